@@ -1,0 +1,30 @@
+"""partita: functions compiled into single attention layers, with proved error bounds, and attention read as geometry.
+
+>>> import partita as pa
+>>> c = pa.compile("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), tolerance=0.1)
+>>> c.certificate.kind
+'proved'
+"""
+
+from partita.compiler import Compiled, Plan, build, compile, plan
+from partita.errors import PartitaError
+from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
+from partita.targets.knowledge import Jumps, Modulus
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "Compiled",
+    "Jumps",
+    "MaxAffine",
+    "Modulus",
+    "PartitaError",
+    "Plan",
+    "PointCloud",
+    "PowerDiagram",
+    "ProductGrid",
+    "build",
+    "compile",
+    "plan",
+]

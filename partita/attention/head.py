@@ -1,0 +1,159 @@
+"""The folded head: `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`, the form that people run."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.attention.scores import AffineScores
+from partita.errors import ShapeError, SizeError, UnsupportedError
+from partita.geometry.domains import Array
+
+__all__ = ["DotProductAttention", "FoldedHead", "flatten_inputs"]
+
+_KEYS_LISTED_AT_MOST = 1 << 27
+
+
+def flatten_inputs(
+    inputs: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Arguments of shapes `(…, *shape)` as one `(n, m)` tensor, and the leading shape they share."""
+    if len(inputs) != len(shapes):
+        raise ShapeError(f"this head takes {len(shapes)} argument(s), found {len(inputs)}.")
+    flat, lead = [], None
+    for z, shape in zip(inputs, shapes):
+        cut = z.dim() - len(shape)
+        if cut < 0 or tuple(z.shape[cut:]) != shape:
+            raise ShapeError(f"input of shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
+        if lead is not None and z.shape[:cut] != lead:
+            raise ShapeError(f"the arguments disagree in their batch: {tuple(lead)} and {tuple(z.shape[:cut])}.")
+        lead = z.shape[:cut]
+        # -1 keeps the batch symbolic under torch.export; an empty batch has to be spelled out
+        flat.append(z.reshape(-1 if z.shape.numel() else 0, math.prod(shape)).to(dtype))
+    return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
+
+
+class FoldedHead(nn.Module):
+    """One softmax over the cells of a partition, values attached: B.15 without the detour.
+
+    Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the values into parameters. Differentiable in
+    z and in the values. Subclasses say where the centers are and how to sum without touching every cell.
+
+    Attributes:
+        input_shapes: one shape per argument: `((m,),)`, `((tokens, dim),)`, or two for cross-attention.
+        output_shape: `()`, `(out,)` or `(tokens, dim)`.
+    """
+
+    values: Tensor
+    inverse_temperature: Tensor
+
+    def __init__(self, *, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.input_shapes = tuple(tuple(s) for s in input_shapes)
+        self.output_shape = tuple(output_shape)
+
+    @property
+    @abstractmethod
+    def num_keys(self) -> int:
+        """Cells, ghosts included."""
+
+    @abstractmethod
+    def evaluate(self, flat: Tensor) -> Tensor:
+        """`(n, m)` to `(n, out)`, looking only at the cells that matter."""
+
+    @abstractmethod
+    def evaluate_dense(self, flat: Tensor) -> Tensor:
+        """The same by one softmax over all cells: the reference."""
+
+    @abstractmethod
+    def affine_scores(self, *, shift: bool = False) -> AffineScores:
+        """Scores as affine functions of z, in float64; with `shift`, of `z − middle()`, which takes smaller numbers."""
+
+    @abstractmethod
+    def middle(self) -> Array:
+        """The middle of the centers, `(m,)`."""
+
+    def sharpest_rate(self) -> float:
+        """The largest inverse temperature over the axes: the R that the literal layers show in W_Q."""
+        return float(self.inverse_temperature.max())
+
+    @property
+    def dimension(self) -> int:
+        return sum(math.prod(shape) for shape in self.input_shapes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored scalars."""
+        return sum(t.numel() for t in [*self.buffers(), *self.parameters()])
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
+        flat, lead = self.flatten(*inputs)
+        return self.evaluate(flat).reshape(*lead, *self.output_shape)
+
+    def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
+        return flatten_inputs(inputs, self.input_shapes, self.dtype)
+
+    def unfreeze(self) -> FoldedHead:
+        """Make the values trainable parameters (same names in `state_dict`)."""
+        values = self.values
+        if not isinstance(values, nn.Parameter):
+            del self._buffers["values"]
+            self.values = nn.Parameter(values.detach().clone())
+        return self
+
+    def freeze(self) -> FoldedHead:
+        """Make them constants again."""
+        values = self.values
+        if isinstance(values, nn.Parameter):
+            del self._parameters["values"]
+            self.register_buffer("values", values.detach().clone())
+        return self
+
+    def as_attention(self) -> DotProductAttention:
+        """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
+        if self.num_keys * (self.dimension + 1 + self.values.shape[-1]) > _KEYS_LISTED_AT_MOST:
+            raise SizeError(f"as_attention() would list {self.num_keys:,} keys; this head is a product grid because they are that many.")
+        return DotProductAttention(self)
+
+
+class DotProductAttention(nn.Module):
+    """The head as `F.scaled_dot_product_attention(q, k, v, scale=1)` with `q = [z − o, 1]`, `k_j = [R(v_j − o), −R|v_j − o|²/2]`.
+
+    o, the middle of the centers, is taken off both sides: a common affine function changes no weight and smaller scores round
+    better. In float32 scores near R|v|² still drown their differences: see `certify.dot_product_rounding`.
+    """
+
+    origin: Tensor
+    key: Tensor
+    value: Tensor
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__()
+        self.input_shapes, self.output_shape = head.input_shapes, head.output_shape
+        scores = head.affine_scores(shift=True)
+        if scores.value_slopes is not None:
+            raise UnsupportedError("values that are affine in z are no plain v; use layers(form='indexed').")
+        self.register_buffer("origin", torch.as_tensor(head.middle()).to(head.dtype))
+        self.register_buffer("key", torch.as_tensor(np.column_stack([scores.slopes, scores.offsets])).to(head.dtype))
+        self.register_buffer("value", head.values.detach().reshape(head.num_keys, -1).clone())
+
+    def query(self, *inputs: Tensor) -> Tensor:
+        """`(n, m + 1)`."""
+        flat, _ = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
+        return torch.cat([flat - self.origin, torch.ones_like(flat[:, :1])], dim=1)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        _, lead = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
+        q = self.query(*inputs)
+        out = nn.functional.scaled_dot_product_attention(q[None], self.key[None], self.value[None], scale=1.0)
+        return out[0].reshape(*lead, *self.output_shape)

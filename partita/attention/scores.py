@@ -1,0 +1,56 @@
+"""Scores as affine functions, the common ground of every form of a head.
+
+`s_j(z) = slopes_j·z + offsets_j` with the temperature already inside; two score lists that differ by a common affine
+function make the same softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.geometry.domains import Array
+
+__all__ = ["AffineScores"]
+
+
+@dataclass(frozen=True, eq=False)
+class AffineScores:
+    """`s_j(z) = slopes_j·z + offsets_j`, inverse temperatures included, and the values the cells hold.
+
+    Attributes:
+        slopes: `(cells, m)`; offsets: `(cells,)`.
+        values: `(cells, out)`.
+        value_slopes: `(cells, out, m)` if the values are affine, `V_j(z) = values_j + value_slopes_j·z`, else None.
+    """
+
+    slopes: Array
+    offsets: Array
+    values: Array
+    value_slopes: Array | None = None
+
+    @classmethod
+    def of_centers(
+        cls,
+        centers: Array,
+        inverse_temperature: Array,
+        values: Array,
+        *,
+        powers: Array | None = None,
+        origin: Array | None = None,
+        value_slopes: Array | None = None,
+    ) -> AffineScores:
+        """From `−Σ_i R_i(z_i − c_i)²/2 + R p/2`, less the score of a center at `origin`: same softmax, smaller numbers.
+
+        `value_slopes` here multiply `z − c_j` (the form in which tangents are stored) and are rewritten for z.
+        """
+        o = np.zeros(centers.shape[1]) if origin is None else origin
+        r = np.broadcast_to(inverse_temperature, centers.shape[1])
+        slopes = (centers - o) * r
+        offsets = -0.5 * (slopes * (centers + o)).sum(axis=1)
+        if powers is not None:
+            offsets = offsets + 0.5 * r.max() * powers
+        if value_slopes is not None:
+            values = values - np.einsum("com,cm->co", value_slopes, centers)
+        return cls(slopes, offsets, values, value_slopes)

@@ -1,0 +1,153 @@
+"""Certificates: what is claimed, of what kind, made of which terms, under which assumptions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from partita.arithmetic.rounding import add_up
+from partita.errors import FormatError
+
+__all__ = ["Assumption", "Certificate", "Kind", "Term", "Witness", "model_digest", "total"]
+
+Kind = Literal["proved", "proved_given", "estimated"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of an error bound, rounded up, with the formula it comes from and the numbers that went in."""
+
+    name: str
+    value: float
+    formula: str
+    theorem: str
+    inputs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something the bound rests on, and who vouches for it: `caller`, `interval arithmetic`, `construction` or `platform`.
+
+    `worst_ratio`: the largest observed/allowed ratio in an attack on it (above 1 would refute it); None if not attackable.
+    """
+
+    statement: str
+    vouched_by: str
+    worst_ratio: float | None = None
+    attack: str = ""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """The worst point an attack found: the claim is the bracket [error, error_bound]."""
+
+    point: tuple[float, ...]
+    error: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A claim `‖f − net‖ ≤ error_bound` on the domain, for the stored tensors as evaluated in `semantics`.
+
+    Attributes:
+        kind: `proved` (f is known as a graph), `proved_given` (if the assumptions of the caller hold), or `estimated`.
+        norm: "inf", or p as a number.
+        error_bound: the sum of the terms, rounded up. For `estimated` it is no bound, and the words say so.
+        theorem: key into docs/theorems.md.
+        function, domain, model: JSON descriptions with hashes.
+        facts: numbers that people ask for (covering radius, sharpness, optimal ratio, …).
+    """
+
+    kind: Kind
+    norm: str
+    semantics: str
+    tolerance: float
+    error_bound: float
+    terms: tuple[Term, ...]
+    assumptions: tuple[Assumption, ...]
+    theorem: str
+    function: Mapping[str, Any]
+    domain: Mapping[str, Any]
+    model: Mapping[str, Any]
+    facts: Mapping[str, float] = field(default_factory=dict)
+    witness: Witness | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def with_witness(self, witness: Witness) -> Certificate:
+        return replace(self, witness=witness)
+
+    def explain(self) -> str:
+        """The claim, term by term and assumption by assumption, in words."""
+        norm = "sup" if self.norm == "inf" else f"L{self.norm}"
+        lines = [f"{self.kind}: {norm} error ≤ {self.error_bound:.6g} (asked: {self.tolerance:g}), {self.semantics} arithmetic"]
+        lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
+        for a in self.assumptions:
+            attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
+            lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")
+        if self.witness:
+            lines.append(f"  worst point seen: error {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; every float as a hex string, so that nothing is lost."""
+        return _hex_floats({"schema": 1, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        try:
+            fields = _unhex(dict(data))
+            fields.pop("schema")
+            fields["terms"] = tuple(Term(**t) for t in fields["terms"])
+            fields["assumptions"] = tuple(Assumption(**a) for a in fields["assumptions"])
+            if fields["witness"] is not None:
+                fields["witness"] = Witness(**{**fields["witness"], "point": tuple(fields["witness"]["point"])})
+            certificate = cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"certificate.json does not describe a certificate: {type(error).__name__}: {error}") from None
+        if certificate.kind not in ("proved", "proved_given", "estimated"):
+            raise FormatError(f"certificate.json: kind is {certificate.kind!r}; expected proved, proved_given or estimated.")
+        if not math.isfinite(certificate.error_bound) or certificate.error_bound < 0:
+            raise FormatError(f"certificate.json: error_bound is {certificate.error_bound}.")
+        return certificate
+
+
+def total(terms: Iterable[Term]) -> float:
+    """The sum of the terms, rounded up."""
+    return add_up(*(t.value for t in terms))
+
+
+def model_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _hex_floats(value: Any) -> Any:
+    if isinstance(value, bool) or value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {k: _hex_floats(v) for k, v in value.items()}
+    return [_hex_floats(v) for v in value]
+
+
+def _unhex(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip("-").startswith("0x"):
+        return float.fromhex(value)
+    if isinstance(value, dict):
+        return {k: _unhex(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_unhex(v) for v in value]
+    return value

@@ -1,0 +1,195 @@
+"""Error bounds for values placed at the centers of a product grid (mathematics: grid-moments, lp-moments, score-rounding).
+
+One list of numbers, `GridFacts`, is all they need; the planner fills it before anything is allocated, the constructions
+from what was built, the re-checker from the stored tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.arithmetic.rounding import add_up, div_up, expm1_up, mul_up, pow_up, sqrt_up
+from partita.certify.certificate import Term
+from partita.errors import UnsupportedError
+from partita.geometry.moments import AxisGeometry, dropped_mass, moment_bounds
+from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
+
+__all__ = ["GridFacts", "Known", "UNIT_ROUNDOFF", "approximation_term", "deployment_terms", "grid_terms", "optimal_ratio", "score_error", "window_for"]
+
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What the bound may use of f: any of the two moduli (the better bound wins), and where f jumps."""
+
+    modulus: Modulus | None = None
+    per_axis: AxisLipschitz | None = None
+    jumps: Jumps | RoughBoxes | None = None
+
+
+@dataclass(frozen=True)
+class GridFacts:
+    """A product-grid head in numbers.
+
+    Attributes:
+        axes: geometry per axis; rates: R_i; half_windows: q_i.
+        volume: of the domain; outputs: scalar outputs; reach: `max |z|₂` over the domain.
+        largest, spread: bounds of `max|V|` and of `max V − min V` per component.
+        value_error: how far a stored value may be from f at its center.
+        semantics: "float64" or "float32".
+    """
+
+    axes: tuple[AxisGeometry, ...]
+    rates: tuple[float, ...]
+    half_windows: tuple[int, ...]
+    volume: float
+    outputs: int
+    reach: float
+    largest: float
+    spread: float
+    value_error: float
+    semantics: str
+
+
+def grid_terms(facts: GridFacts, known: Known, norm: float) -> list[Term]:
+    """All terms of `‖f − net‖ ≤ …` in L_p, p = norm (math.inf for the supremum)."""
+    approximation = approximation_term(facts, known, norm)
+    terms = [approximation]
+    if known.jumps is not None:
+        terms += _jump_terms(facts, known.jumps, norm)
+    return terms + deployment_terms(facts, known, norm, sum(t.value for t in terms))
+
+
+def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
+    """What exact arithmetic leaves: the smallest of the bounds that the known moduli give."""
+    candidates = []
+    if known.modulus is not None:
+        candidates.append(_isotropic(facts, known.modulus, norm))
+    if known.per_axis is not None:
+        candidates.append(_per_axis(facts, known.per_axis, norm))
+    if not candidates:
+        raise UnsupportedError("no modulus of continuity is known for this function: declare lipschitz=… or give an expression.")
+    return min(candidates, key=lambda term: term.value)
+
+
+def _domain_factor(facts: GridFacts, norm: float) -> float:
+    """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
+    return 1.0 if math.isinf(norm) else pow_up(mul_up(facts.volume, float(facts.outputs)), 1 / norm)
+
+
+def _moments(facts: GridFacts, power: float, averaged: bool) -> list[float]:
+    return [moment_bounds(axis, rate, power)[averaged] for axis, rate in zip(facts.axes, facts.rates)]
+
+
+def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
+    """`ω(√Σ sup E(x−v)²)`; in L_p `C (vol·out)^{1/p} (Σ_i M_s,i^{2/s})^{α/2}`, `s = max(αp, 2)`, M the averaged moments.
+
+    Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes.
+    """
+    power = 2.0 if math.isinf(norm) else max(modulus.exponent * norm, 2.0)
+    squares = [pow_up(m, 2 / power) for m in _moments(facts, power, averaged=not math.isinf(norm))]
+    distance = sqrt_up(add_up(*squares))
+    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
+    theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
+    inputs = {"constant": modulus.constant, "exponent": modulus.exponent, "distance": distance, "factor": _domain_factor(facts, norm)}
+    return Term("approximation", value, "constant · (√Σ_i E(x_i − v_i)²)^exponent · factor", theorem, inputs)
+
+
+def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
+    """`Σ_i L_i sup E|x_i − v_i|` (axis operators average, so errors telescope); in L_p with p-th averaged moments."""
+    power = 1.0 if math.isinf(norm) else norm
+    moments = _moments(facts, power, averaged=not math.isinf(norm))
+    distances = [pow_up(m, 1 / power) for m in moments]
+    factor = _domain_factor(facts, norm)
+    value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
+    inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {f"distance{i}": d for i, d in enumerate(distances)}
+    return Term("approximation", value, "Σ_i L_i · E|x_i − v_i| · factor", "axis-telescoping", {**inputs, "factor": factor})
+
+
+def _window_reach(facts: GridFacts) -> list[float]:
+    """The farthest that a center of the window lies from x, axis by axis (at the boundary the window is pushed inside)."""
+    return [
+        add_up(mul_up(float(min(2 * q, axis.count)), axis.gap_max), axis.overhang) for axis, q in zip(facts.axes, facts.half_windows)
+    ]
+
+
+def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> list[Term]:
+    """Points whose relevant centers may lie across a jump: `(out · ∫ height^p)^{1/p}`, and the little mass beyond those centers.
+
+    With t gaps of reach, `t² = ¼ + 48/κ`, centers farther away hold less than `2e^{−24}/(1 − e^{−κ/2})` of the mass per axis.
+    """
+    if math.isinf(norm):
+        raise UnsupportedError(
+            "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other): "
+            "ask for an L_p norm, norm=1 or norm=2."
+        )
+    rounded = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach)  # an input may be rounded across the jump
+    reach, beyond = [], []
+    for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
+        kappa = rate * axis.gap_min**2
+        relevant = mul_up(math.sqrt(0.25 + 48 / kappa) * 1.001, axis.gap_max) if axis.count > 1 else farthest
+        reach.append(add_up(min(relevant, farthest), rounded))
+        beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
+    near = pow_up(mul_up(float(facts.outputs), jumps.penalty(reach, norm, facts.volume)), 1 / norm)
+    far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
+    inputs = {"height": jumps.height, "reach": max(reach), "mass beyond": add_up(*beyond)}
+    return [Term("jumps", add_up(near, far), "(outputs · ∫ height^p near the jumps)^(1/p) + mass beyond · height", "lp-jumps", inputs)]
+
+
+def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
+    """What the window drops and the dtype rounds: covers every evaluator and every order of summation."""
+    u, factor = UNIT_ROUNDOFF[facts.semantics], _domain_factor(facts, norm)
+    m = len(facts.axes)
+    dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
+    delta = score_error(facts)
+    widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
+    operations = math.prod(widths) + sum(widths) + 6 * m + 8
+    summation = mul_up(1.01, float(operations), u, facts.largest, factor)
+    terms = [
+        Term("window", mul_up(dropped, facts.spread, factor), "mass outside the window · spread of the values", "window-tail", {"mass": dropped}),
+        Term("score rounding", mul_up(expm1_up(mul_up(2.0, delta)), approximation), "(e^{2δ} − 1) · approximation", "score-rounding", {"delta": delta}),
+        Term("summation", summation, "γ_K · max|V|", "score-rounding", {"operations": float(operations), "u": u, "largest": facts.largest}),
+    ]
+    if facts.value_error:
+        terms.append(Term("stored values", mul_up(facts.value_error, factor), "max |V_j − f(v_j)|", "score-rounding", {}))
+    if facts.semantics != "float64":
+        terms.append(_input_rounding(facts, known, mul_up(u, facts.reach), factor))
+    return terms
+
+
+def score_error(facts: GridFacts) -> float:
+    """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
+    u = UNIT_ROUNDOFF[facts.semantics]
+    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, _window_reach(facts))))
+    return mul_up(u, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+
+
+def _input_rounding(facts: GridFacts, known: Known, distance: float, factor: float) -> Term:
+    """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
+    moves = []
+    if known.modulus is not None:
+        moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
+    if known.per_axis is not None:
+        moves.append(mul_up(add_up(*known.per_axis.constants), distance))
+    return Term("input rounding", mul_up(min(moves), factor), "ω(u·max|z|)", "score-rounding", {"distance": distance})
+
+
+def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
+    """`bound / ω(covering radius)`: nothing that sees f only at those centers can promise less than 1."""
+    if known.modulus is None or known.modulus.constant == 0 or radius == 0:
+        return None
+    return div_up(bound, known.modulus.constant * radius**known.modulus.exponent)
+
+
+def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: float) -> tuple[int, ...]:
+    """The smallest half-windows whose dropped mass is at most `mass` per axis."""
+    windows = []
+    for axis, rate in zip(geometry, rates):
+        q = 1
+        while dropped_mass(axis, rate, q) > mass:
+            q += 1
+        windows.append(q)
+    return tuple(windows)

@@ -1,0 +1,74 @@
+"""Error bounds for values placed at scattered centers, and for max-affine cells with a margin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from partita.arithmetic.rounding import add_up, div_up, exp_up, expm1_up, mul_up, pow_up, sqrt_up
+from partita.certify.certificate import Term
+from partita.certify.grid_bounds import UNIT_ROUNDOFF
+from partita.geometry.moments import soft_maximum_gap
+from partita.targets.knowledge import Modulus
+
+__all__ = ["ScatteredFacts", "scattered_terms"]
+
+
+@dataclass(frozen=True)
+class ScatteredFacts:
+    """A scattered head in numbers.
+
+    Attributes:
+        cells: N; dimension: m; radius: ρ, every point of the domain is that close to a center.
+        rate: R; exponent_cut: T, cells trailing by more are left out; near_cells: how many do not, at most.
+        reach: max |z|₂ over the domain; center_shift: how far storing a center moved it; largest, spread, value_error, semantics: as in `GridFacts`.
+    """
+
+    cells: int
+    dimension: int
+    radius: float
+    rate: float
+    exponent_cut: float
+    near_cells: int
+    reach: float
+    largest: float
+    spread: float
+    value_error: float
+    center_shift: float
+    semantics: str
+
+
+def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
+    """`|f − net| ≤ ω(√(ρ² + 2W((N−1)/e)/R))`, plus what the cut drops and the dtype rounds. *Theorem*: `small-domain`.
+
+    The soft-maximum lemma with `y_j = −|z − v_j|²/2` bounds `E|z − v|²` by `ρ² + 2W((N−1)/e)/R`; Jensen does the rest.
+    """
+    u = UNIT_ROUNDOFF[facts.semantics]
+    softness = div_up(mul_up(2.0, soft_maximum_gap(facts.cells)), facts.rate)
+    distance = sqrt_up(add_up(mul_up(facts.radius, facts.radius), softness))
+    approximation = mul_up(modulus.constant, pow_up(distance, modulus.exponent))
+    inputs = {"constant": modulus.constant, "exponent": modulus.exponent, "radius": facts.radius, "softness": softness}
+    score = add_up(mul_up(facts.rate / 2, facts.radius, facts.radius), facts.exponent_cut)
+    delta = mul_up(u, add_up(mul_up(float(facts.dimension + 8), score), 16.0))
+    dropped = mul_up(float(facts.cells), exp_up(-facts.exponent_cut * (1 - 1e-6)))
+    operations = float(2 * facts.near_cells + facts.dimension + 16)
+    terms = [
+        Term("approximation", approximation, "constant · √(radius² + softness)^exponent", "small-domain", inputs),
+        Term("cells left out", mul_up(dropped, facts.spread), "mass left out · spread of the values", "window-tail", {"mass": dropped}),
+        Term("score rounding", mul_up(expm1_up(mul_up(2.0, delta)), approximation), "(e^{2δ} − 1) · approximation", "score-rounding", {"delta": delta}),
+        Term("summation", mul_up(1.01, operations, u, facts.largest), "γ_K · max|V|", "score-rounding", {"operations": operations, "u": u}),
+    ]
+    if facts.value_error:
+        terms.append(Term("stored values", facts.value_error, "max |V_j − f(v_j)|", "score-rounding", {}))
+    if facts.center_shift:
+        shifted = mul_up(modulus.constant, pow_up(facts.center_shift, modulus.exponent))
+        terms.append(Term("stored centers", shifted, "ω(how far storing a center moved it)", "small-domain", {"shift": facts.center_shift}))
+    if facts.semantics != "float64":
+        moved = mul_up(modulus.constant, pow_up(mul_up(u, facts.reach), modulus.exponent))
+        terms.append(Term("input rounding", moved, "ω(u·max|z|)", "score-rounding", {"distance": mul_up(u, facts.reach)}))
+    return terms
+
+
+def rate_for(radius: float, cells: int, slack: float) -> float:
+    """The inverse temperature at which softness adds `slack·radius²`: `2W((N−1)/e)/(slack ρ²)`."""
+    return math.inf if radius == 0 else 2 * soft_maximum_gap(cells) / (slack * radius * radius)

@@ -1,0 +1,134 @@
+"""Compiled: a head with its domain, its partition and its certificate, as one frozen value."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita import storage
+from partita.attention.forms import literal_layers
+from partita.attention.head import FoldedHead
+from partita.attention.layers import CrossNetwork, SelfNetwork
+from partita.certify.certificate import Certificate, Witness
+from partita.certify.attack import search_worst
+from partita.errors import NonFiniteValueError, OutsideDomainError, ShapeError, UnsupportedError
+from partita.geometry.partitions import Partition
+from partita.targets.target import Target
+
+__all__ = ["Compiled", "OUTSIDE"]
+
+OUTSIDE = ("raise", "clamp", "allow")
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """What `compile` returns. Call it with what the function takes: arrays or tensors, batched or a single point.
+
+    Attributes:
+        head: the `nn.Module`. partition: the cells it makes. certificate: what is proved of it.
+        target: the function and its domains (without the function itself if it was a black box and read from a file).
+        outside: what to do with inputs outside the domain: "raise", "clamp" or "allow" (then nothing is claimed of them).
+        why: the plan's explanation.
+    """
+
+    head: FoldedHead
+    partition: Partition
+    certificate: Certificate
+    target: Target
+    outside: str = "raise"
+    why: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.outside not in OUTSIDE:
+            raise UnsupportedError(f"outside is {self.outside!r}; expected one of {', '.join(map(repr, OUTSIDE))}.")
+
+    @property
+    def error_bound(self) -> float:
+        """The proved bound of `‖f − head‖` on the domain, rounding included."""
+        return self.certificate.error_bound
+
+    @property
+    def num_keys(self) -> int:
+        """Cells of the folded head, ghosts included."""
+        return self.head.num_keys
+
+    @property
+    def num_parameters(self) -> int:
+        """Scalars that the folded head stores."""
+        return self.head.num_parameters
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The head's values: tensors for tensors, arrays for anything else. Inputs outside the domain as `outside` says."""
+        as_tensors = any(isinstance(z, Tensor) for z in inputs)
+        tensors = tuple(z if isinstance(z, Tensor) else torch.as_tensor(np.asarray(z, dtype=np.float64)) for z in inputs)
+        flat, lead = self._flatten64(tensors)
+        flat = self._inside(flat).to(self.head.dtype)
+        out = self.head.evaluate(flat).reshape(*lead, *self.head.output_shape)
+        return out if as_tensors else out.detach().numpy()
+
+    def with_outside(self, outside: str) -> Compiled:
+        """The same head with another rule for inputs outside the domain."""
+        return replace(self, outside=outside)
+
+    def layers(self, form: str = "indexed") -> SelfNetwork | CrossNetwork:
+        """The paper's Linear and attention as one module, every tensor named: `form` is "indexed" (ours) or "log" (the paper's)."""
+        return literal_layers(self.head, form)
+
+    def explain(self) -> str:
+        """Why these sizes, and what is claimed on which grounds."""
+        return "\n".join([*self.why, self.certificate.explain()])
+
+    def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
+        """Search for the worst error: random points, corners, cell corners, local search. An estimate from below."""
+        return search_worst(self.errors_at, self.target.domain, partition=self.partition, samples=samples, seed=seed)
+
+    def errors_at(self, points: np.ndarray) -> np.ndarray:
+        """`|f − head|_∞` at flat points `(n, m)`."""
+        with torch.no_grad():
+            got = self.head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)).double().numpy()
+        return np.abs(got - self.target(points)).max(axis=1)
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all."""
+        return storage.save(self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite)
+
+    def export_onnx(self, path: str | os.PathLike[str]) -> Path:
+        """Write the head as ONNX, dynamic batch; onnxruntime reproduces it within the rounding terms of the certificate."""
+        return storage.export_onnx(self.head, path)
+
+    def _flatten64(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[int, ...]]:
+        for z in inputs:
+            if z.dtype == torch.bool or z.is_complex():
+                raise ShapeError(f"inputs of dtype {z.dtype}; expected real numbers.")
+        from partita.attention.head import flatten_inputs
+
+        flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
+        if not bool(torch.isfinite(flat).all()):
+            row = int((~torch.isfinite(flat).all(dim=1)).nonzero()[0])
+            raise NonFiniteValueError(f"input number {row} is not finite: {flat[row].tolist()}.")
+        return flat, lead
+
+    def _inside(self, flat: Tensor) -> Tensor:
+        if self.outside == "allow":
+            return flat
+        domain, points = self.target.domain, flat.detach().numpy()
+        inside = domain.contains(points)
+        if inside.all():
+            return flat
+        if self.outside == "clamp":
+            return flat + torch.from_numpy(domain.clamp(points) - points)
+        row = int(np.flatnonzero(~inside)[0])
+        raise OutsideDomainError(
+            f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is {points[row].tolist()}; the certificate says nothing "
+            "there. Use outside='clamp' or outside='allow' when compiling (or c.with_outside(…)) if you want values all the same."
+        )
+
+    def __repr__(self) -> str:
+        c = self.certificate
+        return f"Compiled({self.target.label!r}: {self.num_keys:,} keys, {c.kind} error ≤ {c.error_bound:.4g} in L{c.norm}, {c.semantics})"

@@ -1,0 +1,144 @@
+"""What every construction returns, and what they share."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.arithmetic.rounding import up
+from partita.attention.head import FoldedHead
+from partita.certify.certificate import Assumption, Certificate
+from partita.certify.attack import modulus_ratios
+from partita.certify.grid_bounds import Known
+from partita.errors import LipschitzContradictedError
+from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.partitions import Partition
+from partita.targets.target import Target, sample_hash
+
+__all__ = ["Construction", "Progress", "describe_domain", "describe_function", "environment", "value_table", "vouched"]
+
+Progress = Callable[[str, int, int], None]  # (what, done, of)
+
+
+@dataclass(frozen=True, eq=False)
+class Construction:
+    """A head built by formula, the partition it makes, and what is proved of it."""
+
+    head: FoldedHead
+    partition: Partition
+    certificate: Certificate
+
+
+def describe_domain(domain: Domain) -> dict[str, Any]:
+    if isinstance(domain, Box):
+        return {"type": "box", "shape": list(domain.shape), "lo": domain.lo.ravel().tolist(), "hi": domain.hi.ravel().tolist()}
+    return {
+        "type": "point_cloud",
+        "shape": list(domain.shape),
+        "points": len(domain.points),
+        "fill_distance": domain.fill_distance,
+        "sha256": sample_hash(domain.flat, domain.flat[:0]),
+    }
+
+
+def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
+    """The graph itself, or a black box known by the hash of some of its answers."""
+    if target.graph is not None:
+        return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+    return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+
+
+def environment() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine()}
+
+
+def value_table(
+    target: Target, centers: Callable[[int, int], Array], count: int, dtype: torch.dtype, progress: Progress | None
+) -> tuple[torch.Tensor, float]:
+    """`V_j = f(v_j)` in `dtype`, `(count, out)`, and a bound of |V_j − f(v_j)|.
+
+    A graph is evaluated in intervals, so its rounding is enclosed; a black box is what it answers, and only storing it rounds.
+
+    Args:
+        centers: (start, stop) to the flat centers of those cells.
+    """
+    out = torch.empty(count, target.num_outputs, dtype=dtype)
+    worst, step = 0.0, 1 << 16
+    for start in range(0, count, step):
+        points = centers(start, min(start + step, count))
+        if target.graph is not None:
+            target(points)  # raises where f is not finite
+            enclosure = target.graph.enclose(points, points)
+            middle = enclosure.mid
+            stored = torch.from_numpy(middle).to(dtype)
+            kept = stored.double().numpy()
+            distance = np.maximum(up(np.abs(enclosure.hi - kept)), up(np.abs(kept - enclosure.lo)))
+        else:
+            answers = target(points)
+            stored = torch.from_numpy(answers).to(dtype)
+            distance = np.zeros(1) if dtype == torch.float64 else up(np.abs(stored.double().numpy() - answers))
+        out[start : start + len(points)] = stored
+        worst = max(worst, float(distance.max()))
+        if progress is not None:
+            progress("values", min(start + step, count), count)
+    return out, worst
+
+
+def vouched(target: Target, known: Known, *, declared: bool) -> list[Assumption]:
+    """The moduli as assumptions, attacked where the caller vouches for them.
+
+    Raises:
+        LipschitzContradictedError: a pair of points moves faster than declared.
+    """
+    statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
+    if not declared:
+        off = "" if known.jumps is None else f", off {len(known.jumps.lo):,} boxes where f may jump"  # type: ignore[union-attr]
+        return [Assumption(" and ".join(statements) + off, "interval arithmetic")]
+    ratio = attack_modulus(target, known)
+    found = [Assumption(s, "caller", ratio, "1,024 pairs and all neighbouring centers") for s in statements]
+    if known.jumps is not None:
+        found.append(Assumption(str(known.jumps), "caller"))
+    if target.graph is None:
+        found.append(Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"))
+    return found
+
+
+def attack_modulus(target: Target, known: Known) -> float:
+    """The worst observed/allowed ratio over sampled pairs."""
+    x, y, moved, step = modulus_ratios(target, target.domain)
+    if not len(x):
+        return 0.0
+    return check_pairs(target.label, known, x, y, moved, np.abs(step), float(np.abs(moved).max()))
+
+
+def check_pairs(label: str, known: Known, x: Array, y: Array, moved: Array, step: Array, scale: float) -> float:
+    """Largest `moved / allowed` over pairs; raises if it exceeds 1 by more than rounding can explain."""
+    worst = 0.0
+    distance = np.sqrt((step**2).sum(axis=1))
+    for allowed, text in _allowances(known, step, distance):
+        if known.jumps is not None:
+            allowed, text = np.full_like(moved, known.jumps.height), f"height {known.jumps.height:g} of its jumps"
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(moved > 1e-12 * scale, (moved - 1e-12 * scale) / np.maximum(allowed, 1e-300), 0.0)
+        i = int(ratio.argmax())
+        worst = max(worst, float(ratio[i]))
+        if ratio[i] > 1 + 1e-9:
+            raise LipschitzContradictedError(
+                f"{label} moves by {moved[i]:.6g} between {x[i].tolist()} and {y[i].tolist()} (distance {distance[i]:.3g}), "
+                f"{ratio[i]:.4g} times what the declared {text} allows; the smallest value consistent with the samples is {ratio[i]:.6g} times larger."
+            )
+    return worst
+
+
+def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str]]:
+    found = []
+    if known.modulus is not None:
+        found.append((known.modulus.constant * distance**known.modulus.exponent, f"constant {known.modulus.constant:g}"))
+    if known.per_axis is not None:
+        found.append((step @ np.array(known.per_axis.constants), f"constants {known.per_axis.constants} per axis"))
+    return found

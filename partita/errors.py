@@ -1,0 +1,109 @@
+"""What partita raises. Every message names the object, what was found, what was expected and what to do next."""
+
+__all__ = [
+    "DomainError",
+    "ExpressionError",
+    "ExpressionLimitError",
+    "FormatError",
+    "LipschitzContradictedError",
+    "MissingExtraError",
+    "MutatedInputError",
+    "NewerVersionError",
+    "NonFiniteValueError",
+    "NotDeterministicError",
+    "NothingKnownError",
+    "NotVectorizedError",
+    "OutsideDomainError",
+    "PartitaError",
+    "ShapeError",
+    "SizeError",
+    "TamperedFileError",
+    "TargetFailedError",
+    "ToleranceError",
+    "TruncatedFileError",
+    "UnsupportedError",
+]
+
+
+class PartitaError(Exception):
+    """Base of everything that partita raises on purpose."""
+
+
+class DomainError(PartitaError):
+    """A domain that is not one: lo ≥ hi, infinite sides, no points, a negative fill distance."""
+
+
+class ShapeError(PartitaError):
+    """A tensor whose shape does not fit where it was put."""
+
+
+class OutsideDomainError(PartitaError):
+    """An input outside the domain that the certificate speaks about."""
+
+
+class ToleranceError(PartitaError):
+    """A tolerance that is not positive, or that lies below what the dtype or the knowledge of f can reach."""
+
+
+class SizeError(PartitaError):
+    """Something that would not fit in memory: refused before anything is allocated."""
+
+
+class UnsupportedError(PartitaError):
+    """A combination of options that no construction covers."""
+
+
+class NothingKnownError(PartitaError):
+    """A black box of which nothing is declared, so that nothing can be proved."""
+
+
+class TargetFailedError(PartitaError):
+    """The target function raised, or returned something that is not an array of numbers."""
+
+
+class NonFiniteValueError(PartitaError):
+    """NaN or infinity, from the target function or in an input."""
+
+
+class NotVectorizedError(PartitaError):
+    """A target whose value at a point depends on the batch that the point sits in."""
+
+
+class NotDeterministicError(PartitaError):
+    """A target that gives two answers to one question."""
+
+
+class MutatedInputError(PartitaError):
+    """A target that writes into the array it is given."""
+
+
+class LipschitzContradictedError(PartitaError):
+    """Two points between which the target moves faster than its declared modulus of continuity allows."""
+
+
+class ExpressionError(PartitaError):
+    """Text that is not an expression of the small language that partita reads."""
+
+
+class ExpressionLimitError(ExpressionError):
+    """An expression beyond the limits on length, nodes, depth or exponents."""
+
+
+class FormatError(PartitaError):
+    """A file that is not what docs/format.md says."""
+
+
+class TruncatedFileError(FormatError):
+    """A file that ends too early, or a folder from which one is missing."""
+
+
+class TamperedFileError(FormatError):
+    """A file whose contents no longer match the hash recorded beside it."""
+
+
+class NewerVersionError(FormatError):
+    """A file written by a newer format than this version reads."""
+
+
+class MissingExtraError(PartitaError, ImportError):
+    """An optional dependency that is not installed."""

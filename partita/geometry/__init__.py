@@ -1,0 +1,35 @@
+"""Domains, partitions, grids and covers, and what a softmax over centers can leak."""
+
+from partita.geometry.cells import polygons
+from partita.geometry.covers import Cover, farthest_point_cover
+from partita.geometry.domains import Box, Domain, PointCloud, product
+from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import (
+    AxisGeometry,
+    dropped_mass,
+    leakage,
+    moment_bounds,
+    soft_maximum_gap,
+    temperature_for_leakage,
+)
+from partita.geometry.partitions import MaxAffine, Partition, PowerDiagram
+
+__all__ = [
+    "AxisGeometry",
+    "Box",
+    "Cover",
+    "Domain",
+    "MaxAffine",
+    "Partition",
+    "PointCloud",
+    "PowerDiagram",
+    "ProductGrid",
+    "dropped_mass",
+    "farthest_point_cover",
+    "leakage",
+    "moment_bounds",
+    "polygons",
+    "product",
+    "soft_maximum_gap",
+    "temperature_for_leakage",
+]

@@ -1,0 +1,215 @@
+"""Domains: where a function is to be approximated.
+
+A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence, and are flattened token-major:
+`z.reshape(batch, m)`. Everything here is float64 and frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.spatial import KDTree
+
+from partita.errors import DomainError
+
+__all__ = ["Box", "Domain", "PointCloud", "product"]
+
+Array = NDArray[np.float64]
+
+
+def frozen_array(values: ArrayLike) -> Array:
+    array = np.array(values, dtype=np.float64)
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The box `{z : lo ≤ z ≤ hi}` in R^m, m the number of entries of `lo`.
+
+    Args:
+        lo, hi: the corners, of shape `(m,)` for vectors or `(tokens, dim)` for sequences.
+
+    Raises:
+        DomainError: a side that is empty or not finite, shapes that differ.
+
+    >>> Box([-1, -1], [1, 1]).dimension
+    2
+    >>> Box.sequence(-1, 1, tokens=3, dim=2).shape
+    (3, 2)
+    """
+
+    lo: Array
+    hi: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lo", frozen_array(self.lo))
+        object.__setattr__(self, "hi", frozen_array(self.hi))
+        if self.lo.shape != self.hi.shape or self.lo.ndim not in (1, 2) or self.lo.size == 0:
+            raise DomainError(
+                f"Box: lo has shape {self.lo.shape} and hi {self.hi.shape}; expected two equal shapes, "
+                "(m,) for vectors or (tokens, dim) for sequences."
+            )
+        if not (np.isfinite(self.lo).all() and np.isfinite(self.hi).all()):
+            raise DomainError(f"Box: corners must be finite, found lo={self.lo.tolist()}, hi={self.hi.tolist()}.")
+        bad = np.flatnonzero(self.lo.ravel() >= self.hi.ravel())
+        if bad.size:
+            i = int(bad[0])
+            raise DomainError(
+                f"Box: axis {i} has lo = {self.lo.ravel()[i]:g} ≥ hi = {self.hi.ravel()[i]:g}; "
+                "every side needs lo < hi (swap the corners, or drop the axis if the function does not use it)."
+            )
+        with np.errstate(over="ignore"):
+            sides = self.sides
+        if not np.isfinite(sides).all():
+            raise DomainError("Box: a side is longer than the largest float64; rescale the variable.")
+        if (sides <= 4 * np.spacing(np.maximum(np.abs(self.lo), np.abs(self.hi))).ravel()).any():
+            raise DomainError("Box: a side is only a few floating-point numbers wide; shift or rescale the variable.")
+
+    @classmethod
+    def sequence(cls, lo: float, hi: float, *, tokens: int, dim: int) -> Box:
+        """The box `[lo, hi]^(tokens × dim)` of sequences of shape `(tokens, dim)`."""
+        if tokens < 1 or dim < 1:
+            raise DomainError(f"Box.sequence: tokens={tokens} and dim={dim} must both be at least 1.")
+        return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.lo.shape
+
+    @property
+    def dimension(self) -> int:
+        """m, the number of real coordinates."""
+        return self.lo.size
+
+    @property
+    def sides(self) -> Array:
+        """Side lengths, flat, `(m,)`."""
+        return (self.hi - self.lo).ravel()
+
+    @property
+    def volume(self) -> float:
+        return float(np.prod(self.sides))
+
+    def contains(self, points: Array) -> NDArray[np.bool_]:
+        """Which rows of `points`, `(n, m)`, lie in the closed box."""
+        return ((points >= self.lo.ravel()) & (points <= self.hi.ravel())).all(axis=1)
+
+    def clamp(self, points: Array) -> Array:
+        """The nearest point of the box, row by row."""
+        return np.clip(points, self.lo.ravel(), self.hi.ravel())
+
+    def sample(self, count: int, rng: np.random.Generator) -> Array:
+        """Uniform random points, `(count, m)`."""
+        lo, hi = self.lo.ravel(), self.hi.ravel()
+        return np.clip(lo + (hi - lo) * rng.random((count, self.dimension)), lo, hi)
+
+    def corners(self, limit: int = 1024) -> Array:
+        """All 2^m corners, or the first `limit` of them."""
+        m, count = self.dimension, 1 << min(self.dimension, 30)
+        bits = (np.arange(min(count, limit))[:, None] >> np.arange(min(m, 30))) & 1
+        full = np.zeros((bits.shape[0], m), dtype=bool)
+        full[:, : bits.shape[1]] = bits
+        return np.where(full, self.hi.ravel(), self.lo.ravel())
+
+    def bounding_box(self) -> Box:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
+
+    def __str__(self) -> str:
+        pairs = [f"[{a:g},{b:g}]" for a, b in zip(self.lo.ravel(), self.hi.ravel())]
+        text = f"{pairs[0]}^{len(pairs)}" if len(set(pairs)) == 1 and len(pairs) > 1 else "x".join(pairs)
+        return text if self.lo.ndim == 1 else f"{text} as {self.shape[0]} tokens of {self.shape[1]}"
+
+
+@dataclass(frozen=True, eq=False)
+class PointCloud:
+    """The union of closed balls of radius `fill_distance` around `points`: a small domain inside a large space.
+
+    `fill_distance` is declared by the caller: every point of the true domain is that close to a listed one. With 0 the
+    listed points *are* the domain. Nothing follows for what lies between samples unless it is declared
+    (*Theorem*: `small-domain`).
+
+    Args:
+        points: `(N, m)`, or `(N, tokens, dim)` for sequences.
+        fill_distance: Euclidean, ≥ 0.
+    """
+
+    points: Array
+    fill_distance: float = 0.0
+
+    def __post_init__(self) -> None:
+        points = frozen_array(self.points)
+        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "fill_distance", float(self.fill_distance))
+        if points.ndim not in (2, 3) or points.size == 0:
+            raise DomainError(
+                f"PointCloud: points have shape {points.shape}; expected (N, m) or (N, tokens, dim) with N ≥ 1."
+            )
+        if not np.isfinite(points).all():
+            rows = np.flatnonzero(~np.isfinite(points.reshape(len(points), -1)).all(axis=1))
+            raise DomainError(f"PointCloud: {rows.size} points are not finite, the first is number {rows[0]}.")
+        if not (self.fill_distance >= 0 and np.isfinite(self.fill_distance)):
+            raise DomainError(f"PointCloud: fill_distance is {self.fill_distance}, expected a finite number ≥ 0.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.points.shape[1:]
+
+    @property
+    def dimension(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def flat(self) -> Array:
+        return self.points.reshape(len(self.points), -1)
+
+    @cached_property
+    def _tree(self) -> KDTree:
+        return KDTree(self.flat)
+
+    def contains(self, points: Array) -> NDArray[np.bool_]:
+        distance, _ = self._tree.query(points)
+        return distance <= self.fill_distance * (1 + 1e-12)
+
+    def clamp(self, points: Array) -> Array:
+        """The nearest point of the nearest ball."""
+        distance, index = self._tree.query(points)
+        nearest = self.flat[index]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shrink = np.where(distance > self.fill_distance, self.fill_distance / distance, 1.0)
+        return nearest + shrink[:, None] * (points - nearest)
+
+    def sample(self, count: int, rng: np.random.Generator) -> Array:
+        """Random points of the domain: a listed point plus a uniform vector of its ball."""
+        base = self.flat[rng.integers(len(self.points), size=count)]
+        step = rng.standard_normal(base.shape)
+        step /= np.maximum(np.linalg.norm(step, axis=1, keepdims=True), np.finfo(float).tiny)
+        return base + self.fill_distance * (1 - 1e-9) * step * rng.random((count, 1)) ** (1 / self.dimension)
+
+    def corners(self, limit: int = 1024) -> Array:
+        return np.array(self.flat[:limit])
+
+    def bounding_box(self) -> Box:
+        """The smallest box that contains the domain (widened by an ulp where it would be flat)."""
+        lo, hi = self.points.min(axis=0) - self.fill_distance, self.points.max(axis=0) + self.fill_distance
+        pad = 8 * np.spacing(np.maximum(np.abs(lo), np.abs(hi)))
+        return Box(lo - pad, hi + pad)
+
+    def __repr__(self) -> str:
+        return f"PointCloud({len(self.points)} points of shape {self.shape}, fill_distance={self.fill_distance:g})"
+
+    __str__ = __repr__
+
+
+Domain = Box | PointCloud
+
+
+def product(first: Box, second: Box) -> Box:
+    """The flat box `first × second` in R^(m₁+m₂): the domain of a function of two arguments."""
+    return Box(np.concatenate([first.lo.ravel(), second.lo.ravel()]), np.concatenate([first.hi.ravel(), second.hi.ravel()]))

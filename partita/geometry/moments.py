@@ -1,0 +1,132 @@
+"""How far a softmax over centers looks: proved moments, leakage and tails.
+
+For scores `−R(x − c_k)²/2` on one axis let E be the mean under `w = softmax`. Everything that the error bounds need of a
+grid is `sup_x E|x − c|^p` and its average over x, and the mass outside a window: one-dimensional quantities. The functions
+below enclose them from above for *any* sorted centers (so also for grids whose centers were rounded to float32), and
+are sharp for uniform ones. For scattered centers the soft-maximum lemma takes their place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import lambertw
+
+from partita.arithmetic.rounding import up
+from partita.errors import DomainError
+from partita.geometry.domains import Array
+
+__all__ = ["AxisGeometry", "dropped_mass", "leakage", "moment_bounds", "soft_maximum_gap", "temperature_for_leakage"]
+
+_INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
+
+
+@dataclass(frozen=True)
+class AxisGeometry:
+    """What the bounds need to know of the sorted centers of one axis over [lo, hi].
+
+    `gap_min`, `gap_max`: between neighbours; `overhang`: how far the domain reaches beyond the outermost center.
+    A single center has no gaps: both are 0 and the overhang is its distance to the farther end.
+    """
+
+    count: int
+    gap_min: float
+    gap_max: float
+    overhang: float
+
+    @classmethod
+    def of(cls, centers: Array, lo: float, hi: float) -> AxisGeometry:
+        gaps = np.diff(centers)
+        if len(gaps) and not (gaps > 0).all():
+            raise DomainError("axis centers must increase strictly; the grid is finer than the dtype can tell apart.")
+        smallest, largest = (float(np.nextafter(gaps.min(), 0)), float(up(gaps.max()))) if len(gaps) else (0.0, 0.0)
+        beyond = max(centers[0] - lo, hi - centers[-1], 0.0)
+        return cls(len(centers), smallest, largest, float(up(beyond)) if beyond else 0.0)
+
+    @property
+    def covering_radius(self) -> float:
+        """The farthest that a point of [lo, hi] is from its nearest center."""
+        return max(self.gap_max / 2, self.overhang)
+
+
+def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature: float, power: float) -> Array:
+    """`Σ_{i≥1} (r + i g)^p exp(−R(i²g² + 2igr)/2)`: what the centers behind the nearest one, at distance r, contribute.
+
+    `near` brackets r. With `R g² ≥ p` every term decreases in r and in the true distances, so the smallest gap g and the
+    smallest r are the worst. For softer heads each term is bounded by its maximum over all possible distances.
+    """
+    g, rate = geometry.gap_min, inverse_temperature
+    count = min(geometry.count - 1, 2 + math.ceil(math.sqrt(1500 / (rate * g * g)))) if geometry.count > 1 else 0
+    steps = g * np.arange(1, count + 1)
+    smallest, largest = near[0][:, None], near[1][:, None]
+    if rate * g * g >= power:
+        distance = smallest + steps
+        exponent = -rate / 2 * (steps**2 + 2 * steps * smallest)
+    else:
+        distance = np.maximum(smallest + steps, math.sqrt(power / rate))
+        exponent = np.minimum(rate / 2 * (largest**2 - distance**2), 0.0)
+    return (distance**power * np.exp(exponent)).sum(axis=1)
+
+
+def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+    """Upper bounds of `sup_x E|x − c|^p` and of the average of `E|x − c|^p` over x in [lo, hi].
+
+    Between two centers at distance g, at `x = middle + a g`, the two nearest have distances `(½ ∓ a)g` and the farther
+    one the weight `1/(1 + e^{κa})`, κ = R g²; the pair's moment grows in both distances and in that weight, so on each
+    piece [a₁, a₂] of [0, ½] the ends bound it. All other centers are bounded by `_tail`, outside the outermost
+    center likewise. *Theorem*: `grid-moments` (for uniform grids the supremum is attained at cell edges).
+    """
+    if geometry.count == 1:
+        farthest = geometry.overhang**power * _INFLATE  # averaging |x − c|^p over either side of c gives 1/(p+1) of it
+        return float(up(farthest)), float(up(farthest / (power + 1)))
+    pieces = np.concatenate([[0.0], np.geomspace(1e-7, 0.02, 1200), np.linspace(0.02, 0.5, 1200)[1:]])
+    a, b = pieces[:-1], pieces[1:]
+    kappa = inverse_temperature * geometry.gap_min**2
+    with np.errstate(over="ignore"):
+        far_weight = 1 / (1 + np.exp(kappa * a))
+        pair_mass = 1 + np.exp(-inverse_temperature * geometry.gap_max**2 * b)
+    near, far = 0.5 - a, 0.5 + b
+    pair = geometry.gap_max**power * (near**power * (1 - far_weight) + far**power * far_weight)
+    nearest = geometry.gap_min * (0.5 - b), geometry.gap_max * (0.5 - a)
+    between = pair + 2 * _tail(nearest, geometry, inverse_temperature, power) / pair_mass
+    supremum, average = between.max(), 2 * float((between * (b - a)).sum())
+    if geometry.overhang:
+        r = geometry.overhang * np.linspace(0, 1, 1025)
+        beyond = r[1:] ** power + _tail((r[:-1], r[1:]), geometry, inverse_temperature, power)
+        supremum, average = max(supremum, beyond.max()), max(average, float(beyond.mean()))
+    return float(up(supremum * _INFLATE)), float(up(average * _INFLATE))
+
+
+def dropped_mass(geometry: AxisGeometry, inverse_temperature: float, half_window: int) -> float:
+    """Upper bound of the mass outside the `2q` centers around x: `2 Σ_{i≥q} exp(−R g² i²/2)`, q = half_window.
+
+    A center outside the window lies at least q gaps behind the nearer end of the interval that holds x.
+    """
+    if 2 * half_window >= geometry.count:
+        return 0.0
+    kappa = inverse_temperature * geometry.gap_min**2 * (1 - 1e-6)  # also covers scores that were rounded
+    last = min(geometry.count, half_window + 2 + math.ceil(math.sqrt(1500 / kappa)))
+    return float(up(2 * np.exp(-kappa / 2 * np.arange(half_window, last + 1) ** 2.0).sum() * _INFLATE))
+
+
+def soft_maximum_gap(cells: int) -> float:
+    """`W((N−1)/e)`: `0 ≤ max y − Σ softmax(βy)_j y_j ≤ W((N−1)/e)/β`, tight. *Theorem*: `soft-maximum`.
+
+    >>> round(soft_maximum_gap(2), 4)
+    0.2785
+    """
+    return float(lambertw((cells - 1) / math.e).real) * (1 + 1e-9)
+
+
+def leakage(cells: int, inverse_temperature: float, margin: float) -> float:
+    """`(N−1)e^{−RΔ}`: the mass outside the best cell when every other score trails by Δ. *Theorem*: `indicator`."""
+    return min(1.0, float(up((cells - 1) * math.exp(-inverse_temperature * margin) * _INFLATE)))
+
+
+def temperature_for_leakage(cells: int, margin: float, epsilon: float) -> float:
+    """The inverse temperature `(ln(N−1) − ln ε)/Δ` that keeps `leakage` below ε (the paper multiplies by Δ)."""
+    if not (margin > 0 and 0 < epsilon < 1):
+        raise DomainError(f"leakage needs a margin > 0 and 0 < epsilon < 1, found {margin:g} and {epsilon:g}.")
+    return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon)) / margin) * (1 + 1e-12)
