@@ -6,7 +6,7 @@
 'proved'
 """
 
-from partita.compiler import Compiled, Plan, build, compile, plan
+from partita.compiler import Compiled, Plan, build, compile, load, plan, recheck
 from partita.errors import PartitaError
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
 from partita.targets.knowledge import Jumps, Modulus
@@ -26,5 +26,7 @@ __all__ = [
     "ProductGrid",
     "build",
     "compile",
+    "load",
     "plan",
+    "recheck",
 ]

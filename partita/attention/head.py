@@ -32,8 +32,9 @@ def flatten_inputs(
         if lead is not None and z.shape[:cut] != lead:
             raise ShapeError(f"the arguments disagree in their batch: {tuple(lead)} and {tuple(z.shape[:cut])}.")
         lead = z.shape[:cut]
-        # -1 keeps the batch symbolic under torch.export; an empty batch has to be spelled out
-        flat.append(z.reshape(-1 if z.shape.numel() else 0, math.prod(shape)).to(dtype))
+        # −1 keeps the batch symbolic under torch.export; an empty batch has to be spelled out
+        rows = -1 if torch.compiler.is_compiling() or z.numel() else math.prod(lead)
+        flat.append(z.reshape(rows, math.prod(shape)).to(dtype))
     return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
 
 

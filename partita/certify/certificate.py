@@ -60,7 +60,7 @@ class Certificate:
         norm: "inf", or p as a number.
         error_bound: the sum of the terms, rounded up. For `estimated` it is no bound, and the words say so.
         theorem: key into docs/theorems.md.
-        function, domain, model: JSON descriptions with hashes.
+        function, domain, model: JSON descriptions with hashes. known: the moduli that the terms use.
         facts: numbers that people ask for (covering radius, sharpness, optimal ratio, …).
     """
 
@@ -75,6 +75,7 @@ class Certificate:
     function: Mapping[str, Any]
     domain: Mapping[str, Any]
     model: Mapping[str, Any]
+    known: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
     witness: Witness | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +93,8 @@ class Certificate:
             attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
             lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")
         if self.witness:
-            lines.append(f"  worst point seen: error {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)")
+            what = "worst error seen" if self.norm == "inf" else "largest pointwise error seen"
+            lines.append(f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _unhex(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip("-").startswith("0x"):
         return float.fromhex(value)
     if isinstance(value, dict):
-        return {k: _unhex(v) for k, v in value.items()}
+        return {k: v if k == "graph" else _unhex(v) for k, v in value.items()}  # a graph keeps its own notation
     if isinstance(value, list):
         return [_unhex(v) for v in value]
     return value

@@ -7,8 +7,9 @@ from what was built, the re-checker from the stored tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from partita.arithmetic.rounding import add_up, div_up, expm1_up, mul_up, pow_up, sqrt_up
 from partita.certify.certificate import Term
@@ -28,6 +29,28 @@ class Known:
     modulus: Modulus | None = None
     per_axis: AxisLipschitz | None = None
     jumps: Jumps | RoughBoxes | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the certificate; rough boxes are found again from the graph."""
+        data: dict[str, Any] = {}
+        if self.modulus is not None:
+            data["modulus"] = {"constant": self.modulus.constant, "exponent": self.modulus.exponent}
+        if self.per_axis is not None:
+            data["per_axis"] = list(self.per_axis.constants)
+        if isinstance(self.jumps, Jumps):
+            data["jumps"] = {"height": self.jumps.height, "area": self.jumps.area}
+        elif self.jumps is not None:
+            data["rough_boxes"] = len(self.jumps.lo)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Known:
+        """The moduli and declared jumps again (not the rough boxes)."""
+        return cls(
+            Modulus(**data["modulus"]) if "modulus" in data else None,
+            AxisLipschitz(tuple(data["per_axis"])) if "per_axis" in data else None,
+            Jumps(**data["jumps"]) if "jumps" in data else None,
+        )
 
 
 @dataclass(frozen=True)

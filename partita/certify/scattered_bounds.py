@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from partita.arithmetic.rounding import add_up, div_up, exp_up, expm1_up, mul_up, pow_up, sqrt_up
@@ -11,7 +10,7 @@ from partita.certify.grid_bounds import UNIT_ROUNDOFF
 from partita.geometry.moments import soft_maximum_gap
 from partita.targets.knowledge import Modulus
 
-__all__ = ["ScatteredFacts", "scattered_terms"]
+__all__ = ["ScatteredFacts", "rate_for", "scattered_terms"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,6 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
     return terms
 
 
-def rate_for(radius: float, cells: int, slack: float) -> float:
-    """The inverse temperature at which softness adds `slack·radius²`: `2W((N−1)/e)/(slack ρ²)`."""
-    return math.inf if radius == 0 else 2 * soft_maximum_gap(cells) / (slack * radius * radius)
+def rate_for(added: float, cells: int) -> float:
+    """The inverse temperature at which softness adds `added` to ρ²: `2W((N−1)/e)/added`."""
+    return 2 * soft_maximum_gap(cells) / added

@@ -1,7 +1,8 @@
 """From a function and a tolerance to a head: plan, build, and what comes back."""
 
 from partita.compiler.compile import build, compile
-from partita.compiler.compiled import Compiled
+from partita.compiler.compiled import Compiled, load
 from partita.compiler.plan import Plan, plan
+from partita.compiler.recheck import Check, recheck
 
-__all__ = ["Compiled", "Plan", "build", "compile", "plan"]
+__all__ = ["Check", "Compiled", "Plan", "build", "compile", "load", "plan", "recheck"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from partita.compiler.compiled import Compiled
-from partita.compiler.plan import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Plan, make_plan
+from partita.compiler.plan import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Options, Plan, make_plan
 from partita.constructions.construction import Construction, Progress
 from partita.constructions.cross_attention import cross_attention
 from partita.constructions.on_grid import GridRecipe
@@ -68,11 +68,9 @@ def compile(
     """
     if method not in METHODS:
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, METHODS))}.")
+    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes)
     target = make_target(function, domain, vectorize=vectorize)
-    planned = make_plan(
-        target, tolerance=tolerance, lipschitz=lipschitz, modulus=modulus, jumps=jumps, norm=norm, dtype=dtype, sharpness=sharpness, max_bytes=max_bytes
-    )
-    return build(planned, outside=outside, progress=progress, seed=seed)
+    return build(make_plan(target, options, lipschitz, modulus, jumps), outside=outside, progress=progress, seed=seed)
 
 
 def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:

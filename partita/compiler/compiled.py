@@ -13,15 +13,17 @@ from torch import Tensor
 
 from partita import storage
 from partita.attention.forms import literal_layers
-from partita.attention.head import FoldedHead
+from partita.attention.grid_head import GridHead
+from partita.attention.head import FoldedHead, flatten_inputs
 from partita.attention.layers import CrossNetwork, SelfNetwork
-from partita.certify.certificate import Certificate, Witness
 from partita.certify.attack import search_worst
+from partita.certify.certificate import Certificate, Witness
 from partita.errors import NonFiniteValueError, OutsideDomainError, ShapeError, UnsupportedError
-from partita.geometry.partitions import Partition
+from partita.geometry.grid import ProductGrid
+from partita.geometry.partitions import Partition, PowerDiagram
 from partita.targets.target import Target
 
-__all__ = ["Compiled", "OUTSIDE"]
+__all__ = ["OUTSIDE", "Compiled", "load"]
 
 OUTSIDE = ("raise", "clamp", "allow")
 
@@ -106,8 +108,6 @@ class Compiled:
         for z in inputs:
             if z.dtype == torch.bool or z.is_complex():
                 raise ShapeError(f"inputs of dtype {z.dtype}; expected real numbers.")
-        from partita.attention.head import flatten_inputs
-
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
         if not bool(torch.isfinite(flat).all()):
             row = int((~torch.isfinite(flat).all(dim=1)).nonzero()[0])
@@ -132,3 +132,14 @@ class Compiled:
     def __repr__(self) -> str:
         c = self.certificate
         return f"Compiled({self.target.label!r}: {self.num_keys:,} keys, {c.kind} error ≤ {c.error_bound:.4g} in L{c.norm}, {c.semantics})"
+
+
+def load(folder: str | os.PathLike[str]) -> Compiled:
+    """A head that `Compiled.save` wrote, every hash, shape and number checked. Expressions come back whole, black boxes without
+    their function."""
+    head, certificate, target, outside, why = storage.load_parts(folder)
+    if isinstance(head, GridHead):
+        partition: Partition = ProductGrid(target.domain.bounding_box(), tuple(a.double().numpy() for a in head.axes))
+    else:
+        partition = PowerDiagram(head.get_buffer("centers").double().numpy())
+    return Compiled(head, partition, certificate, target, outside, why)

@@ -71,7 +71,8 @@ def _declared(
 
 def _from_graph(target: Target, norm: float, said: Known | None) -> Knowledge:
     box = target.domain.bounding_box()
-    found = lipschitz_bounds(target.graph, box.lo.ravel(), box.hi.ravel())
+    resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
+    found = lipschitz_bounds(target.graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
     if said is not None and not _implied(said, found):
         _refute(target, said, found)
         return Knowledge(said, True, found.magnitude, "declared by the caller; what interval arithmetic proves is weaker")

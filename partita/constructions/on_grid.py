@@ -140,6 +140,7 @@ def _certify(
         domain={"arguments": [describe_domain(d) for d in target.domains]},
         model={"sha256": model_digest(head.state_dict()), "type": "grid", "counts": list(recipe.counts), "rates": list(recipe.rates),
                "half_windows": list(recipe.half_windows), "value_error": value_error},
+        known=known.to_json(),
         facts={"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)} | ({} if ratio is None else {"optimal_ratio": ratio}),
         environment=environment(),
     )

@@ -76,6 +76,7 @@ def small_domain(
         domain={"arguments": [describe_domain(cloud)]},
         model={"sha256": model_digest(head.state_dict()), "type": "scattered", "radius": recipe.cover.radius,
                "rate": recipe.rate, "value_error": value_error},
+        known=known.to_json(),
         facts={"covering_radius": facts.radius, "sharpness": recipe.rate * facts.radius**2, **_parameter_counts(target, len(exact))},
         environment=environment(),
     )

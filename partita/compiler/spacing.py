@@ -1,0 +1,159 @@
+"""How wide cells may be: from a tolerance and what is known of f to the fewest cells per axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from partita.certify.certificate import Term, total
+from partita.certify.grid_bounds import GridFacts, Known, grid_terms, window_for
+from partita.errors import ToleranceError
+from partita.geometry.domains import Array, Box
+from partita.geometry.moments import AxisGeometry, moment_bounds
+from partita.targets.knowledge import AxisLipschitz, Modulus
+
+__all__ = ["SpacingRule"]
+
+_FRACTIONS = np.geomspace(1, 1e-5, 116)  # of the longest side, tried as spacings where f jumps
+
+
+@dataclass(frozen=True, eq=False)
+class SpacingRule:
+    """`C·(unit·√Σh_i²)^α·factor ≤ ε` or `Σ L_i·unit·h_i·factor ≤ ε`, whichever needs fewer cells; with jumps, a table.
+
+    `unit` is the moment of a grid of spacing 1 at this sharpness (½ for a hard supremum), `factor = (volume·outputs)^{1/p}`.
+    """
+
+    known: Known
+    norm: float
+    sharpness: float
+    box: Box
+    outputs: int
+
+    def counts(self, tolerance: float) -> tuple[int, ...]:
+        """Cells per axis, as few as the known moduli allow."""
+        if self.known.jumps is not None:
+            return self._counts_with_jumps(tolerance)
+        found = []
+        if self.known.modulus is not None:
+            found.append(self._isotropic(self.known.modulus, tolerance))
+        if self.known.per_axis is not None:
+            found.append(self._per_axis(self.known.per_axis, tolerance))
+        return min(found, key=math.prod)
+
+    def rates(self, counts: Sequence[int]) -> Array:
+        """`R_i = κ/h_i²`."""
+        return self.sharpness / (self.box.sides / np.array(counts)) ** 2
+
+    def half_windows(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """The smallest windows that drop at most 1e-13 of the mass per axis."""
+        return window_for(self._geometry(counts), self.rates(counts).tolist(), 1e-13)
+
+    def explain(self, counts: Sequence[int], approximation: Term) -> list[str]:
+        """The number of cells in two sentences."""
+        spacing, m = self.box.sides / np.array(counts), len(counts)
+        widths = f"{spacing.min():.4g}" if np.ptp(spacing) < 1e-3 * spacing.max() else " × ".join(f"{h:.3g}" for h in spacing)
+        seen = approximation.inputs
+        if approximation.theorem == "axis-telescoping":
+            parts = " + ".join(f"{seen[f'L{i}']:.4g}·{seen[f'distance{i}']:.3g}" for i in range(m))
+            bound = f"Σ_i L_i·E|x_i − v_i| = {parts}"
+        else:
+            power = "" if seen["exponent"] == 1 else f"^{seen['exponent']:g}"
+            bound = f"L·ρ{power} = {seen['constant']:.4g}·{seen['distance']:.4g}{power}, ρ the covering radius"
+        if not math.isinf(self.norm):
+            bound += f", times (volume · outputs)^(1/{self.norm:g}) = {self._factor:.4g}"
+        order = m / (1 if self.known.modulus is None else self.known.modulus.exponent)
+        order *= 1 if self.known.jumps is None else self.norm
+        return [
+            f"cells are {widths} wide, for the error is at most {bound}: {approximation.value:.4g}",
+            f"halving the tolerance multiplies the keys by about {2**order:.3g}: the price of {m} dimension{'s' * (m > 1)}",
+        ]
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if math.isinf(self.norm) else (self.box.volume * self.outputs) ** (1 / self.norm)
+
+    def _unit(self, power: float) -> float:
+        moments = moment_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)
+        return moments[not math.isinf(self.norm)] ** (1 / power)
+
+    def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
+        return [AxisGeometry(c, s / c if c > 1 else 0.0, s / c if c > 1 else 0.0, s / c / 2) for c, s in zip(counts, self.box.sides)]
+
+    def _isotropic(self, modulus: Modulus, tolerance: float) -> tuple[int, ...]:
+        sides = self.box.sides
+        if modulus.constant == 0:
+            return (1,) * len(sides)
+        power = 2.0 if math.isinf(self.norm) else max(modulus.exponent * self.norm, 2.0)
+        radius = (tolerance / (modulus.constant * self._factor)) ** (1 / modulus.exponent) / self._unit(power)
+        return _fewest(np.ceil(sides * math.sqrt(len(sides)) / radius), sides**2, radius**2, power=2)
+
+    def _per_axis(self, lipschitz: AxisLipschitz, tolerance: float) -> tuple[int, ...]:
+        moves = np.array(lipschitz.constants) * self.box.sides
+        allowance = tolerance / (self._unit(1.0 if math.isinf(self.norm) else self.norm) * self._factor)
+        free = moves > 0
+        while True:  # an axis that one cell settles leaves its share to the others
+            share = (allowance - moves[~free].sum()) / max(int(free.sum()), 1)
+            settled = free & (moves <= share)
+            if not settled.any():
+                break
+            free &= ~settled
+        return _fewest(np.where(free, np.ceil(moves / share), 1.0), moves, allowance, power=1)
+
+    def _counts_with_jumps(self, tolerance: float) -> tuple[int, ...]:
+        """The coarsest of near-cubic grids, from one cell to 1e5 per axis, that will do: jumps make the error fall like h^{1/p}."""
+        first, last = 0, len(_FRACTIONS) - 1
+        if self._jump_bound(last) > tolerance:
+            raise ToleranceError(
+                f"tolerance {tolerance:g} in L{self.norm:g} is below what is known of the jumps allows, {self._jump_bound(last):.3g}. "
+                "Ask for more, or declare lipschitz= and jumps= yourself."
+            )
+        while first < last:
+            middle = (first + last) // 2
+            first, last = (first, middle) if self._jump_bound(middle) <= tolerance else (middle + 1, last)
+        return self._cubic(first)
+
+    def _cubic(self, index: int) -> tuple[int, ...]:
+        return tuple(int(c) for c in np.ceil(self.box.sides / (_FRACTIONS[index] * self.box.sides.max())))
+
+    def _jump_bound(self, index: int) -> float:
+        if index not in self._jump_bounds:
+            counts = self._cubic(index)
+            facts = GridFacts(
+                axes=tuple(self._geometry(counts)),
+                rates=tuple(self.rates(counts).tolist()),
+                half_windows=self.half_windows(counts),
+                volume=self.box.volume,
+                outputs=self.outputs,
+                reach=1.0,
+                largest=0.0,
+                spread=0.0,
+                value_error=0.0,
+                semantics="float64",
+            )
+            self._jump_bounds[index] = total(grid_terms(facts, self.known, self.norm)) * (1 + 1e-9)
+        return self._jump_bounds[index]
+
+    @cached_property
+    def _jump_bounds(self) -> dict[int, float]:
+        return {}
+
+
+def _fewest(start: Array, moves: Array, allowance: float, *, power: int) -> tuple[int, ...]:
+    """Lower the counts one axis at a time while `Σ moves_i / counts_i^power` stays within the allowance; fewest cells win."""
+    best: tuple[int, ...] | None = None
+    for order in (np.argsort(-start), np.argsort(start)):
+        counts = np.maximum(start, 1.0)
+        while (moves / counts**power).sum() > allowance * (1 + 1e-12):  # the starting guess was rounded
+            counts = np.where(moves > 0, counts + np.maximum(1.0, counts * 1e-12), counts)
+        for i in order:
+            left = allowance - np.delete(moves / counts**power, i).sum()
+            if left > 0:
+                counts[i] = max(1.0, min(counts[i], math.ceil((moves[i] / left) ** (1 / power) * (1 - 1e-13))))
+        found = tuple(int(c) for c in counts)
+        best = found if best is None or math.prod(found) < math.prod(best) else best
+    return best or ()

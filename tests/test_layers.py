@@ -1,0 +1,152 @@
+"""The paper's layers, evaluated by an oracle that reads only the named tensors, agree with the folded head."""
+
+import numpy as np
+import pytest
+import torch
+from registry import CASES, compiled, inputs_for, sample
+
+import partita as pa
+from partita.attention import LinearSum, SelfAttention, literal_layers, token_mixing
+from partita.certify import dot_product_rounding, literal_rounding
+from partita.errors import ShapeError, SizeError, UnsupportedError
+
+NAMES = [c.name for c in CASES]
+FORMS = ["log", "indexed"]
+
+
+def oracle(tensors: dict[str, np.ndarray], *matrices: np.ndarray) -> np.ndarray:
+    """`W_V Y softmax((W_K Y)ᵀ W_Q Y') W_O` for one input, the whole attention matrix, from named tensors alone."""
+
+    def linear(prefix: str, z: np.ndarray) -> np.ndarray:
+        terms = sum(p @ z @ q for p, q in zip(tensors[f"{prefix}.left"], tensors[f"{prefix}.right"]))
+        return terms + tensors[f"{prefix}.constant"]
+
+    if len(matrices) == 1:
+        y_k = y_q = linear("linear", matrices[0])
+    else:
+        y_k, y_q = linear("linear_k", matrices[0]), linear("linear_q", matrices[1])
+    w = {k: tensors[f"attention.{k}"] for k in ("w_k", "w_q", "w_v", "w_o")}
+    scores = (w["w_k"] @ y_k).T @ (w["w_q"] @ y_q)
+    weights = np.exp(scores - scores.max(axis=0))
+    return w["w_v"] @ y_k @ (weights / weights.sum(axis=0)) @ w["w_o"]
+
+
+def as_matrix(row: np.ndarray) -> np.ndarray:
+    """A token-major argument as the paper's `dim × tokens`."""
+    return row.T if row.ndim == 2 else row[:, None]
+
+
+def flat_ends(c: pa.Compiled) -> tuple[np.ndarray, np.ndarray]:
+    box = c.target.domain.bounding_box()
+    return box.lo.ravel(), box.hi.ravel()
+
+
+def head_rounding(c: pa.Compiled) -> float:
+    return sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_agree_with_the_head_within_the_rounding_bound(name, form):
+    c = compiled(name)
+    network = c.layers(form)
+    inputs = inputs_for(c, sample(c))
+    difference = (network(*inputs).double() - c.head(*inputs).double()).abs().max().item()
+    assert difference <= literal_rounding(network, *flat_ends(c)) + head_rounding(c)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_oracle_reads_the_named_tensors(name, form):
+    c = compiled(name)
+    network = c.layers(form)
+    tensors = {k: t.double().numpy() for k, t in network.state_dict().items()}
+    inputs = inputs_for(c, sample(c)[:3])
+    with torch.no_grad():
+        expected = c.head(*inputs).double().numpy()
+    bound = literal_rounding(network, *flat_ends(c)) + head_rounding(c)
+    for i in range(len(expected)):
+        out = oracle(tensors, *(as_matrix(z[i].double().numpy()) for z in inputs))
+        assert np.abs(out.T.reshape(expected[i].shape) - expected[i]).max() <= bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_attention_agrees_within_the_dot_product_bound(name):
+    c = compiled(name)
+    attention = c.head.as_attention()
+    inputs = inputs_for(c, sample(c))
+    difference = (attention(*inputs).double() - c.head(*inputs).double()).abs().max().item()
+    assert difference <= dot_product_rounding(attention, *flat_ends(c)) + head_rounding(c)
+    assert attention.key.shape == (c.num_keys, c.head.dimension + 1)
+
+
+def test_rounding_bounds_are_not_vacuous_in_float64():
+    c = compiled("torch 2-D")
+    assert literal_rounding(c.layers("log"), *flat_ends(c)) < 1e-9
+    assert literal_rounding(c.layers("indexed"), *flat_ends(c)) < 1e-9
+    assert dot_product_rounding(c.head.as_attention(), *flat_ends(c)) < 1e-9
+
+
+@pytest.mark.parametrize("tensor", ["attention.w_k", "attention.w_q", "attention.w_v", "attention.w_o", "linear.constant", "linear.right"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_changed_tensor_is_noticed(form, tensor):
+    """Negative control: every named tensor matters."""
+    c = compiled("sequence 2x2")
+    network = c.layers(form)
+    network.state_dict()[tensor].mul_(1.05)
+    inputs = inputs_for(c, sample(c))
+    difference = (network(*inputs) - c.head(*inputs)).abs().max().item()
+    assert difference > literal_rounding(network, *flat_ends(c)) + head_rounding(c)
+
+
+def test_sizes_are_those_of_the_theorem():
+    c = compiled("sequence 2x2")  # n = d = 2
+    cells = c.num_keys
+    log, indexed = c.layers("log"), c.layers("indexed")
+    assert log.num_columns == 2 * 2 * cells
+    assert log.attention.w_k.shape == (2 + 2, 1 + log.num_columns)
+    assert indexed.num_columns == 2 * cells
+    assert indexed.attention.w_k.shape == (2 + 1, 2 * 2 + 2 + 2)
+    cross = compiled("cross sequences")
+    assert cross.layers("indexed").attention.w_k.shape[0] == 1 + 2 + 2
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 1000])
+def test_token_mixing_is_undone_exactly(tokens):
+    s, unmix = token_mixing(tokens)
+    q = np.exp(s * np.eye(tokens))
+    q /= q.sum(axis=0)
+    assert np.abs(q @ unmix - np.eye(tokens)).max() < 1e-12
+    assert np.linalg.cond(unmix) < 1.1
+
+
+def test_the_log_form_refuses_what_does_not_fit_and_shows_the_number():
+    c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.02)
+    with pytest.raises(SizeError, match="8,192"):
+        c.layers("log")
+    assert c.layers("indexed").num_columns == c.num_keys
+
+
+def test_unknown_form_is_refused():
+    with pytest.raises(UnsupportedError, match="indexed"):
+        literal_layers(compiled("cross").head, "sparse")
+
+
+def test_linear_is_a_sum_of_left_and_right_products():
+    g = torch.Generator().manual_seed(0)
+    p, q, c = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((3, 4, 2), (3, 5, 6), (4, 6)))
+    z = torch.randn(7, 2, 5, generator=g, dtype=torch.float64)
+    expected = torch.stack([sum(p[i] @ z[b] @ q[i] for i in range(3)) + c for b in range(7)])
+    assert torch.allclose(LinearSum(p, q, c)(z), expected)
+    with pytest.raises(ShapeError):
+        LinearSum(p, q, c[:3])
+
+
+def test_attention_skips_only_columns_that_w_o_drops():
+    g = torch.Generator().manual_seed(1)
+    w_k, w_q, w_v = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((3, 4), (3, 4), (2, 4)))
+    w_o = torch.zeros(6, 2, dtype=torch.float64)
+    w_o[1, 0], w_o[4, 1] = 2.0, -1.0
+    z = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
+    attention = SelfAttention(w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o)
+    assert torch.allclose(attention(z), w_v @ z @ attention.weights(z) @ w_o)
