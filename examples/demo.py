@@ -25,7 +25,11 @@ def main() -> None:
     out = parser.parse_args().out
     console = Console()
 
-    console.print(Panel.fit(f"[bold]{EXPRESSION}[/]  on  [bold][-1,1]²[/]  within  [bold]0.05[/]", title="partita", border_style="blue"))
+    console.print(
+        Panel.fit(
+            f"[bold]{EXPRESSION}[/]  on  [bold][-1,1]²[/]  within  [bold]0.05[/]", title="partita", border_style="blue"
+        )
+    )
     started = time.perf_counter()
     compiled = pa.compile(EXPRESSION, pa.Box([-1, -1], [1, 1]), tolerance=0.05)
     seconds = time.perf_counter() - started
@@ -40,15 +44,35 @@ def main() -> None:
 
     table = Table(show_header=False, box=None, pad_edge=False)
     witness = stored.certificate.witness
-    table.add_row("head", f"one softmax over {stored.num_keys:,} keys, {stored.num_parameters:,} stored numbers, built in {seconds:.2f} s")
-    table.add_row("claim", f"[bold green]{stored.certificate.kind}[/]: |f − head| ≤ [bold]{stored.error_bound:.5f}[/] everywhere on the box, rounding included")
+    table.add_row(
+        "head",
+        f"one softmax over {stored.num_keys:,} keys, {stored.num_parameters:,} stored numbers, built in {seconds:.2f} s",
+    )
+    table.add_row(
+        "claim",
+        f"[bold green]{stored.certificate.kind}[/]: |f − head| ≤ [bold]{stored.error_bound:.5f}[/] everywhere on "
+        f"the box, rounding included",
+    )
     if witness is not None:
-        table.add_row("attack", f"worst of {witness.samples:,} points: {witness.error:.5f}, {witness.error / stored.error_bound:.0%} of the bound")
+        table.add_row(
+            "attack",
+            f"worst of {witness.samples:,} points: {witness.error:.5f}, {witness.error / stored.error_bound:.0%} of the bound",
+        )
     ok = all(check.holds for check in checks)
-    table.add_row("re-verified", f"{sum(c.holds for c in checks)} of {len(checks)} checks of hashes and arithmetic hold" if ok else "[bold red]the certificate does not hold[/]")
+    table.add_row(
+        "re-verified",
+        f"{sum(c.holds for c in checks)} of {len(checks)} checks of hashes and arithmetic hold"
+        if ok
+        else "[bold red]the certificate does not hold[/]",
+    )
     z = torch.tensor([[0.3, -0.4]], dtype=torch.float64)
-    table.add_row("try it", f"head(0.3, −0.4) = {stored(z).item():.5f}   f(0.3, −0.4) = {np.sin(0.9) + 0.3 * np.cos(0.8):.5f}")
-    table.add_row("the paper's layers", f"at tolerance 0.5, log form: Linear and attention with {layers.num_columns:,} columns, {layers.num_parameters:,} numbers")
+    table.add_row(
+        "try it", f"head(0.3, −0.4) = {stored(z).item():.5f}   f(0.3, −0.4) = {np.sin(0.9) + 0.3 * np.cos(0.8):.5f}"
+    )
+    table.add_row(
+        "the paper's layers",
+        f"at tolerance 0.5, log form: Linear and attention with {layers.num_columns:,} columns, {layers.num_parameters:,} numbers",
+    )
     table.add_row("on disk", f"{folder}/  and  {picture}")
     console.print()
     console.print(table)

@@ -26,19 +26,33 @@ __all__ = ["app", "main", "parse_domain"]
 USAGE_ERROR, REFUSED = 64, 1
 app = typer.Typer(
     help="Compile functions into single attention layers with proved error bounds.\n\n"
-    "Start with:  partita plan \"sin(3*x0) + x0*cos(2*x1)\" --domain \"[-1,1]^2\" --tolerance 0.05",
+    'Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05',
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
 stdout, stderr = Console(), Console(stderr=True)
 
-Expression = Annotated[str, typer.Argument(metavar="EXPR", help="In x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp log sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp where step …")]
+Expression = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPR",
+        help=(
+            "In x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp log "
+            "sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp where step …"
+        ),
+    ),
+]
 Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1]x[-2,3]'.")]
 Tolerance = Annotated[float, typer.Option("--tolerance", help="The error allowed.")]
 Norm = Annotated[str, typer.Option("--norm", help="'inf', or p ≥ 1 for an L_p norm.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; rounding is part of the bound.")]
-Lipschitz = Annotated[float | None, typer.Option("--lipschitz", help="Declare a Lipschitz constant (2-norm) instead of the one computed from the expression.")]
+Lipschitz = Annotated[
+    float | None,
+    typer.Option(
+        "--lipschitz", help="Declare a Lipschitz constant (2-norm) instead of the one computed from the expression."
+    ),
+]
 Sharpness = Annotated[float, typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects.")]
 MaxBytes = Annotated[int, typer.Option("--max-bytes", help="Refuse heads that are larger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
@@ -55,7 +69,9 @@ def parse_domain(text: str) -> Box:
                 raise ValueError
             sides += [(float(found[1]), float(found[2]))] * int(found[3] or 1)
         except ValueError:
-            raise DomainError(f"the domain {text!r} does not read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'.") from None
+            raise DomainError(
+                f"the domain {text!r} does not read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'."
+            ) from None
     return Box([a for a, _ in sides], [b for _, b in sides])
 
 
@@ -72,48 +88,106 @@ def _dtype(name: str) -> torch.dtype:
     return torch.float64 if name == "float64" else torch.float32
 
 
-def _plan(expression: str, domain: str, tolerance: float, norm: str, dtype: str, lipschitz: float | None, sharpness: float, max_bytes: int) -> Plan:
+def _plan(
+    expression: str,
+    domain: str,
+    tolerance: float,
+    norm: str,
+    dtype: str,
+    lipschitz: float | None,
+    sharpness: float,
+    max_bytes: int,
+) -> Plan:
     return plan(
-        expression, parse_domain(domain), tolerance=tolerance, norm=norm, dtype=_dtype(dtype), lipschitz=lipschitz, sharpness=sharpness, max_bytes=max_bytes
+        expression,
+        parse_domain(domain),
+        tolerance=tolerance,
+        norm=norm,
+        dtype=_dtype(dtype),
+        lipschitz=lipschitz,
+        sharpness=sharpness,
+        max_bytes=max_bytes,
     )
 
 
 @app.command("plan")
 def plan_command(
-    expression: Expression, domain: Domain, tolerance: Tolerance, norm: Norm = "inf", dtype: Dtype = "float64",
-    lipschitz: Lipschitz = None, sharpness: Sharpness = DEFAULT_SHARPNESS, max_bytes: MaxBytes = DEFAULT_MAX_BYTES, as_json: AsJson = False,
+    expression: Expression,
+    domain: Domain,
+    tolerance: Tolerance,
+    norm: Norm = "inf",
+    dtype: Dtype = "float64",
+    lipschitz: Lipschitz = None,
+    sharpness: Sharpness = DEFAULT_SHARPNESS,
+    max_bytes: MaxBytes = DEFAULT_MAX_BYTES,
+    as_json: AsJson = False,
 ) -> None:
     """Sizes before anything is built: keys, stored numbers, bytes, bound, and why."""
     planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes)
-    _emit(planned.to_json(), as_json, f"{planned}\nthe certificate will be {planned.kind}: error ≤ {planned.error_bound:.6g} (asked: {tolerance:g})")
+    _emit(
+        planned.to_json(),
+        as_json,
+        f"{planned}\nthe certificate will be {planned.kind}: error ≤ {planned.error_bound:.6g} (asked: {tolerance:g})",
+    )
 
 
 @app.command("compile")
 def compile_command(
-    expression: Expression, domain: Domain, tolerance: Tolerance,
+    expression: Expression,
+    domain: Domain,
+    tolerance: Tolerance,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    norm: Norm = "inf", dtype: Dtype = "float64", lipschitz: Lipschitz = None, sharpness: Sharpness = DEFAULT_SHARPNESS,
+    norm: Norm = "inf",
+    dtype: Dtype = "float64",
+    lipschitz: Lipschitz = None,
+    sharpness: Sharpness = DEFAULT_SHARPNESS,
     max_bytes: MaxBytes = DEFAULT_MAX_BYTES,
-    outside: Annotated[str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")] = "raise",
+    outside: Annotated[
+        str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
+    ] = "raise",
     seed: Annotated[int, typer.Option("--seed", help="Of the attack whose worst point goes into the certificate.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
     planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeRemainingColumn(), console=stderr, transient=True) as bar:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+    ) as bar:
         task = bar.add_task("asking f at the centers", total=planned.keys)
-        compiled = build(planned, outside=outside, seed=seed, progress=lambda _what, done, of: bar.update(task, completed=done, total=of))
+        compiled = build(
+            planned,
+            outside=outside,
+            seed=seed,
+            progress=lambda _what, done, of: bar.update(task, completed=done, total=of),
+        )
     place = compiled.save(out, overwrite=overwrite)
-    summary = {**planned.to_json(), "error_bound": compiled.error_bound, "worst_error_seen": compiled.certificate.witness and compiled.certificate.witness.error, "saved": str(place)}
+    summary = {
+        **planned.to_json(),
+        "error_bound": compiled.error_bound,
+        "worst_error_seen": compiled.certificate.witness and compiled.certificate.witness.error,
+        "saved": str(place),
+    }
     _emit(summary, as_json, f"{compiled.explain()}\nsaved in {place}/")
 
 
 @app.command("eval")
 def eval_command(
     folder: Folder,
-    points: Annotated[Path, typer.Argument(metavar="POINTS.csv", help="One point per line, coordinates separated by commas; '-' reads standard input.")],
-    outside: Annotated[str | None, typer.Option("--outside", help="raise, clamp or allow; the head's own rule by default.")] = None,
+    points: Annotated[
+        Path,
+        typer.Argument(
+            metavar="POINTS.csv", help="One point per line, coordinates separated by commas; '-' reads standard input."
+        ),
+    ],
+    outside: Annotated[
+        str | None, typer.Option("--outside", help="raise, clamp or allow; the head's own rule by default.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Values at the points of a CSV file, one line each."""
@@ -123,10 +197,16 @@ def eval_command(
     table = _read_points(points, compiled)
     shapes = compiled.head.input_shapes
     cuts = np.cumsum([0] + [math.prod(s) for s in shapes])
-    values = compiled(*(table[:, a:b].reshape(len(table), *s) for a, b, s in zip(cuts, cuts[1:], shapes))).reshape(len(table), -1)
+    values = compiled(*(table[:, a:b].reshape(len(table), *s) for a, b, s in zip(cuts, cuts[1:], shapes))).reshape(
+        len(table), -1
+    )
     lines = "\n".join(",".join(repr(float(x)) for x in row) for row in values)
     if as_json:
-        print(json.dumps({"values": values.tolist(), "error_bound": compiled.error_bound, "kind": compiled.certificate.kind}))
+        print(
+            json.dumps(
+                {"values": values.tolist(), "error_bound": compiled.error_bound, "kind": compiled.certificate.kind}
+            )
+        )
     elif lines:
         print(lines)
 
@@ -158,8 +238,10 @@ def _text(path: Path) -> str:
 
 @app.command("plot")
 def plot_command(
-    folder: Folder, out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file.")],
-    output: Annotated[int, typer.Option("--output", help="Which scalar output.")] = 0, as_json: AsJson = False,
+    folder: Folder,
+    out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file.")],
+    output: Annotated[int, typer.Option("--output", help="Which scalar output.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """The head, its cells and its error in one picture."""
     from partita.plots import plot_head
@@ -170,12 +252,16 @@ def plot_command(
 
 @app.command("export")
 def export_command(
-    folder: Folder, onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")], as_json: AsJson = False
+    folder: Folder,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    as_json: AsJson = False,
 ) -> None:
     """The head as ONNX, with a dynamic batch axis."""
     with stderr.status("exporting"):
         place = load(folder).export_onnx(onnx)
-    _emit({"onnx": str(place), "bytes": place.stat().st_size}, as_json, f"wrote {place} ({place.stat().st_size:,} bytes)")
+    _emit(
+        {"onnx": str(place), "bytes": place.stat().st_size}, as_json, f"wrote {place} ({place.stat().st_size:,} bytes)"
+    )
 
 
 @app.command("verify")
@@ -210,7 +296,13 @@ def main() -> None:
             raise
         if not error.format_message():
             sys.exit(USAGE_ERROR)  # help was asked for by giving nothing
-        stderr.print(f"{error.format_message()}\nTry 'partita --help'.", style="red", highlight=False, markup=False, soft_wrap=True)
+        stderr.print(
+            f"{error.format_message()}\nTry 'partita --help'.",
+            style="red",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         sys.exit(USAGE_ERROR)
 
 

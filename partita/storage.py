@@ -24,7 +24,14 @@ from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
 from partita.certify.certificate import Certificate, model_digest
-from partita.errors import FormatError, MissingExtraError, NewerVersionError, PartitaError, TamperedFileError, TruncatedFileError
+from partita.errors import (
+    FormatError,
+    MissingExtraError,
+    NewerVersionError,
+    PartitaError,
+    TamperedFileError,
+    TruncatedFileError,
+)
 from partita.geometry.domains import Box, Domain, PointCloud, product
 from partita.geometry.grid import ProductGrid
 from partita.targets.graph import Graph
@@ -72,7 +79,9 @@ def save(
     return place
 
 
-def _write(draft: Path, head: FoldedHead, certificate: Certificate, target: Target, outside: str, why: Sequence[str]) -> None:
+def _write(
+    draft: Path, head: FoldedHead, certificate: Certificate, target: Target, outside: str, why: Sequence[str]
+) -> None:
     tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
     for i, domain in enumerate(target.domains):
         if isinstance(domain, PointCloud):
@@ -107,7 +116,12 @@ def _describe_head(head: FoldedHead) -> dict[str, Any]:
 def _describe_domain(domain: Domain) -> dict[str, Any]:
     if isinstance(domain, Box):
         shape = list(domain.shape)
-        return {"type": "box", "shape": shape, "lo": [x.hex() for x in domain.lo.ravel().tolist()], "hi": [x.hex() for x in domain.hi.ravel().tolist()]}
+        return {
+            "type": "box",
+            "shape": shape,
+            "lo": [x.hex() for x in domain.lo.ravel().tolist()],
+            "hi": [x.hex() for x in domain.hi.ravel().tolist()],
+        }
     return {"type": "point_cloud", "fill_distance": domain.fill_distance.hex()}
 
 
@@ -129,13 +143,21 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
     """Head, certificate, target, `outside` and `why` from a folder, every hash and shape checked."""
     place = Path(folder)
     if not place.is_dir():
-        raise TruncatedFileError(f"{place} is not a folder; expected one with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}.")
+        raise TruncatedFileError(
+            f"{place} is not a folder; expected one with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
+        )
     description = _checked_description(place)
     certificate = Certificate.from_json(read_json(place / CERTIFICATE))
     tensors = _read_tensors(place / TENSORS)
     try:
-        domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in enumerate(description["domains"]))
-        head = _read_head(description["head"], {k.removeprefix("head."): t for k, t in tensors.items() if k.startswith("head.")}, domains)
+        domains = tuple(
+            _read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in enumerate(description["domains"])
+        )
+        head = _read_head(
+            description["head"],
+            {k.removeprefix("head."): t for k, t in tensors.items() if k.startswith("head.")},
+            domains,
+        )
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
     except PartitaError:
@@ -143,7 +165,9 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise FormatError(f"{place / DESCRIPTION}: {type(error).__name__}: {error}") from None
     if certificate.model.get("sha256") != model_digest(head.state_dict()):
-        raise TamperedFileError(f"{place / CERTIFICATE} speaks of other tensors than {TENSORS} holds: this certificate is not about this head.")
+        raise TamperedFileError(
+            f"{place / CERTIFICATE} speaks of other tensors than {TENSORS} holds: this certificate is not about this head."
+        )
     return head, certificate, target, outside, why
 
 
@@ -155,14 +179,19 @@ def _checked_description(place: Path) -> dict[str, Any]:
     if not isinstance(version, int) or version < 1:
         raise FormatError(f"{place / DESCRIPTION}: version is {version!r}, expected a whole number ≥ 1.")
     if version > FORMAT_VERSION:
-        raise NewerVersionError(f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one.")
+        raise NewerVersionError(
+            f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one."
+        )
     seal = description.pop("seal", None)
     if seal != hashlib.sha256(_canonical(description)).hexdigest():
         raise TamperedFileError(f"{place / DESCRIPTION} was changed after it was written: its seal does not match.")
     for name in (TENSORS, CERTIFICATE):
         found = hashlib.sha256(_read(place / name)).hexdigest()
         if found != description["sha256"].get(name):
-            raise TamperedFileError(f"{place / name} was changed or cut off after it was written: its sha256 is {found[:12]}…, recorded {str(description['sha256'].get(name))[:12]}….")
+            raise TamperedFileError(
+                f"{place / name} was changed or cut off after it was written: its sha256 is {found[:12]}…, "
+                f"recorded {str(description['sha256'].get(name))[:12]}…."
+            )
     return description
 
 
@@ -170,7 +199,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise TruncatedFileError(f"{path} is missing; a head is a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}.") from None
+        raise TruncatedFileError(
+            f"{path} is missing; a head is a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -219,7 +250,9 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise TruncatedFileError(f"{path} is not a complete safetensors file: {error}.") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float64, torch.float32) or not bool(torch.isfinite(tensor).all()):
-            raise FormatError(f"{path}: tensor {name} is {tensor.dtype} or holds NaN or infinity; expected finite float64 or float32.")
+            raise FormatError(
+                f"{path}: tensor {name} is {tensor.dtype} or holds NaN or infinity; expected finite float64 or float32."
+            )
     return tensors
 
 
@@ -233,24 +266,31 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
 
 
 def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...]) -> FoldedHead:
-    shapes = {"input_shapes": tuple(tuple(s) for s in data["input_shapes"]), "output_shape": tuple(data["output_shape"])}
-    if shapes["input_shapes"] != tuple(d.shape for d in domains):
-        raise FormatError(f"{DESCRIPTION}: the head takes {shapes['input_shapes']} and the domains have {[d.shape for d in domains]}.")
+    inputs, output = tuple(tuple(s) for s in data["input_shapes"]), tuple(data["output_shape"])
+    if inputs != tuple(d.shape for d in domains):
+        raise FormatError(f"{DESCRIPTION}: the head takes {inputs} and the domains have {[d.shape for d in domains]}.")
     if data["type"] == "scattered":
         known = {"centers", "inverse_temperature", "values", "powers", "value_slopes"}
         _require_names(tensors, known, {"centers", "inverse_temperature", "values"})
-        extra = {k: tensors.get(k) for k in ("powers", "value_slopes")}
-        return ScatteredHead(tensors["centers"], float(tensors["inverse_temperature"]), tensors["values"], **extra, **shapes)  # type: ignore[arg-type]
+        return ScatteredHead(
+            tensors["centers"],
+            float(tensors["inverse_temperature"]),
+            tensors["values"],
+            powers=tensors.get("powers"),
+            value_slopes=tensors.get("value_slopes"),
+            input_shapes=inputs,
+            output_shape=output,
+        )
     if data["type"] != "grid":
         raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid or scattered.")
-    m = sum(math.prod(s) for s in shapes["input_shapes"])
+    m = sum(math.prod(s) for s in inputs)
     names = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}
     _require_names(tensors, names, names)
-    first, *rest = domains
-    box = product(first, *rest) if rest else first  # type: ignore[arg-type]
-    grid = ProductGrid(box, tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))  # type: ignore[arg-type]
+    box = domains[0] if len(domains) == 1 else product(*domains)  # type: ignore[arg-type]
+    grid = ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
     rates = tensors["inverse_temperature"].double().numpy()
-    return GridHead(grid, rates, tensors["values"], half_windows=data["half_windows"], **shapes)
+    windows = data["half_windows"]
+    return GridHead(grid, rates, tensors["values"], half_windows=windows, input_shapes=inputs, output_shape=output)
 
 
 def _require_names(tensors: Mapping[str, torch.Tensor], known: set[str], needed: set[str]) -> None:

@@ -50,7 +50,13 @@ def test_hard_heads_waste_nothing(name):
 @pytest.mark.parametrize("tolerance", [0.3, 0.11, 0.05])
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_key_count_on_cubes(m, tolerance):
-    c = pa.compile(lambda z: np.abs(z).sum(1) / math.sqrt(m), pa.Box([-2] * m, [2] * m), tolerance=tolerance, lipschitz=1.0, method="hard")
+    c = pa.compile(
+        lambda z: np.abs(z).sum(1) / math.sqrt(m),
+        pa.Box([-2] * m, [2] * m),
+        tolerance=tolerance,
+        lipschitz=1.0,
+        method="hard",
+    )
     assert c.num_keys <= math.ceil(1.0014 * math.sqrt(m) * 2 / tolerance) ** m
     assert c.error_bound <= 1.01 * c.certificate.facts["covering_radius"]
 
@@ -92,7 +98,12 @@ def test_certificates_say_what_they_rest_on(name):
     assert certificate.kind == ("proved" if typed and not filled else "proved_given")
     assert math.fsum(t.value for t in certificate.terms) <= certificate.error_bound
     assert all(t.theorem and t.formula for t in certificate.terms)
-    assert {a.vouched_by for a in certificate.assumptions} <= {"caller", "interval arithmetic", "construction", "platform"}
+    assert {a.vouched_by for a in certificate.assumptions} <= {
+        "caller",
+        "interval arithmetic",
+        "construction",
+        "platform",
+    }
     assert all(a.worst_ratio is None or a.worst_ratio <= 1 + 1e-9 for a in certificate.assumptions)
     text = c.explain()
     assert certificate.kind in text and "keys" in text

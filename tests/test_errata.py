@@ -741,7 +741,7 @@ def test_erratum_10_our_jump_term_uses_the_height_of_f_minus_net():
     def step(z):
         return np.where(np.asarray(z)[:, 0] < 0.1, -1.0, 1.0)
 
-    c = hard(step, pa.Box([0], [1]), tolerance=0.2, norm=2, lipschitz=0.0, jumps=pa.Jumps(height=2.0, area=1))
+    c = hard(step, pa.Box([0], [1]), tolerance=0.2, norm=2, lipschitz=0.0, jumps=pa.Jumps(height=2.0, tube=2))
     x = (np.arange(200000) + 0.5) / 200000
     seen = math.sqrt(((c(x[:, None]) - step(x[:, None])) ** 2).mean())
     assert 0 < seen <= c.error_bound <= 0.2

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from registry import CASES, compiled, inputs_for, sample
+from registry import CASES, compiled, sample
 
 import partita as pa
 from partita.attention import GridHead, ScatteredHead, kernels
@@ -27,7 +27,9 @@ def _split(head, z):
 
 
 def deployment(c: pa.Compiled) -> float:
-    return sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out"))
+    return sum(
+        t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out")
+    )
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
@@ -43,7 +45,9 @@ def test_a_window_that_is_too_narrow_is_noticed():
     """Negative control: κ = 4 with two centers per axis drops 10⁻¹ of the mass, and the law above would see it."""
     grid = pa.ProductGrid.uniform(pa.Box([-1], [1]), [12])
     h = 2 / 12
-    head = GridHead(grid, 4 / h**2, torch.randn(12, 1, dtype=torch.float64), half_windows=1, input_shapes=((1,),), output_shape=())
+    head = GridHead(
+        grid, 4 / h**2, torch.randn(12, 1, dtype=torch.float64), half_windows=1, input_shapes=((1,),), output_shape=()
+    )
     z = torch.linspace(-1, 1, 301, dtype=torch.float64)[:, None]
     assert (head.evaluate(z) - head.evaluate_dense(z)).abs().max() > 1e-3
 
@@ -60,7 +64,14 @@ def test_native_and_torch_paths_agree_everywhere(counts, half_window, dtype):
     rates = 20 / (2 / np.array(counts)) ** 2
     values = torch.from_numpy(rng.normal(size=(grid.num_cells, 3))).to(dtype)
     head = GridHead(grid, rates, values, half_windows=half_window, input_shapes=((len(counts),),), output_shape=(3,))
-    points = np.concatenate([box.sample(64, rng), box.corners(), grid.centers_of(rng.integers(grid.num_cells, size=16)), 3 * box.sample(16, rng)])
+    points = np.concatenate(
+        [
+            box.sample(64, rng),
+            box.corners(),
+            grid.centers_of(rng.integers(grid.num_cells, size=16)),
+            3 * box.sample(16, rng),
+        ]
+    )
     edges = np.stack([rng.choice((a[1:] + a[:-1]) / 2 if len(a) > 1 else a, 16) for a in grid.axes], axis=1)
     z = torch.from_numpy(np.concatenate([points, edges])).to(dtype)
     tolerance = 1e-12 if dtype == torch.float64 else 2e-5
@@ -74,14 +85,20 @@ def test_gradients_in_z_and_in_the_values(name):
     z = torch.from_numpy(sample(c)[:5]).clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda t: head.evaluate(t), (z,), eps=1e-7, atol=1e-4, rtol=1e-3)
     head.evaluate(z).sum().backward()
-    assert head.values.grad is not None and torch.isclose(head.values.grad.sum(), torch.tensor(5.0 * head.values.shape[1]).double())
+    assert head.values.grad is not None and torch.isclose(
+        head.values.grad.sum(), torch.tensor(5.0 * head.values.shape[1]).double()
+    )
 
 
 def test_gradients_of_a_scattered_head():
     rng = torch.Generator().manual_seed(0)
-    centers, values, powers = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((400, 3), (400, 2), (400,)))
+    centers, values, powers = (
+        torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((400, 3), (400, 2), (400,))
+    )
     slopes = torch.randn(400, 2, 3, generator=rng, dtype=torch.float64)
-    head = ScatteredHead(centers, 2.0, values, powers=0.1 * powers, value_slopes=slopes, input_shapes=((3,),), output_shape=(2,))
+    head = ScatteredHead(
+        centers, 2.0, values, powers=0.1 * powers, value_slopes=slopes, input_shapes=((3,),), output_shape=(2,)
+    )
     z = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: head.evaluate(t), (z,))
     assert torch.allclose(head.evaluate(z), head.evaluate_dense(z), atol=1e-12)
@@ -90,7 +107,9 @@ def test_gradients_of_a_scattered_head():
 @pytest.mark.parametrize("rate", [0.01, 5.0, 500.0, 1e6])
 def test_scattered_heads_find_every_cell_that_matters(rate):
     rng = torch.Generator().manual_seed(1)
-    centers, values, powers = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((3000, 2), (3000, 1), (3000,)))
+    centers, values, powers = (
+        torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((3000, 2), (3000, 1), (3000,))
+    )
     head = ScatteredHead(centers, rate, values, powers=0.01 * powers, input_shapes=((2,),), output_shape=())
     z = torch.randn(300, 2, generator=rng, dtype=torch.float64)
     assert torch.allclose(head.evaluate(z), head.evaluate_dense(z), rtol=0, atol=1e-11)
@@ -102,12 +121,20 @@ def test_permuting_cells_changes_nothing(name):
     order = torch.randperm(c.num_keys, generator=torch.Generator().manual_seed(0))
     head = c.head
     other = ScatteredHead(
-        head.centers[order], float(head.inverse_temperature), head.values[order], input_shapes=head.input_shapes, output_shape=head.output_shape
+        head.centers[order],
+        float(head.inverse_temperature),
+        head.values[order],
+        input_shapes=head.input_shapes,
+        output_shape=head.output_shape,
     )
     z = torch.from_numpy(sample(c))
     assert torch.allclose(head.evaluate(z), other.evaluate(z), atol=1e-12)
     swapped = ScatteredHead(
-        head.centers[order], float(head.inverse_temperature), head.values, input_shapes=head.input_shapes, output_shape=head.output_shape
+        head.centers[order],
+        float(head.inverse_temperature),
+        head.values,
+        input_shapes=head.input_shapes,
+        output_shape=head.output_shape,
     )
     assert not torch.allclose(head.evaluate(z), swapped.evaluate(z), atol=1e-3)  # negative control
 
@@ -181,7 +208,14 @@ def test_as_attention_refuses_what_it_cannot_list_or_express():
     huge.register_buffer("values", torch.zeros(1, 1))
     with pytest.raises(SizeError, match="64,000,000"):
         huge.as_attention()
-    affine = ScatteredHead(torch.zeros(2, 1), 1.0, torch.zeros(2, 1), value_slopes=torch.zeros(2, 1, 1), input_shapes=((1,),), output_shape=())
+    affine = ScatteredHead(
+        torch.zeros(2, 1),
+        1.0,
+        torch.zeros(2, 1),
+        value_slopes=torch.zeros(2, 1, 1),
+        input_shapes=((1,),),
+        output_shape=(),
+    )
     with pytest.raises(UnsupportedError, match="affine"):
         affine.as_attention()
 

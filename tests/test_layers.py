@@ -42,7 +42,9 @@ def flat_ends(c: pa.Compiled) -> tuple[np.ndarray, np.ndarray]:
 
 
 def head_rounding(c: pa.Compiled) -> float:
-    return sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out"))
+    return sum(
+        t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out")
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -87,7 +89,9 @@ def test_rounding_bounds_are_not_vacuous_in_float64():
     assert dot_product_rounding(c.head.as_attention(), *flat_ends(c)) < 1e-9
 
 
-@pytest.mark.parametrize("tensor", ["attention.w_k", "attention.w_q", "attention.w_v", "attention.w_o", "linear.constant", "linear.right"])
+@pytest.mark.parametrize(
+    "tensor", ["attention.w_k", "attention.w_q", "attention.w_v", "attention.w_o", "linear.constant", "linear.right"]
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_changed_tensor_is_noticed(form, tensor):
     """Negative control: every named tensor matters."""

@@ -222,7 +222,13 @@ def test_bad_boxes_say_what_is_wrong(lo, hi, words):
 
 @pytest.mark.parametrize(
     ("points", "fill", "words"),
-    [(np.zeros((0, 2)), 0, "N ≥ 1"), (np.zeros(3), 0, "shape"), ([[np.nan]], 0, "number 0"), ([[0.0]], -1, "fill_distance"), ([[0.0]], np.inf, "fill_distance")],
+    [
+        (np.zeros((0, 2)), 0, "N ≥ 1"),
+        (np.zeros(3), 0, "shape"),
+        ([[np.nan]], 0, "number 0"),
+        ([[0.0]], -1, "fill_distance"),
+        ([[0.0]], np.inf, "fill_distance"),
+    ],
 )
 def test_bad_clouds_say_what_is_wrong(points, fill, words):
     with pytest.raises(DomainError, match=words):
@@ -237,7 +243,9 @@ def test_domains_are_frozen():
         box.lo = np.zeros(2)
 
 
-@pytest.mark.parametrize("domain", [pa.Box([-1, 2], [1, 5]), pa.PointCloud(np.random.default_rng(0).normal(size=(30, 2)), fill_distance=0.1)])
+@pytest.mark.parametrize(
+    "domain", [pa.Box([-1, 2], [1, 5]), pa.PointCloud(np.random.default_rng(0).normal(size=(30, 2)), fill_distance=0.1)]
+)
 def test_samples_and_clamped_points_are_inside(domain):
     rng = np.random.default_rng(0)
     assert domain.contains(domain.sample(500, rng)).all()

@@ -1,6 +1,14 @@
 """The papers' layers, the folded head that people run, and the forms that connect them."""
 
-from partita.attention.forms import LOG_FORM_COLUMNS, indexed_cross, indexed_self, literal_layers, log_cross, log_self, token_mixing
+from partita.attention.forms import (
+    LOG_FORM_COLUMNS,
+    indexed_cross,
+    indexed_self,
+    literal_layers,
+    log_cross,
+    log_self,
+    token_mixing,
+)
 from partita.attention.grid_head import GridHead
 from partita.attention.head import DotProductAttention, FoldedHead
 from partita.attention.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork

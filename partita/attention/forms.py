@@ -18,7 +18,15 @@ from partita.attention.scores import AffineScores
 from partita.errors import SizeError, UnsupportedError
 from partita.geometry.domains import Array
 
-__all__ = ["LOG_FORM_COLUMNS", "indexed_cross", "indexed_self", "literal_layers", "log_cross", "log_self", "token_mixing"]
+__all__ = [
+    "LOG_FORM_COLUMNS",
+    "indexed_cross",
+    "indexed_self",
+    "literal_layers",
+    "log_cross",
+    "log_self",
+    "token_mixing",
+]
 
 LOG_FORM_COLUMNS = 8192  # the identity block is (2 d G)²: half a gigabyte in float64
 _INDEXED_SCALARS = 1 << 28
@@ -32,13 +40,24 @@ def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
         _refuse_log(2 * _matrix_shape(head.output_shape)[0] * head.num_keys, _matrix_shape(head.output_shape)[1])
     else:
         _refuse_indexed(head.num_keys * _matrix_shape(head.output_shape)[1], head.dimension + head.values.shape[1])
-    scores = head.affine_scores()
-    common = {"output_shape": head.output_shape, "inverse_temperature": head.sharpest_rate(), "dtype": head.dtype}
+    scores, r = head.affine_scores(), head.sharpest_rate()
     if len(head.input_shapes) == 1:
         build = log_self if form == "log" else indexed_self
-        return build(scores, input_shape=head.input_shapes[0], **common)
-    first, second = head.input_shapes
-    return (log_cross if form == "log" else indexed_cross)(scores, input_shapes=(first, second), **common)
+        return build(
+            scores,
+            input_shape=head.input_shapes[0],
+            output_shape=head.output_shape,
+            inverse_temperature=r,
+            dtype=head.dtype,
+        )
+    build_cross = log_cross if form == "log" else indexed_cross
+    return build_cross(
+        scores,
+        input_shapes=(head.input_shapes[0], head.input_shapes[1]),
+        output_shape=head.output_shape,
+        inverse_temperature=r,
+        dtype=head.dtype,
+    )
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -74,10 +93,20 @@ def _refuse_log(columns: int, tokens_out: int) -> None:
     if columns > LOG_FORM_COLUMNS:
         raise SizeError(
             f"the log form needs {columns:,} columns and an identity block of {columns:,}² numbers "
-            f"({8 * columns**2 / 2**30:.1f} GiB); the limit is {LOG_FORM_COLUMNS:,} columns. Use form='indexed', or a larger tolerance."
+            f"({8 * columns**2 / 2**30:.1f} GiB); the limit is {LOG_FORM_COLUMNS:,} columns. Use form='indexed', "
+            f"or a larger tolerance."
         )
     if tokens_out > columns:
-        raise UnsupportedError(f"the log form needs at least as many columns ({columns}) as output tokens ({tokens_out}).")
+        raise UnsupportedError(
+            f"the log form needs at least as many columns ({columns}) as output tokens ({tokens_out})."
+        )
+
+
+def _refuse_affine(scores: AffineScores) -> None:
+    if scores.value_slopes is not None:
+        raise UnsupportedError(
+            "the log form stores values as logarithms, so they cannot be affine in z; use form='indexed'."
+        )
 
 
 def _split_logs(values: Array, d: int, n: int) -> tuple[Array, Array, float]:
@@ -91,7 +120,12 @@ def _split_logs(values: Array, d: int, n: int) -> tuple[Array, Array, float]:
 
 
 def log_self(
-    scores: AffineScores, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...], inverse_temperature: float, dtype: torch.dtype
+    scores: AffineScores,
+    *,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    inverse_temperature: float,
+    dtype: torch.dtype,
 ) -> SelfNetwork:
     """The paper's construction (B.5)–(B.15), errata 3–6 corrected: `2 d_o G` columns. *Theorem*: `self-attention`.
 
@@ -99,8 +133,7 @@ def log_self(
     rows `ln T(v_j)ᵀ`, `ln E(v_j)ᵀ`; `W_Q` holds R, R and I_n on the first n columns; `W_V = [0, I…I, −I…−I]`;
     `W_O = d_o B·I` on the first n rows.
     """
-    if scores.value_slopes is not None:
-        raise UnsupportedError("the log form stores values as logarithms, so they cannot be affine in z; use form='indexed'.")
+    _refuse_affine(scores)
     (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
     columns = 2 * d * cells
     _refuse_log(columns, n)
@@ -151,7 +184,12 @@ def _value_rows(scores: AffineScores, d: int, n: int, first: int) -> tuple[dict[
 
 
 def indexed_self(
-    scores: AffineScores, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...], inverse_temperature: float, dtype: torch.dtype
+    scores: AffineScores,
+    *,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    inverse_temperature: float,
+    dtype: torch.dtype,
 ) -> SelfNetwork:
     """Ours: `n_o G` columns, no logarithms, no identity block, values may be affine in z. *Theorem*: `indexed-form`.
 
@@ -210,6 +248,7 @@ def log_cross(
     The score of a pair of cells is `v_K·z_K + v_Q·z_Q + offset`. `v_K·z_K` is a row of `Linear_K`; v_Q sits in the key as a
     constant (m rows; the paper's one-hot needs G) and meets z_Q in the query; R is counted once.
     """
+    _refuse_affine(scores)
     (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
     m_k, m_q = math.prod(input_shapes[0]), math.prod(input_shapes[1])
     columns = 2 * d * cells
@@ -243,9 +282,13 @@ def indexed_cross(
     inverse_temperature: float,
     dtype: torch.dtype,
 ) -> CrossNetwork:
-    """Theorem 4.2 in the indexed form: `n_o G_K G_Q` columns, `d_attn = 1 + m_Q + n_o`, n_o query columns. *Theorem*: `indexed-form`."""
+    """Theorem 4.2 in the indexed form: `n_o G_K G_Q` columns, `d_attn = 1 + m_Q + n_o`, n_o query columns.
+    *Theorem*: `indexed-form`.
+    """
     if scores.value_slopes is not None:
-        raise UnsupportedError("cross-attention values may depend on z_K only; this head's values are affine in both inputs.")
+        raise UnsupportedError(
+            "cross-attention values may depend on z_K only; this head's values are affine in both inputs."
+        )
     (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
     m_k, m_q = math.prod(input_shapes[0]), math.prod(input_shapes[1])
     columns, height = n * cells, 1 + m_q + n + d

@@ -51,7 +51,9 @@ class GridHead(FoldedHead):
     ) -> None:
         super().__init__(input_shapes=input_shapes, output_shape=output_shape)
         if values.shape != (grid.num_cells, math.prod(output_shape)):
-            raise ShapeError(f"values of shape {tuple(values.shape)}; expected ({grid.num_cells}, {math.prod(output_shape)}).")
+            raise ShapeError(
+                f"values of shape {tuple(values.shape)}; expected ({grid.num_cells}, {math.prod(output_shape)})."
+            )
         self.counts = grid.counts
         q = np.broadcast_to(np.asarray(half_windows, dtype=np.int64), len(self.counts))
         self.half_windows = tuple(int(k) for k in q)
@@ -120,9 +122,10 @@ class GridHead(FoldedHead):
         values = self.values.detach().numpy()
         out = np.empty((len(flat), values.shape[1]), values.dtype)
         counts = np.array(self.counts, dtype=np.int64)
+        axes = [a.numpy() for a in self.axes]
         kernels.grid_window_sum(
             np.ascontiguousarray(flat.detach().numpy()),
-            np.concatenate([a.numpy() for a in self.axes]),
+            axes[0] if len(axes) == 1 else np.concatenate(axes),  # one axis may be as long as the values: no copy
             np.concatenate([[0], np.cumsum(counts)[:-1]]),
             counts,
             (self.inverse_temperature * 0.5).numpy(),

@@ -98,7 +98,7 @@ class FoldedHead(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
         flat, lead = self.flatten(*inputs)
-        return self.evaluate(flat).reshape(*lead, *self.output_shape)
+        return self.evaluate(flat).reshape((*lead, *self.output_shape))
 
     def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
@@ -123,7 +123,9 @@ class FoldedHead(nn.Module):
     def as_attention(self) -> DotProductAttention:
         """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
         if self.num_keys * (self.dimension + 1 + self.values.shape[-1]) > _KEYS_LISTED_AT_MOST:
-            raise SizeError(f"as_attention() would list {self.num_keys:,} keys; this head is a product grid because they are that many.")
+            raise SizeError(
+                f"as_attention() would list {self.num_keys:,} keys; this head is a product grid because they are that many."
+            )
         return DotProductAttention(self)
 
 
@@ -157,4 +159,4 @@ class DotProductAttention(nn.Module):
         _, lead = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
         q = self.query(*inputs)
         out = nn.functional.scaled_dot_product_attention(q[None], self.key[None], self.value[None], scale=1.0)
-        return out[0].reshape(*lead, *self.output_shape)
+        return out[0].reshape((*lead, *self.output_shape))

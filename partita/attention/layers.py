@@ -117,7 +117,13 @@ class SelfNetwork(nn.Module):
     """
 
     def __init__(
-        self, linear: LinearSum, attention: SelfAttention, *, form: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...]
+        self,
+        linear: LinearSum,
+        attention: SelfAttention,
+        *,
+        form: str,
+        input_shape: tuple[int, ...],
+        output_shape: tuple[int, ...],
     ) -> None:
         super().__init__()
         self.linear, self.attention = linear, attention

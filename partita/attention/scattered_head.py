@@ -16,17 +16,21 @@ from partita.attention.scores import AffineScores
 from partita.errors import ShapeError
 from partita.geometry.domains import Array
 
-__all__ = ["ScatteredHead"]
+__all__ = ["ScatteredHead", "exponent_cut"]
 
 _AT_ONCE = 1 << 22
 _LIST_ALL_BELOW = 256  # cells: below this one dense softmax is faster than a tree
 
 
+def exponent_cut(cells: int) -> float:
+    """T = ln N + 45: cells whose exponent trails the best by more are left out; together they hold less than e^{−45}."""
+    return math.log(cells) + 45.0
+
+
 class ScatteredHead(FoldedHead):
     """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·V_j(z)`, `V_j(z) = V_j + J_j(z − c_j)`.
 
-    Cells are those of the power diagram of (c, p). Cells whose score trails the best by more than T = ln N + 45 in the
-    exponent are left out: together they hold less than e^{−45} of the mass.
+    Cells are those of the power diagram of (c, p); those that trail too far are left out (`exponent_cut`).
 
     Args:
         centers: `(N, m)`; values: `(N, out)`; powers: `(N,)` or None for Voronoi; value_slopes: `(N, out, m)` or None.
@@ -66,11 +70,6 @@ class ScatteredHead(FoldedHead):
     def num_keys(self) -> int:
         return len(self.centers)
 
-    @property
-    def exponent_cut(self) -> float:
-        """T: cells whose exponent trails the best by more are left out."""
-        return math.log(self.num_keys) + 45.0
-
     def middle(self) -> Array:
         centers = self.centers.double().cpu().numpy()
         return (centers.min(axis=0) + centers.max(axis=0)) / 2
@@ -88,7 +87,12 @@ class ScatteredHead(FoldedHead):
         )
 
     def evaluate(self, flat: Tensor) -> Tensor:
-        if self.num_keys <= _LIST_ALL_BELOW or torch.compiler.is_compiling() or flat.device.type != "cpu" or not len(flat):
+        if (
+            self.num_keys <= _LIST_ALL_BELOW
+            or torch.compiler.is_compiling()
+            or flat.device.type != "cpu"
+            or not len(flat)
+        ):
             return self.evaluate_dense(flat)
         rows, parts = [], []
         for settled, cells in self._near_cells(flat.detach().double().numpy()):
@@ -118,7 +122,7 @@ class ScatteredHead(FoldedHead):
 
     def _near_cells(self, points: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Row numbers and the labels `(rows, k)` of the cells that may matter there; k doubles until the k-th trails by T."""
-        reach = 2 * self.exponent_cut / float(self.inverse_temperature)
+        reach = 2 * exponent_cut(self.num_keys) / float(self.inverse_temperature)
         tree = self._search_tree()
         lifted = points if self.powers is None else np.column_stack([points, np.zeros(len(points))])
         k, rows = min(16, self.num_keys), np.arange(len(points))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
 from partita.attention.layers import LinearSum, SelfAttention, SelfNetwork
 from partita.attention.scattered_head import ScatteredHead
 from partita.errors import UnsupportedError
+from partita.geometry.domains import Array
 
 __all__ = ["tokenwise_layers"]
 
@@ -17,8 +16,10 @@ __all__ = ["tokenwise_layers"]
 def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float = 0.0) -> SelfNetwork:
     """`X ↦ [F(X_1), …, F(X_n)]` as the paper's layers, F the head's reassignment of values to its cells.
 
-    Constant values: exactly section A.2 with its block sizes corrected (erratum 2): `Linear(X) = [X 0; I_N]`, `W_K = [0 a_j; 0 b_j]`,
-    `W_Q = R[I_d 0; 0 1_n 0]`, `W_V = [0 V_j]`, `W_O = [I_n; 0]`; N columns, which must be at least n. Affine values (Figure 2) need a
+    Constant values: exactly section A.2 with its block sizes corrected (erratum 2): `Linear(X) = [X 0; I_N]`, `W_K =
+    [0 a_j; 0 b_j]`,
+    `W_Q = R[I_d 0; 0 1_n 0]`, `W_V = [0 V_j]`, `W_O = [I_n; 0]`; N columns, which must be at least n. Affine values
+    (Figure 2) need a
     column per cell *and* token, since a column's value depends on one token: scores get `S·[same token]`, and
     `(n−1)e^{−S}` of the mass leaks to other tokens.
 
@@ -33,7 +34,9 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     if scores.value_slopes is None:
         cells = len(offsets)
         if cells < tokens:
-            raise UnsupportedError(f"section A.2 needs at least as many cells ({cells}) as tokens ({tokens}): its Linear cannot shorten a sequence.")
+            raise UnsupportedError(
+                f"section A.2 needs at least as many cells ({cells}) as tokens ({tokens}): its Linear cannot shorten a sequence."
+            )
         constant = np.vstack([np.zeros((d, cells)), np.eye(cells)])
         left, right = _copy_tokens(d, tokens, cells, height=d + cells)
         w_k = np.hstack([np.zeros((d + 1, d)), np.vstack([slopes.T, offsets])])
@@ -43,7 +46,9 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         w_v = np.hstack([np.zeros((out, d)), values.T])
         w_o = np.eye(cells, tokens)
     else:
-        left, right, constant, w_k, w_q, w_v, w_o = _affine_blocks(slopes, offsets, scores.values, scores.value_slopes, tokens, r, token_sharpness)
+        left, right, constant, w_k, w_q, w_v, w_o = _affine_blocks(
+            slopes, offsets, scores.values, scores.value_slopes, tokens, r, token_sharpness
+        )
     dtype = head.dtype
     tensors = [torch.as_tensor(np.ascontiguousarray(a)).to(dtype) for a in (left, right, constant, w_k, w_q, w_v, w_o)]
     linear = LinearSum(*tensors[:3])
@@ -51,12 +56,14 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     return SelfNetwork(linear, attention, form="tokenwise", input_shape=(tokens, d), output_shape=(tokens, out))
 
 
-def _copy_tokens(d: int, tokens: int, columns: int, *, height: int) -> tuple[np.ndarray, np.ndarray]:
+def _copy_tokens(d: int, tokens: int, columns: int, *, height: int) -> tuple[Array, Array]:
     """One term `[I_d; 0] X [I_n 0]`: the sequence in the first rows and columns."""
     return np.eye(height, d)[None], np.eye(tokens, columns)[None]
 
 
-def _affine_blocks(slopes, offsets, values, value_slopes, tokens, r, s):  # type: ignore[no-untyped-def]
+def _affine_blocks(
+    slopes: Array, offsets: Array, values: Array, value_slopes: Array, tokens: int, r: float, s: float
+) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
     """Column (j, i) holds `V_j + A_j X_i`; rows: X (queries), ones, query tokens | a_j, b_j, key tokens | values."""
     (cells, d), out = slopes.shape, values.shape[1]
     columns, head_rows = cells * tokens, d + 1 + tokens
@@ -80,9 +87,12 @@ def _affine_blocks(slopes, offsets, values, value_slopes, tokens, r, s):  # type
     w_q[: d + 1, : d + 1] = r * np.eye(d + 1)
     w_q[d + 1 :, d + 1 : head_rows] = s * np.eye(tokens)
     w_v = np.eye(out, height, k=2 * head_rows)
-    return np.vstack([copy_left, left]), np.vstack([copy_right, right]), constant, w_k, w_q, w_v, np.eye(columns, tokens)
-
-
-def token_leak(tokens: int, token_sharpness: float) -> float:
-    """`(n−1)/(e^S + n − 1)`: the mass that affine values lose to other tokens."""
-    return (tokens - 1) / (math.exp(token_sharpness) + tokens - 1)
+    return (
+        np.vstack([copy_left, left]),
+        np.vstack([copy_right, right]),
+        constant,
+        w_k,
+        w_q,
+        w_v,
+        np.eye(columns, tokens),
+    )

@@ -61,7 +61,9 @@ def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Ar
     return np.stack(columns, axis=1)
 
 
-def modulus_ratios(ask: Callable[[Array], Array], domain: Domain, *, pairs: int = 1024, seed: int = 1) -> tuple[Array, Array, Array, Array]:
+def modulus_ratios(
+    ask: Callable[[Array], Array], domain: Domain, *, pairs: int = 1024, seed: int = 1
+) -> tuple[Array, Array, Array, Array]:
     """Pairs of domain points, far and near, with f at both: `(x, y, |f(x) − f(y)|_∞, |x − y|)` flat, for attacks on a modulus."""
     rng = np.random.default_rng(seed)
     x = domain.sample(pairs, rng)

@@ -87,14 +87,18 @@ class Certificate:
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
-        lines = [f"{self.kind}: {norm} error ≤ {self.error_bound:.6g} (asked: {self.tolerance:g}), {self.semantics} arithmetic"]
+        lines = [
+            f"{self.kind}: {norm} error ≤ {self.error_bound:.6g} (asked: {self.tolerance:g}), {self.semantics} arithmetic"
+        ]
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         for a in self.assumptions:
             attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
             lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")
         if self.witness:
             what = "worst error seen" if self.norm == "inf" else "largest pointwise error seen"
-            lines.append(f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)")
+            lines.append(
+                f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)"
+            )
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -112,9 +116,13 @@ class Certificate:
                 fields["witness"] = Witness(**{**fields["witness"], "point": tuple(fields["witness"]["point"])})
             certificate = cls(**fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"certificate.json does not describe a certificate: {type(error).__name__}: {error}") from None
+            raise FormatError(
+                f"certificate.json does not describe a certificate: {type(error).__name__}: {error}"
+            ) from None
         if certificate.kind not in ("proved", "proved_given", "estimated"):
-            raise FormatError(f"certificate.json: kind is {certificate.kind!r}; expected proved, proved_given or estimated.")
+            raise FormatError(
+                f"certificate.json: kind is {certificate.kind!r}; expected proved, proved_given or estimated."
+            )
         if not math.isfinite(certificate.error_bound) or certificate.error_bound < 0:
             raise FormatError(f"certificate.json: error_bound is {certificate.error_bound}.")
         return certificate

@@ -17,7 +17,17 @@ from partita.errors import UnsupportedError
 from partita.geometry.moments import AxisGeometry, dropped_mass, moment_bounds
 from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
 
-__all__ = ["GridFacts", "Known", "UNIT_ROUNDOFF", "approximation_term", "deployment_terms", "grid_terms", "optimal_ratio", "score_error", "window_for"]
+__all__ = [
+    "UNIT_ROUNDOFF",
+    "GridFacts",
+    "Known",
+    "approximation_term",
+    "deployment_terms",
+    "grid_terms",
+    "optimal_ratio",
+    "score_error",
+    "window_for",
+]
 
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
 
@@ -38,7 +48,7 @@ class Known:
         if self.per_axis is not None:
             data["per_axis"] = list(self.per_axis.constants)
         if isinstance(self.jumps, Jumps):
-            data["jumps"] = {"height": self.jumps.height, "area": self.jumps.area}
+            data["jumps"] = {"height": self.jumps.height, "tube": list(self.jumps.coefficients)}
         elif self.jumps is not None:
             data["rough_boxes"] = len(self.jumps.lo)
         return data
@@ -83,7 +93,7 @@ def grid_terms(facts: GridFacts, known: Known, norm: float) -> list[Term]:
     terms = [approximation]
     if known.jumps is not None:
         terms += _jump_terms(facts, known.jumps, norm)
-    return terms + deployment_terms(facts, known, norm, sum(t.value for t in terms))
+    return terms + deployment_terms(facts, known, norm, add_up(*(t.value for t in terms)))
 
 
 def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
@@ -94,7 +104,9 @@ def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
     if known.per_axis is not None:
         candidates.append(_per_axis(facts, known.per_axis, norm))
     if not candidates:
-        raise UnsupportedError("no modulus of continuity is known for this function: declare lipschitz=… or give an expression.")
+        raise UnsupportedError(
+            "no modulus of continuity is known for this function: declare lipschitz=… or give an expression."
+        )
     return min(candidates, key=lambda term: term.value)
 
 
@@ -117,7 +129,12 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
     distance = sqrt_up(add_up(*squares))
     value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
-    inputs = {"constant": modulus.constant, "exponent": modulus.exponent, "distance": distance, "factor": _domain_factor(facts, norm)}
+    inputs = {
+        "constant": modulus.constant,
+        "exponent": modulus.exponent,
+        "distance": distance,
+        "factor": _domain_factor(facts, norm),
+    }
     return Term("approximation", value, "constant · (√Σ_i E(x_i − v_i)²)^exponent · factor", theorem, inputs)
 
 
@@ -128,21 +145,27 @@ def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
     distances = [pow_up(m, 1 / power) for m in moments]
     factor = _domain_factor(facts, norm)
     value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
-    inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {f"distance{i}": d for i, d in enumerate(distances)}
-    return Term("approximation", value, "Σ_i L_i · E|x_i − v_i| · factor", "axis-telescoping", {**inputs, "factor": factor})
+    inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {
+        f"distance{i}": d for i, d in enumerate(distances)
+    }
+    return Term(
+        "approximation", value, "Σ_i L_i · E|x_i − v_i| · factor", "axis-telescoping", {**inputs, "factor": factor}
+    )
 
 
 def _window_reach(facts: GridFacts) -> list[float]:
     """The farthest that a center of the window lies from x, axis by axis (at the boundary the window is pushed inside)."""
     return [
-        add_up(mul_up(float(min(2 * q, axis.count)), axis.gap_max), axis.overhang) for axis, q in zip(facts.axes, facts.half_windows)
+        add_up(mul_up(float(min(2 * q, axis.count)), axis.gap_max), axis.overhang)
+        for axis, q in zip(facts.axes, facts.half_windows)
     ]
 
 
 def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> list[Term]:
     """Points whose relevant centers may lie across a jump: `(out · ∫ height^p)^{1/p}`, and the little mass beyond those centers.
 
-    With t gaps of reach, `t² = ¼ + 48/κ`, centers farther away hold less than `2e^{−24}/(1 − e^{−κ/2})` of the mass per axis.
+    With ρ the covering radius of the axis, centers farther than `√(ρ² + 48/R)` hold less than `2e^{−24}/(1 −
+    e^{−κ/2})` of its mass.
     """
     if math.isinf(norm):
         raise UnsupportedError(
@@ -153,31 +176,61 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
     reach, beyond = [], []
     for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
         kappa = rate * axis.gap_min**2
-        relevant = mul_up(math.sqrt(0.25 + 48 / kappa) * 1.001, axis.gap_max) if axis.count > 1 else farthest
+        relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
     near = pow_up(mul_up(float(facts.outputs), jumps.penalty(reach, norm, facts.volume)), 1 / norm)
     far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
     inputs = {"height": jumps.height, "reach": max(reach), "mass beyond": add_up(*beyond)}
-    return [Term("jumps", add_up(near, far), "(outputs · ∫ height^p near the jumps)^(1/p) + mass beyond · height", "lp-jumps", inputs)]
+    return [
+        Term(
+            "jumps",
+            add_up(near, far),
+            "(outputs · ∫ height^p near the jumps)^(1/p) + mass beyond · height",
+            "lp-jumps",
+            inputs,
+        )
+    ]
 
 
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
-    """What the window drops and the dtype rounds: covers every evaluator and every order of summation."""
+    """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
     u, factor = UNIT_ROUNDOFF[facts.semantics], _domain_factor(facts, norm)
     m = len(facts.axes)
     dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     delta = score_error(facts)
+    if facts.semantics != "float64" and not math.isinf(norm):
+        delta = add_up(delta, _lattice_error(facts))
     widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
     operations = math.prod(widths) + sum(widths) + 6 * m + 8
     summation = mul_up(1.01, float(operations), u, facts.largest, factor)
     terms = [
-        Term("window", mul_up(dropped, facts.spread, factor), "mass outside the window · spread of the values", "window-tail", {"mass": dropped}),
-        Term("score rounding", mul_up(expm1_up(mul_up(2.0, delta)), approximation), "(e^{2δ} − 1) · approximation", "score-rounding", {"delta": delta}),
-        Term("summation", summation, "γ_K · max|V|", "score-rounding", {"operations": float(operations), "u": u, "largest": facts.largest}),
+        Term(
+            "window",
+            mul_up(dropped, facts.spread, factor),
+            "mass outside the window · spread of the values",
+            "window-tail",
+            {"mass": dropped},
+        ),
+        Term(
+            "score rounding",
+            mul_up(expm1_up(mul_up(2.0, delta)), approximation),
+            "(e^{2δ} − 1) · approximation",
+            "score-rounding",
+            {"delta": delta},
+        ),
+        Term(
+            "summation",
+            summation,
+            "γ_K · max|V|",
+            "score-rounding",
+            {"operations": float(operations), "u": u, "largest": facts.largest},
+        ),
     ]
     if facts.value_error:
-        terms.append(Term("stored values", mul_up(facts.value_error, factor), "max |V_j − f(v_j)|", "score-rounding", {}))
+        terms.append(
+            Term("stored values", mul_up(facts.value_error, factor), "max |V_j − f(v_j)|", "score-rounding", {})
+        )
     if facts.semantics != "float64":
         terms.append(_input_rounding(facts, known, mul_up(u, facts.reach), factor))
     return terms
@@ -188,6 +241,12 @@ def score_error(facts: GridFacts) -> float:
     u = UNIT_ROUNDOFF[facts.semantics]
     scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, _window_reach(facts))))
     return mul_up(u, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+
+
+def _lattice_error(facts: GridFacts) -> float:
+    """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
+    u = UNIT_ROUNDOFF[facts.semantics]
+    return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
 def _input_rounding(facts: GridFacts, known: Known, distance: float, factor: float) -> Term:

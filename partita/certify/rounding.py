@@ -44,7 +44,9 @@ def literal_rounding(network: SelfNetwork | CrossNetwork, lo: Array, hi: Array) 
         queries_in = _magnitude(network.linear_q, size[cut:], network.input_shapes[1])
     used = attention.w_o.ne(0).any(dim=1)
     keys, queries = attention.w_k.double().abs() @ keys_in, (attention.w_q.double().abs() @ queries_in)[:, used]
-    depth = size.numel() + keys.shape[0] + 8 + _widest(attention.w_k, keys_in) + _widest(attention.w_q, queries_in[:, used])
+    depth = (
+        size.numel() + keys.shape[0] + 8 + _widest(attention.w_k, keys_in) + _widest(attention.w_q, queries_in[:, used])
+    )
     delta = float((keys.T @ queries).max()) * depth * u
     values = float((attention.w_v.double().abs() @ keys_in).max())
     gain = float(attention.w_o.double().abs().sum(dim=0).max())

@@ -20,7 +20,8 @@ class ScatteredFacts:
     Attributes:
         cells: N; dimension: m; radius: ρ, every point of the domain is that close to a center.
         rate: R; exponent_cut: T, cells trailing by more are left out; near_cells: how many do not, at most.
-        reach: max |z|₂ over the domain; center_shift: how far storing a center moved it; largest, spread, value_error, semantics: as in `GridFacts`.
+        reach: max |z|₂ over the domain; center_shift: how far storing a center moved it; largest, spread,
+        value_error, semantics: as in `GridFacts`.
     """
 
     cells: int
@@ -53,18 +54,46 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
     operations = float(2 * facts.near_cells + facts.dimension + 16)
     terms = [
         Term("approximation", approximation, "constant · √(radius² + softness)^exponent", "small-domain", inputs),
-        Term("cells left out", mul_up(dropped, facts.spread), "mass left out · spread of the values", "window-tail", {"mass": dropped}),
-        Term("score rounding", mul_up(expm1_up(mul_up(2.0, delta)), approximation), "(e^{2δ} − 1) · approximation", "score-rounding", {"delta": delta}),
-        Term("summation", mul_up(1.01, operations, u, facts.largest), "γ_K · max|V|", "score-rounding", {"operations": operations, "u": u}),
+        Term(
+            "cells left out",
+            mul_up(dropped, facts.spread),
+            "mass left out · spread of the values",
+            "window-tail",
+            {"mass": dropped},
+        ),
+        Term(
+            "score rounding",
+            mul_up(expm1_up(mul_up(2.0, delta)), approximation),
+            "(e^{2δ} − 1) · approximation",
+            "score-rounding",
+            {"delta": delta},
+        ),
+        Term(
+            "summation",
+            mul_up(1.01, operations, u, facts.largest),
+            "γ_K · max|V|",
+            "score-rounding",
+            {"operations": operations, "u": u},
+        ),
     ]
     if facts.value_error:
         terms.append(Term("stored values", facts.value_error, "max |V_j − f(v_j)|", "score-rounding", {}))
     if facts.center_shift:
         shifted = mul_up(modulus.constant, pow_up(facts.center_shift, modulus.exponent))
-        terms.append(Term("stored centers", shifted, "ω(how far storing a center moved it)", "small-domain", {"shift": facts.center_shift}))
+        terms.append(
+            Term(
+                "stored centers",
+                shifted,
+                "ω(how far storing a center moved it)",
+                "small-domain",
+                {"shift": facts.center_shift},
+            )
+        )
     if facts.semantics != "float64":
         moved = mul_up(modulus.constant, pow_up(mul_up(u, facts.reach), modulus.exponent))
-        terms.append(Term("input rounding", moved, "ω(u·max|z|)", "score-rounding", {"distance": mul_up(u, facts.reach)}))
+        terms.append(
+            Term("input rounding", moved, "ω(u·max|z|)", "score-rounding", {"distance": mul_up(u, facts.reach)})
+        )
     return terms
 
 

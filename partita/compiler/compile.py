@@ -79,12 +79,20 @@ def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = 
     certificate = construction.certificate
     if certificate.error_bound > planned.recipe.tolerance:
         raise ToleranceError(
-            f"{planned.target.label}: the finished head has the bound {certificate.error_bound:.6g}, above the tolerance {planned.recipe.tolerance:g}; "
+            f"{planned.target.label}: the finished head has the bound {certificate.error_bound:.6g}, above the "
+            f"tolerance {planned.recipe.tolerance:g}; "
             f"rounding took the rest. Ask for {1.01 * certificate.error_bound:.3g}."
         )
     compiled = Compiled(construction.head, construction.partition, certificate, planned.target, outside, planned.why)
     witness = compiled.attack(samples=2048, seed=seed)
-    return Compiled(construction.head, construction.partition, certificate.with_witness(witness), planned.target, outside, planned.why)
+    return Compiled(
+        construction.head,
+        construction.partition,
+        certificate.with_witness(witness),
+        planned.target,
+        outside,
+        planned.why,
+    )
 
 
 def _construct(planned: Plan, progress: Progress | None) -> Construction:

@@ -68,10 +68,12 @@ class Compiled:
     def __call__(self, *inputs: Any) -> Any:
         """The head's values: tensors for tensors, arrays for anything else. Inputs outside the domain as `outside` says."""
         as_tensors = any(isinstance(z, Tensor) for z in inputs)
-        tensors = tuple(z if isinstance(z, Tensor) else torch.as_tensor(np.asarray(z, dtype=np.float64)) for z in inputs)
+        tensors = tuple(
+            z if isinstance(z, Tensor) else torch.as_tensor(np.asarray(z, dtype=np.float64)) for z in inputs
+        )
         flat, lead = self._flatten64(tensors)
         flat = self._inside(flat).to(self.head.dtype)
-        out = self.head.evaluate(flat).reshape(*lead, *self.head.output_shape)
+        out = self.head.evaluate(flat).reshape((*lead, *self.head.output_shape))
         return out if as_tensors else out.detach().numpy()
 
     def with_outside(self, outside: str) -> Compiled:
@@ -93,12 +95,16 @@ class Compiled:
     def errors_at(self, points: np.ndarray) -> np.ndarray:
         """`|f − head|_∞` at flat points `(n, m)`."""
         with torch.no_grad():
-            got = self.head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)).double().numpy()
+            got = (
+                self.head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)).double().numpy()
+            )
         return np.abs(got - self.target(points)).max(axis=1)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all."""
-        return storage.save(self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite)
+        return storage.save(
+            self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite
+        )
 
     def export_onnx(self, path: str | os.PathLike[str]) -> Path:
         """Write the head as ONNX, dynamic batch; onnxruntime reproduces it within the rounding terms of the certificate."""
@@ -125,13 +131,15 @@ class Compiled:
             return flat + torch.from_numpy(domain.clamp(points) - points)
         row = int(np.flatnonzero(~inside)[0])
         raise OutsideDomainError(
-            f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is {points[row].tolist()}; the certificate says nothing "
+            f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is "
+            f"{points[row].tolist()}; the certificate says nothing "
             "there. Use outside='clamp' or outside='allow' when compiling (or c.with_outside(…)) if you want values all the same."
         )
 
     def __repr__(self) -> str:
         c = self.certificate
-        return f"Compiled({self.target.label!r}: {self.num_keys:,} keys, {c.kind} error ≤ {c.error_bound:.4g} in L{c.norm}, {c.semantics})"
+        size = f"{self.num_keys:,} keys, {c.kind} error ≤ {c.error_bound:.4g} in L{c.norm}, {c.semantics}"
+        return f"Compiled({self.target.label!r}: {size})"
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:

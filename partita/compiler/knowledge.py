@@ -13,6 +13,7 @@ from partita.certify.grid_bounds import Known
 from partita.errors import LipschitzContradictedError, NothingKnownError, ShapeError, UnsupportedError
 from partita.geometry.domains import PointCloud
 from partita.targets.derivatives import LipschitzBounds, lipschitz_bounds
+from partita.targets.graph import Graph
 from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
 from partita.targets.target import Target
 
@@ -40,7 +41,7 @@ def gather(
     """Proved before declared: a graph's own constants are used unless the caller's are smaller and not contradicted."""
     said = _declared(target, lipschitz, modulus, jumps)
     if target.graph is not None:
-        return _from_graph(target, norm, said)
+        return _from_graph(target, target.graph, norm, said)
     if said is None:
         raise NothingKnownError(_suggestion(target))
     points = target.domain.sample(64, np.random.default_rng(2))
@@ -57,11 +58,14 @@ def _declared(
     if lipschitz is not None and not np.isscalar(lipschitz):
         per_axis = AxisLipschitz(tuple(np.asarray(lipschitz, dtype=float).ravel()))
         if len(per_axis.constants) != target.domain.dimension:
-            raise ShapeError(f"{len(per_axis.constants)} Lipschitz constants for a domain in R^{target.domain.dimension}; expected one per coordinate, or one number.")
+            raise ShapeError(
+                f"{len(per_axis.constants)} Lipschitz constants for a domain in R^{target.domain.dimension}; "
+                f"expected one per coordinate, or one number."
+            )
     elif lipschitz is not None:
         if modulus is not None:
             raise UnsupportedError("give lipschitz=L or modulus=Modulus(C, exponent), not both.")
-        modulus = Modulus(float(lipschitz))  # type: ignore[arg-type]
+        modulus = Modulus(float(lipschitz))
     if modulus is None and per_axis is None:
         if jumps is not None:
             raise UnsupportedError("jumps= says where f leaves its modulus; declare lipschitz=… or modulus=… as well.")
@@ -69,13 +73,15 @@ def _declared(
     return Known(modulus, per_axis, jumps)
 
 
-def _from_graph(target: Target, norm: float, said: Known | None) -> Knowledge:
+def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -> Knowledge:
     box = target.domain.bounding_box()
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
-    found = lipschitz_bounds(target.graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
+    found = lipschitz_bounds(graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
     if said is not None and not _implied(said, found):
         _refute(target, said, found)
-        return Knowledge(said, True, found.magnitude, "declared by the caller; what interval arithmetic proves is weaker")
+        return Knowledge(
+            said, True, found.magnitude, "declared by the caller; what interval arithmetic proves is weaker"
+        )
     if found.is_lipschitz:
         known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)))
         return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes")
@@ -83,12 +89,18 @@ def _from_graph(target: Target, norm: float, said: Known | None) -> Knowledge:
         lo, hi = found.rough_lo[0], found.rough_hi[0]
         raise UnsupportedError(
             f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
-            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or norm=2, shrink the domain, "
+            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or "
+            f"norm=2, shrink the domain, "
             "or declare modulus=Modulus(constant, exponent) if it is continuous."
         )
-    rough = RoughBoxes(found.rough_lo, found.rough_hi, target.graph, 2 * found.magnitude)
+    rough = RoughBoxes(found.rough_lo, found.rough_hi, graph, 2 * found.magnitude)
     known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)), rough)
-    return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes, {len(found.rough_lo):,} of them rough")
+    return Knowledge(
+        known,
+        False,
+        found.magnitude,
+        f"proved by interval arithmetic on {found.boxes:,} boxes, {len(found.rough_lo):,} of them rough",
+    )
 
 
 def _implied(said: Known, found: LipschitzBounds) -> bool:
@@ -104,7 +116,8 @@ def _refute(target: Target, said: Known, found: LipschitzBounds) -> None:
     m = said.modulus
     if m is not None and m.exponent == 1 and said.jumps is None and found.observed > m.constant * (1 + 1e-9):
         raise LipschitzContradictedError(
-            f"{target.label} has a slope of {found.observed:.6g} somewhere, more than the declared Lipschitz constant {m.constant:g}; "
+            f"{target.label} has a slope of {found.observed:.6g} somewhere, more than the declared Lipschitz "
+            f"constant {m.constant:g}; "
             f"interval arithmetic proves {found.euclidean:.6g}: leave lipschitz out and that is used."
         )
 

@@ -22,6 +22,7 @@ from partita.certify.grid_bounds import Known, grid_terms
 from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
 from partita.compiler.knowledge import gather
+from partita.constructions.construction import value_size
 from partita.constructions.on_grid import GridRecipe, head_facts
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
 from partita.geometry.covers import Cover
@@ -60,11 +61,17 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
         return
     error = _value_error(compiled)
     yield Check("values", error <= certificate.model["value_error"] * _SLACK, f"max |V_j − f(v_j)| ≤ {error:.3g}")
-    for ours, stated in zip(_terms(compiled, known, certificate.model["value_error"]), certificate.terms, strict=True):
-        yield Check(stated.name, ours.name == stated.name and ours.value <= stated.value * _SLACK, f"{ours.value:.6g} (stated {stated.value:.6g})")
+    stated = {t.name: t.value for t in certificate.terms}
+    for term in _terms(compiled, known, error):
+        said = stated.get(term.name, 0.0)
+        yield Check(term.name, term.value <= said * _SLACK, f"{term.value:.6g} (stated {said:.6g})")
     summed = total(certificate.terms)
     yield Check("sum", summed <= certificate.error_bound, f"{summed:.6g} ≤ {certificate.error_bound:.6g}")
-    yield Check("tolerance", certificate.error_bound <= certificate.tolerance, f"{certificate.error_bound:.6g} ≤ {certificate.tolerance:g}")
+    yield Check(
+        "tolerance",
+        certificate.error_bound <= certificate.tolerance,
+        f"{certificate.error_bound:.6g} ≤ {certificate.tolerance:g}",
+    )
     if certificate.witness is not None and compiled.target.ask is not None:
         seen = float(compiled.errors_at(np.array([certificate.witness.point]))[0])
         inside = certificate.norm != "inf" or seen <= certificate.error_bound
@@ -84,7 +91,11 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
         return None, "the certificate states no modulus"
     weaker = ours.modulus.constant <= stated.modulus.constant * _SLACK
     weaker &= all(a <= b * _SLACK for a, b in zip(ours.per_axis.constants, stated.per_axis.constants, strict=True))
-    return (Known(stated.modulus, stated.per_axis, ours.jumps), again.source) if weaker else (None, "interval arithmetic does not confirm the constants")
+    return (
+        (Known(stated.modulus, stated.per_axis, ours.jumps), again.source)
+        if weaker
+        else (None, "interval arithmetic does not confirm the constants")
+    )
 
 
 def _value_error(compiled: Compiled) -> float:
@@ -118,7 +129,10 @@ def _terms(compiled: Compiled, known: Known, value_error: float) -> list[Term]:
     assert isinstance(head, ScatteredHead) and isinstance(domain, PointCloud) and known.modulus is not None
     cover = _cover_again(head, domain)
     recipe_on_cover = CoverRecipe(cover, float(head.inverse_temperature), certificate.tolerance, head.dtype)
-    return scattered_terms(scattered_facts(head, domain, recipe_on_cover, value_error), known.modulus)
+    largest, spread = value_size(head.values)
+    return scattered_terms(
+        scattered_facts(domain, recipe_on_cover, largest=largest, spread=spread, value_error=value_error), known.modulus
+    )
 
 
 def _cover_again(head: ScatteredHead, cloud: PointCloud) -> Cover:

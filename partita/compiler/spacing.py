@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.certify.certificate import Term, total
 from partita.certify.grid_bounds import GridFacts, Known, grid_terms, window_for
-from partita.errors import ToleranceError
+from partita.errors import DomainError, ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import AxisGeometry, moment_bounds
 from partita.targets.knowledge import AxisLipschitz, Modulus
@@ -33,6 +33,7 @@ class SpacingRule:
     sharpness: float
     box: Box
     outputs: int
+    storage: type[np.floating] = np.float64
 
     def counts(self, tolerance: float) -> tuple[int, ...]:
         """Cells per axis, as few as the known moduli allow."""
@@ -47,7 +48,15 @@ class SpacingRule:
 
     def rates(self, counts: Sequence[int]) -> Array:
         """`R_i = κ/h_i²`."""
-        return self.sharpness / (self.box.sides / np.array(counts)) ** 2
+        with np.errstate(over="ignore", divide="ignore"):
+            rates = self.sharpness / (self.box.sides / np.array(counts)) ** 2
+            if not np.isfinite(rates.astype(self.storage)).all():
+                axis = int(np.argmax(rates))
+                raise DomainError(
+                    f"axis {axis} is {self.box.sides[axis]:.3g} long: the inverse temperature κ/h² of its cells is no finite "
+                    f"{np.dtype(self.storage).name}. Rescale that variable."
+                )
+        return rates.astype(self.storage).astype(np.float64)
 
     def half_windows(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The smallest windows that drop at most 1e-13 of the mass per axis."""
@@ -56,7 +65,11 @@ class SpacingRule:
     def explain(self, counts: Sequence[int], approximation: Term) -> list[str]:
         """The number of cells in two sentences."""
         spacing, m = self.box.sides / np.array(counts), len(counts)
-        widths = f"{spacing.min():.4g}" if np.ptp(spacing) < 1e-3 * spacing.max() else " × ".join(f"{h:.3g}" for h in spacing)
+        widths = (
+            f"{spacing.min():.4g}"
+            if np.ptp(spacing) < 1e-3 * spacing.max()
+            else " × ".join(f"{h:.3g}" for h in spacing)
+        )
         seen = approximation.inputs
         if approximation.theorem == "axis-telescoping":
             parts = " + ".join(f"{seen[f'L{i}']:.4g}·{seen[f'distance{i}']:.3g}" for i in range(m))
@@ -82,7 +95,10 @@ class SpacingRule:
         return moments[not math.isinf(self.norm)] ** (1 / power)
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
-        return [AxisGeometry(c, s / c if c > 1 else 0.0, s / c if c > 1 else 0.0, s / c / 2) for c, s in zip(counts, self.box.sides)]
+        return [
+            AxisGeometry(c, s / c if c > 1 else 0.0, s / c if c > 1 else 0.0, s / c / 2)
+            for c, s in zip(counts, self.box.sides)
+        ]
 
     def _isotropic(self, modulus: Modulus, tolerance: float) -> tuple[int, ...]:
         sides = self.box.sides
@@ -109,7 +125,8 @@ class SpacingRule:
         first, last = 0, len(_FRACTIONS) - 1
         if self._jump_bound(last) > tolerance:
             raise ToleranceError(
-                f"tolerance {tolerance:g} in L{self.norm:g} is below what is known of the jumps allows, {self._jump_bound(last):.3g}. "
+                f"tolerance {tolerance:g} in L{self.norm:g} is below what is known of the jumps allows, "
+                f"{self._jump_bound(last):.3g}. "
                 "Ask for more, or declare lipschitz= and jumps= yourself."
             )
         while first < last:

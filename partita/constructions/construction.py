@@ -12,15 +12,24 @@ import torch
 
 from partita.arithmetic.rounding import up
 from partita.attention.head import FoldedHead
-from partita.certify.certificate import Assumption, Certificate
 from partita.certify.attack import modulus_ratios
+from partita.certify.certificate import Assumption, Certificate
 from partita.certify.grid_bounds import Known
 from partita.errors import LipschitzContradictedError
 from partita.geometry.domains import Array, Box, Domain
 from partita.geometry.partitions import Partition
 from partita.targets.target import Target, sample_hash
 
-__all__ = ["Construction", "Progress", "describe_domain", "describe_function", "environment", "value_table", "vouched"]
+__all__ = [
+    "Construction",
+    "Progress",
+    "describe_domain",
+    "describe_function",
+    "environment",
+    "value_size",
+    "value_table",
+    "vouched",
+]
 
 Progress = Callable[[str, int, int], None]  # (what, done, of)
 
@@ -36,7 +45,12 @@ class Construction:
 
 def describe_domain(domain: Domain) -> dict[str, Any]:
     if isinstance(domain, Box):
-        return {"type": "box", "shape": list(domain.shape), "lo": domain.lo.ravel().tolist(), "hi": domain.hi.ravel().tolist()}
+        return {
+            "type": "box",
+            "shape": list(domain.shape),
+            "lo": domain.lo.ravel().tolist(),
+            "hi": domain.hi.ravel().tolist(),
+        }
     return {
         "type": "point_cloud",
         "shape": list(domain.shape),
@@ -54,7 +68,12 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
 
 
 def environment() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine()}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+    }
 
 
 def value_table(
@@ -87,6 +106,13 @@ def value_table(
         if progress is not None:
             progress("values", min(start + step, count), count)
     return out, worst
+
+
+def value_size(values: torch.Tensor) -> tuple[float, float]:
+    """`max|V|` and the largest `max V − min V` of a component, rounded up."""
+    table = values.detach().double()
+    spread = float((table.max(dim=0).values - table.min(dim=0).values).max())
+    return float(table.abs().max()), float(up(spread)) if spread else 0.0
 
 
 def vouched(target: Target, known: Known, *, declared: bool) -> list[Assumption]:
@@ -130,7 +156,8 @@ def check_pairs(label: str, known: Known, x: Array, y: Array, moved: Array, step
         if ratio[i] > 1 + 1e-9:
             raise LipschitzContradictedError(
                 f"{label} moves by {moved[i]:.6g} between {x[i].tolist()} and {y[i].tolist()} (distance {distance[i]:.3g}), "
-                f"{ratio[i]:.4g} times what the declared {text} allows; the smallest value consistent with the samples is {ratio[i]:.6g} times larger."
+                f"{ratio[i]:.4g} times what the declared {text} allows; the smallest value consistent with the "
+                f"samples is {ratio[i]:.6g} times larger."
             )
     return worst
 
@@ -138,7 +165,9 @@ def check_pairs(label: str, known: Known, x: Array, y: Array, moved: Array, step
 def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str]]:
     found = []
     if known.modulus is not None:
-        found.append((known.modulus.constant * distance**known.modulus.exponent, f"constant {known.modulus.constant:g}"))
+        found.append(
+            (known.modulus.constant * distance**known.modulus.exponent, f"constant {known.modulus.constant:g}")
+        )
     if known.per_axis is not None:
         found.append((step @ np.array(known.per_axis.constants), f"constants {known.per_axis.constants} per axis"))
     return found

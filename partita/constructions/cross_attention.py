@@ -16,7 +16,8 @@ __all__ = ["cross_attention"]
 def cross_attention(
     target: Target, recipe: GridRecipe, known: Known, *, declared: bool, progress: Progress | None = None
 ) -> Construction:
-    """The head of Theorem 4.2: cells are pairs of a K-grid and a Q-grid, `softmax_{ij}(R(v_i·z_K − |v_i|²/2 + v_j·z_Q − |v_j|²/2))`.
+    """The head of Theorem 4.2: cells are pairs of a K-grid and a Q-grid, `softmax_{ij}(R(v_i·z_K − |v_i|²/2 +
+    v_j·z_Q − |v_j|²/2))`.
 
     Folded, that is the product grid in `m_K + m_Q` dimensions, so the bound is that of `self_attention`; in the layers the part
     in z_K is made by `Linear_K`, and v_j sits in the key where it meets z_Q in the query.

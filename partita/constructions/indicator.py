@@ -13,7 +13,9 @@ from partita.geometry.partitions import MaxAffine
 __all__ = ["indicator"]
 
 
-def indicator(partition: MaxAffine, domain: Box, *, margin: float, epsilon: float, dtype: torch.dtype = torch.float64) -> Construction:
+def indicator(
+    partition: MaxAffine, domain: Box, *, margin: float, epsilon: float, dtype: torch.dtype = torch.float64
+) -> Construction:
     """Proposition 3.2: `|softmax(R s(x)) − E(x)|_∞ ≤ (N−1)e^{−RΔ} ≤ ε` wherever the best score leads by Δ.
 
     The head's values are the unit vectors, so its output *is* the softmax. `R = (ln(N−1) − ln ε)/Δ`: the paper
@@ -26,4 +28,6 @@ def indicator(partition: MaxAffine, domain: Box, *, margin: float, epsilon: floa
         margin: Δ. epsilon: ε.
     """
     values = np.eye(partition.num_cells)
-    return build_tokenwise(partition, values, None, domain, margin=margin, tolerance=epsilon, spread=1.0, dtype=dtype, theorem="indicator")
+    return build_tokenwise(
+        partition, values, None, domain, margin=margin, tolerance=epsilon, spread=1.0, dtype=dtype, theorem="indicator"
+    )

@@ -19,6 +19,7 @@ from partita.constructions.construction import (
     describe_domain,
     describe_function,
     environment,
+    value_size,
     value_table,
     vouched,
 )
@@ -68,7 +69,9 @@ def grid_facts(
     )
 
 
-def build_on_grid(target: Target, recipe: GridRecipe, known: Known, *, declared: bool, theorem: str, progress: Progress | None) -> Construction:
+def build_on_grid(
+    target: Target, recipe: GridRecipe, known: Known, *, declared: bool, theorem: str, progress: Progress | None
+) -> Construction:
     """Ask f at every center, attach the answers, and add up the terms of the bound."""
     box = target.domain
     assert isinstance(box, Box)
@@ -93,21 +96,17 @@ def build_on_grid(target: Target, recipe: GridRecipe, known: Known, *, declared:
 
 
 def head_facts(head: GridHead, box: Box, recipe: GridRecipe, value_error: float) -> GridFacts:
-    values = head.values.detach()
-    spread = float((values.max(dim=0).values - values.min(dim=0).values).max())
+    largest, spread = value_size(head.values)
+    axes = [a.double().numpy() for a in head.axes]
     return grid_facts(
-        [a.double().numpy() for a in head.axes],
-        box,
-        recipe,
-        outputs=values.shape[1],
-        largest=float(values.abs().max()),
-        spread=float(up(spread, 2)),
-        value_error=value_error,
+        axes, box, recipe, outputs=head.values.shape[1], largest=largest, spread=spread, value_error=value_error
     )
 
 
 def _platform(recipe: GridRecipe) -> Assumption:
-    return Assumption(f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform")
+    return Assumption(
+        f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform"
+    )
 
 
 def _certify(
@@ -138,10 +137,17 @@ def _certify(
         theorem=theorem,
         function=describe_function(target, grid.centers_of(sample), head.values[: len(sample)].double().numpy()),
         domain={"arguments": [describe_domain(d) for d in target.domains]},
-        model={"sha256": model_digest(head.state_dict()), "type": "grid", "counts": list(recipe.counts), "rates": list(recipe.rates),
-               "half_windows": list(recipe.half_windows), "value_error": value_error},
+        model={
+            "sha256": model_digest(head.state_dict()),
+            "type": "grid",
+            "counts": list(recipe.counts),
+            "rates": list(recipe.rates),
+            "half_windows": list(recipe.half_windows),
+            "value_error": value_error,
+        },
         known=known.to_json(),
-        facts={"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)} | ({} if ratio is None else {"optimal_ratio": ratio}),
+        facts={"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)}
+        | ({} if ratio is None else {"optimal_ratio": ratio}),
         environment=environment(),
     )
 
@@ -166,5 +172,6 @@ def _attack_neighbours(
         change = np.array([max(moved.ravel()[flat] - slack, 0.0)])
         worst = max(worst, check_pairs(target.label, known, x, y, change, np.abs(y - x), scale))
     return [
-        Assumption(a.statement, a.vouched_by, max(a.worst_ratio, worst), a.attack) if a.worst_ratio is not None else a for a in assumptions
+        Assumption(a.statement, a.vouched_by, max(a.worst_ratio, worst), a.attack) if a.worst_ratio is not None else a
+        for a in assumptions
     ]

@@ -44,16 +44,33 @@ def reassignment(
     table = np.asarray(values, dtype=np.float64)
     slopes = None if value_slopes is None else np.asarray(value_slopes, dtype=np.float64)
     n = partition.num_cells
-    if table.ndim != 2 or len(table) != n or (slopes is not None and slopes.shape != (*table.shape, partition.dimension)):
-        raise ShapeError(f"values {table.shape} for {n} cells in R^{partition.dimension}; expected ({n}, out) and slopes ({n}, out, d).")
+    if (
+        table.ndim != 2
+        or len(table) != n
+        or (slopes is not None and slopes.shape != (*table.shape, partition.dimension))
+    ):
+        raise ShapeError(
+            f"values {table.shape} for {n} cells in R^{partition.dimension}; expected ({n}, out) and slopes ({n}, out, d)."
+        )
     spread = _spread(table, slopes, domain)
-    return build_tokenwise(partition, table, slopes, domain, margin=margin, tolerance=tolerance, spread=spread, dtype=dtype, theorem="reassignment")
+    return build_tokenwise(
+        partition,
+        table,
+        slopes,
+        domain,
+        margin=margin,
+        tolerance=tolerance,
+        spread=spread,
+        dtype=dtype,
+        theorem="reassignment",
+    )
 
 
 def reassignment_layers(construction: Construction, tokens: int, *, token_leak: float = 1e-12) -> SelfNetwork:
     """The paper's layers of Propositions 3.2 and 3.3 for sequences of `tokens` tokens; see `tokenwise_layers`.
 
-    `token_leak` bounds the mass that affine values may lose to other tokens: `S = ln((n−1)/leak)`.
+    `token_leak` bounds the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`; the layers' bound is the
+    certificate's plus `token_leak` times the spread of the values.
     """
     head = construction.head
     if not isinstance(head, ScatteredHead):

@@ -10,11 +10,20 @@ import torch
 from scipy.spatial import KDTree
 
 from partita.arithmetic.rounding import add_up, up
-from partita.attention.scattered_head import ScatteredHead
+from partita.attention.scattered_head import ScatteredHead, exponent_cut
 from partita.certify.certificate import Assumption, Certificate, model_digest, total
-from partita.certify.grid_bounds import Known
+from partita.certify.grid_bounds import UNIT_ROUNDOFF, Known
 from partita.certify.scattered_bounds import ScatteredFacts, scattered_terms
-from partita.constructions.construction import Construction, Progress, describe_domain, describe_function, environment, value_table, vouched
+from partita.constructions.construction import (
+    Construction,
+    Progress,
+    describe_domain,
+    describe_function,
+    environment,
+    value_size,
+    value_table,
+    vouched,
+)
 from partita.errors import UnsupportedError
 from partita.geometry.covers import Cover
 from partita.geometry.domains import PointCloud
@@ -53,15 +62,26 @@ def small_domain(
     """
     cloud = target.domain
     if not isinstance(cloud, PointCloud) or known.modulus is None:
-        raise UnsupportedError("Theorem 5.1 needs a PointCloud and a Lipschitz constant or modulus for the Euclidean distance.")
+        raise UnsupportedError(
+            "Theorem 5.1 needs a PointCloud and a Lipschitz constant or modulus for the Euclidean distance."
+        )
     centers = torch.tensor(recipe.cover.centers).to(recipe.dtype)
     exact = centers.double().numpy()
-    values, value_error = value_table(target, lambda a, b: recipe.cover.centers[a:b], len(exact), recipe.dtype, progress)
-    head = ScatteredHead(centers, recipe.rate, values, input_shapes=target.input_shapes, output_shape=target.output_shape)
-    facts = scattered_facts(head, cloud, recipe, value_error)
+    values, value_error = value_table(
+        target, lambda a, b: recipe.cover.centers[a:b], len(exact), recipe.dtype, progress
+    )
+    head = ScatteredHead(
+        centers, recipe.rate, values, input_shapes=target.input_shapes, output_shape=target.output_shape
+    )
+    largest, spread = value_size(values)
+    facts = scattered_facts(cloud, recipe, largest=largest, spread=spread, value_error=value_error)
     assumptions = vouched(target, known, declared=declared)
-    assumptions.append(Assumption(f"every point of the domain is within {cloud.fill_distance:g} of a listed point", "caller"))
-    assumptions.append(Assumption(f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform"))
+    assumptions.append(
+        Assumption(f"every point of the domain is within {cloud.fill_distance:g} of a listed point", "caller")
+    )
+    assumptions.append(
+        Assumption(f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform")
+    )
     terms = scattered_terms(facts, known.modulus)
     certificate = Certificate(
         kind="proved_given" if declared or cloud.fill_distance > 0 else "proved",
@@ -74,35 +94,58 @@ def small_domain(
         theorem="small-domain",
         function=describe_function(target, recipe.cover.centers, values.double().numpy()),
         domain={"arguments": [describe_domain(cloud)]},
-        model={"sha256": model_digest(head.state_dict()), "type": "scattered", "radius": recipe.cover.radius,
-               "rate": recipe.rate, "value_error": value_error},
+        model={
+            "sha256": model_digest(head.state_dict()),
+            "type": "scattered",
+            "radius": recipe.cover.radius,
+            "rate": recipe.rate,
+            "value_error": value_error,
+        },
         known=known.to_json(),
-        facts={"covering_radius": facts.radius, "sharpness": recipe.rate * facts.radius**2, **_parameter_counts(target, len(exact))},
+        facts={
+            "covering_radius": facts.radius,
+            "sharpness": recipe.rate * facts.radius**2,
+            **_parameter_counts(target, len(exact)),
+        },
         environment=environment(),
     )
     return Construction(head, PowerDiagram(exact), certificate)
 
 
-def scattered_facts(head: ScatteredHead, cloud: PointCloud, recipe: CoverRecipe, value_error: float) -> ScatteredFacts:
-    """`ScatteredFacts` of the head; ρ is the cover's radius plus the fill distance plus what storing the centers moved them."""
-    centers, u = head.centers.double().numpy(), 2.0 ** (-24 if recipe.dtype == torch.float32 else -53)
+def scattered_facts(
+    cloud: PointCloud, recipe: CoverRecipe, *, largest: float, spread: float, value_error: float
+) -> ScatteredFacts:
+    """`ScatteredFacts` of the head on this cover; ρ is the cover's radius, the fill distance and what rounding moves
+    z and centers.
+    """
+    centers = torch.tensor(recipe.cover.centers).to(recipe.dtype).double().numpy()
+    u = UNIT_ROUNDOFF[recipe.semantics]
     reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
-    moved = float(up(np.sqrt(((centers - recipe.cover.centers) ** 2).sum(axis=1)).max(), 8)) if recipe.dtype != torch.float64 else 0.0
-    radius = add_up(recipe.cover.radius, cloud.fill_distance, moved, 2 * u * reach if recipe.dtype != torch.float64 else 0.0)
-    values = head.values.detach()
-    near_exponent = math.log(head.num_keys) + (20.0 if recipe.dtype == torch.float32 else 40.0)
-    near = 2 * radius + math.sqrt(2 * near_exponent / recipe.rate) if math.isfinite(recipe.rate) else 0.0
-    count = int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True))) if len(centers) > 1 else 1
+    moved = (
+        float(up(np.sqrt(((centers - recipe.cover.centers) ** 2).sum(axis=1)).max(), 8))
+        if recipe.dtype != torch.float64
+        else 0.0
+    )
+    radius = add_up(
+        recipe.cover.radius, cloud.fill_distance, moved, 2 * u * reach if recipe.dtype != torch.float64 else 0.0
+    )
+    near_exponent = math.log(len(centers)) + (20.0 if recipe.dtype == torch.float32 else 40.0)
+    near = 2 * radius + math.sqrt(2 * near_exponent / recipe.rate)
+    count = (
+        int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
+        if len(centers) > 1
+        else 1
+    )
     return ScatteredFacts(
-        cells=head.num_keys,
-        dimension=head.dimension,
+        cells=len(centers),
+        dimension=cloud.dimension,
         radius=radius,
         rate=recipe.rate,
-        exponent_cut=head.exponent_cut,
+        exponent_cut=exponent_cut(len(centers)),
         near_cells=count,
         reach=reach,
-        largest=float(values.abs().max()),
-        spread=float(up(float((values.max(dim=0).values - values.min(dim=0).values).max()), 2)),
+        largest=largest,
+        spread=spread,
         value_error=value_error,
         center_shift=moved,
         semantics=recipe.semantics,
@@ -114,4 +157,7 @@ def _parameter_counts(target: Target, balls: int) -> dict[str, float]:
     m, out = target.domain.dimension, target.num_outputs
     d = target.output_shape[-1] if target.output_shape else 1
     n = out // d
-    return {"paper_count": float((m + 2 * out + 2 * d) * balls + n), "distinct_numbers": float((m + out + 1) * balls + 1)}
+    return {
+        "paper_count": float((m + 2 * out + 2 * d) * balls + n),
+        "distinct_numbers": float((m + out + 1) * balls + 1),
+    }

@@ -19,7 +19,9 @@ def polygons(partition: Partition, box: Box) -> list[Array]:
     touch (dual hull of the points (a_j, b_j)), and each cell is clipped by its neighbours only.
     """
     if partition.dimension != 2 or box.dimension != 2:
-        raise UnsupportedError(f"polygons are drawn in 2-D; this partition lives in R^{partition.dimension}. Slice it first.")
+        raise UnsupportedError(
+            f"polygons are drawn in 2-D; this partition lives in R^{partition.dimension}. Slice it first."
+        )
     affine = partition.to_max_affine()
     lo, hi = box.lo.ravel(), box.hi.ravel()
     # Unit-box coordinates and a common affine function taken off: neither moves a cell, both keep Qhull accurate.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +45,10 @@ class Box:
 
     lo: Array
     hi: Array
+
+    if TYPE_CHECKING:
+
+        def __init__(self, lo: ArrayLike, hi: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lo", frozen_array(self.lo))
@@ -96,7 +101,7 @@ class Box:
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which rows of `points`, `(n, m)`, lie in the closed box."""
-        return ((points >= self.lo.ravel()) & (points <= self.hi.ravel())).all(axis=1)
+        return np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1)
 
     def clamp(self, points: Array) -> Array:
         """The nearest point of the box, row by row."""
@@ -142,6 +147,10 @@ class PointCloud:
 
     points: Array
     fill_distance: float = 0.0
+
+    if TYPE_CHECKING:
+
+        def __init__(self, points: ArrayLike, fill_distance: float = 0.0) -> None: ...
 
     def __post_init__(self) -> None:
         points = frozen_array(self.points)
@@ -212,4 +221,6 @@ Domain = Box | PointCloud
 
 def product(first: Box, second: Box) -> Box:
     """The flat box `first × second` in R^(m₁+m₂): the domain of a function of two arguments."""
-    return Box(np.concatenate([first.lo.ravel(), second.lo.ravel()]), np.concatenate([first.hi.ravel(), second.hi.ravel()]))
+    return Box(
+        np.concatenate([first.lo.ravel(), second.lo.ravel()]), np.concatenate([first.hi.ravel(), second.hi.ravel()])
+    )

@@ -20,6 +20,20 @@ __all__ = ["ProductGrid"]
 _LISTED_AT_MOST = 1 << 27  # scalars that a method which lists every center may allocate
 
 
+def _kept_inside(centers: Array, lo: float, hi: float, ghosts: int, dtype: type[np.floating]) -> Array:
+    """Rounding to the dtype must not carry a center out of the domain, where nobody may ask f."""
+    first, last = dtype(lo), dtype(hi)
+    first = np.nextafter(first, dtype(np.inf)) if first < lo else first
+    last = np.nextafter(last, dtype(-np.inf)) if last > hi else last
+    own = centers[ghosts : len(centers) - ghosts]
+    np.clip(own, float(first), float(last), out=own)
+    if first > last:
+        raise DomainError(
+            f"no {np.dtype(dtype).name} number lies in [{lo!r}, {hi!r}]; use float64, or shift the variable towards 0."
+        )
+    return centers
+
+
 @dataclass(frozen=True, eq=False)
 class ProductGrid(Partition):
     """The Voronoi partition of a product of sorted center lists over a box: cells are boxes.
@@ -41,7 +55,9 @@ class ProductGrid(Partition):
         axes = tuple(frozen_array(a) for a in self.axes)
         object.__setattr__(self, "axes", axes)
         if len(axes) != self.box.dimension or any(a.ndim != 1 or a.size == 0 for a in axes):
-            raise ShapeError(f"a grid over R^{self.box.dimension} needs that many non-empty center lists, found {len(axes)}.")
+            raise ShapeError(
+                f"a grid over R^{self.box.dimension} needs that many non-empty center lists, found {len(axes)}."
+            )
 
     @classmethod
     def uniform(
@@ -51,12 +67,14 @@ class ProductGrid(Partition):
         p = np.broadcast_to(np.asarray(counts, dtype=np.int64), box.dimension)
         g = np.broadcast_to(np.asarray(ghosts, dtype=np.int64), box.dimension)
         if (p < 1).any() or (g < 0).any() or (p - 2 * g < 1).any():
-            raise DomainError(f"grid counts {p.tolist()} with {g.tolist()} ghosts on each side leave an axis without cells.")
+            raise DomainError(
+                f"grid counts {p.tolist()} with {g.tolist()} ghosts on each side leave an axis without cells."
+            )
         spacing = box.sides / (p - 2 * g)
-        axes = [
-            (lo + h * (np.arange(count) - ghost + 0.5)).astype(dtype).astype(np.float64)
-            for lo, h, count, ghost in zip(box.lo.ravel(), spacing, p, g)
-        ]
+        axes = []
+        for lo, hi, h, count, ghost in zip(box.lo.ravel(), box.hi.ravel(), spacing, p, g):
+            centers = (lo + h * (np.arange(count) - ghost + 0.5)).astype(dtype).astype(np.float64)
+            axes.append(_kept_inside(centers, lo, hi, int(ghost), dtype))
         return cls(box, tuple(axes))
 
     @property
@@ -74,7 +92,9 @@ class ProductGrid(Partition):
 
     @cached_property
     def geometry(self) -> tuple[AxisGeometry, ...]:
-        return tuple(AxisGeometry.of(a, lo, hi) for a, lo, hi in zip(self.axes, self.box.lo.ravel(), self.box.hi.ravel()))
+        return tuple(
+            AxisGeometry.of(a, lo, hi) for a, lo, hi in zip(self.axes, self.box.lo.ravel(), self.box.hi.ravel())
+        )
 
     @property
     def covering_radius(self) -> float:
@@ -108,7 +128,8 @@ class ProductGrid(Partition):
     def to_power_diagram(self) -> PowerDiagram:
         if self.num_cells * self.dimension > _LISTED_AT_MOST:
             raise SizeError(
-                f"listing {self.num_cells:,} centers in R^{self.dimension} needs {8 * self.num_cells * self.dimension / 2**30:.1f} GiB; "
+                f"listing {self.num_cells:,} centers in R^{self.dimension} needs "
+                f"{8 * self.num_cells * self.dimension / 2**30:.1f} GiB; "
                 "use the grid's axes, which say the same in a few numbers."
             )
         return PowerDiagram(self.centers_of(np.arange(self.num_cells)))

@@ -54,8 +54,9 @@ class AxisGeometry:
 def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature: float, power: float) -> Array:
     """`Σ_{i≥1} (r + i g)^p exp(−R(i²g² + 2igr)/2)`: what the centers behind the nearest one, at distance r, contribute.
 
-    `near` brackets r. With `R g² ≥ p` every term decreases in r and in the true distances, so the smallest gap g and the
-    smallest r are the worst. For softer heads each term is bounded by its maximum over all possible distances.
+    `near` brackets r. With `R g² ≥ p` every term decreases in r and in the true distances, so the smallest gap g and the smallest
+    r are the worst. For softer heads `d^p exp(−R(d² − r²)/2)` may first grow in the distance d, up to d = √(p/R): then
+    that maximum, `(p/R)^{p/2} exp(−(p − R r²)/2)`, is taken where it is reachable.
     """
     g, rate = geometry.gap_min, inverse_temperature
     count = min(geometry.count - 1, 2 + math.ceil(math.sqrt(1500 / (rate * g * g)))) if geometry.count > 1 else 0
@@ -65,13 +66,18 @@ def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature
         distance = smallest + steps
         exponent = -rate / 2 * (steps**2 + 2 * steps * smallest)
     else:
-        distance = np.maximum(smallest + steps, math.sqrt(power / rate))
-        exponent = np.minimum(rate / 2 * (largest**2 - distance**2), 0.0)
+        distance = largest + steps
+        exponent = -rate / 2 * (steps**2 + 2 * steps * smallest)
+        peak = (power / rate) ** (power / 2) * np.exp(-np.maximum(power - rate * largest**2, 0.0) / 2)
+        reachable = smallest + steps < math.sqrt(power / rate)
+        return np.maximum(distance**power * np.exp(exponent), np.where(reachable, peak, 0.0)).sum(axis=1)
     return (distance**power * np.exp(exponent)).sum(axis=1)
 
 
 def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
     """Upper bounds of `sup_x E|x − c|^p` and of the average of `E|x − c|^p` over x in [lo, hi].
+
+    The average supposes that [lo, hi] is made of whole gaps, of halves of them, and of overhangs, as on the grids built here.
 
     Between two centers at distance g, at `x = middle + a g`, the two nearest have distances `(½ ∓ a)g` and the farther
     one the weight `1/(1 + e^{κa})`, κ = R g²; the pair's moment grows in both distances and in that weight, so on each
@@ -129,4 +135,4 @@ def temperature_for_leakage(cells: int, margin: float, epsilon: float) -> float:
     """The inverse temperature `(ln(N−1) − ln ε)/Δ` that keeps `leakage` below ε (the paper multiplies by Δ)."""
     if not (margin > 0 and 0 < epsilon < 1):
         raise DomainError(f"leakage needs a margin > 0 and 0 < epsilon < 1, found {margin:g} and {epsilon:g}.")
-    return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon)) / margin) * (1 + 1e-12)
+    return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon) + 1e-10) / margin) * (1 + 1e-12)

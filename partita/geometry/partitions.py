@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,6 +96,10 @@ class MaxAffine(Partition):
     slopes: Array
     offsets: Array
 
+    if TYPE_CHECKING:
+
+        def __init__(self, slopes: ArrayLike, offsets: ArrayLike) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "slopes", frozen_array(self.slopes))
         object.__setattr__(self, "offsets", frozen_array(self.offsets))
@@ -138,7 +143,11 @@ class PowerDiagram(Partition):
     """
 
     centers: Array
-    powers: Array = None  # type: ignore[assignment]
+    powers: Array = None  # type: ignore[assignment]  # zeros, once checked
+
+    if TYPE_CHECKING:
+
+        def __init__(self, centers: ArrayLike, powers: ArrayLike | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "centers", frozen_array(self.centers))

@@ -24,7 +24,9 @@ _INK, _SOFT, _ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
 _CELLS_DRAWN = 4000
 
 
-def plot_head(compiled: Compiled, path: str | os.PathLike[str], *, output: int = 0, axes: tuple[int, int] = (0, 1)) -> Path:
+def plot_head(
+    compiled: Compiled, path: str | os.PathLike[str], *, output: int = 0, axes: tuple[int, int] = (0, 1)
+) -> Path:
     """Write a figure (suffix .svg, .png or .pdf): 1-D as curves, 2-D as a map, its cells and the error; higher dimensions as
     the slice through the middle of the domain along `axes`. Point clouds show the cells' centers.
 
@@ -41,13 +43,23 @@ def plot_head(compiled: Compiled, path: str | os.PathLike[str], *, output: int =
     if not 0 <= output < compiled.head.values.shape[-1]:
         raise UnsupportedError(f"output {output} of {compiled.head.values.shape[-1]}.")
     one = compiled.head.dimension == 1
-    style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.edgecolor": _SOFT, "text.color": _INK, "axes.labelcolor": _INK, "svg.hashsalt": "partita"}
+    style: dict[Any, Any] = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.edgecolor": _SOFT,
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "svg.hashsalt": "partita",
+    }
     with plt.rc_context(style):
-        figure, panels = plt.subplots(1, 2 if one else 3, figsize=(9.2, 3.4) if one else (11.2, 3.9), layout="constrained")
+        figure, panels = plt.subplots(
+            1, 2 if one else 3, figsize=(9.2, 3.4) if one else (11.2, 3.9), layout="constrained"
+        )
         (_draw_line if one else _draw_map)(compiled, panels, output, axes)
         certificate = compiled.certificate
         figure.suptitle(
-            f"{_short(compiled.target.label)}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error ≤ {certificate.error_bound:.3g}",
+            f"{_short(compiled.target.label)}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error ≤ "
+            f"{certificate.error_bound:.3g}",
             fontsize=11,
         )
         place = Path(path)
@@ -85,7 +97,9 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
     left.legend(frameon=False, loc="best")
     right.axhline(compiled.error_bound, color=_INK, lw=0.9)
     right.set_ylim(0, 1.15 * compiled.error_bound)
-    right.annotate("error_bound", (x[0, 0], compiled.error_bound), xytext=(2, 3), textcoords="offset points", color=_INK)
+    right.annotate(
+        "error_bound", (x[0, 0], compiled.error_bound), xytext=(2, 3), textcoords="offset points", color=_INK
+    )
     for panel, title in ((left, "head and function"), (right, "|head − function|")):
         _clean(panel, title)
         panel.set_xlabel("x0")
@@ -106,14 +120,20 @@ def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int
     extent = (lo[i], hi[i], lo[j], hi[j])
     image = panels[0].imshow(got, extent=extent, origin="lower", cmap="cividis", aspect="auto", interpolation="nearest")
     panels[0].figure.colorbar(image, ax=panels[0], shrink=0.85)
-    panels[1].imshow(got, extent=extent, origin="lower", cmap="cividis", aspect="auto", interpolation="nearest", alpha=0.35)
+    panels[1].imshow(
+        got, extent=extent, origin="lower", cmap="cividis", aspect="auto", interpolation="nearest", alpha=0.35
+    )
     _draw_cells(compiled, panels[1], window, (i, j))
     if f is not None:
         error = np.abs(got - f.reshape(size, size))
-        image = panels[2].imshow(error, extent=extent, origin="lower", cmap="magma", vmin=0, vmax=compiled.error_bound, aspect="auto")
+        image = panels[2].imshow(
+            error, extent=extent, origin="lower", cmap="magma", vmin=0, vmax=compiled.error_bound, aspect="auto"
+        )
         panels[2].figure.colorbar(image, ax=panels[2], shrink=0.85, label="0 … error_bound")
     slice_note = "" if len(lo) == 2 else f" (slice, x{i} and x{j})"
-    for panel, title in zip(panels, ("what the head computes" + slice_note, "the cells its scores cut", "|head − function|")):
+    for panel, title in zip(
+        panels, ("what the head computes" + slice_note, "the cells its scores cut", "|head − function|")
+    ):
         _clean(panel, title)
         panel.set_xlabel(f"x{i}")
     panels[0].set_ylabel(f"x{j}")
@@ -129,7 +149,9 @@ def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, i
     panel.set_ylim(y0, y1)
     partition = compiled.partition
     if isinstance(partition, ProductGrid):
-        lines = [[(e, y0), (e, y1)] for e in _edges(partition.axes[i])] + [[(x0, e), (x1, e)] for e in _edges(partition.axes[j])]
+        lines = [[(e, y0), (e, y1)] for e in _edges(partition.axes[i])] + [
+            [(x0, e), (x1, e)] for e in _edges(partition.axes[j])
+        ]
         panel.add_collection(LineCollection(lines, colors=_INK, linewidths=min(0.6, 40 / (1 + len(lines)))))
         return
     centers = partition.to_power_diagram().centers

@@ -182,7 +182,8 @@ class _Search:
         """Unbounded boxes lie in (2, 3], the smallest first, to decide soon; rough ones in (1, 2], the largest first;
         the others in (0, 1), by the factor to gain."""
         width = self._width(self.open).max(axis=1)
-        gain = 1.0 - 1.0 / np.maximum((self.open.bounds / self._goal()).max(axis=1), 1.0)
+        with np.errstate(over="ignore"):  # where little was seen yet, as beside a narrow spike
+            gain = 1.0 - 1.0 / np.maximum((self.open.bounds / self._goal()).max(axis=1), 1.0)
         return np.where(self.open.is_unbounded, 3.0 - width, np.where(self.open.is_rough, 1.0 + width, gain))
 
     def _axis(self, boxes: _Boxes) -> Floats:
@@ -216,9 +217,7 @@ class _Search:
         bad = ~np.isfinite(self.graph.evaluate(points).reshape(len(points), len(self.graph.outputs))).all(axis=1)
         if bad.any():
             point, value = points[bad][0], self.graph.evaluate(points[bad][:1])[0]
-            raise NonFiniteValueError(
-                f"f is {value} at x = {point}, expected finite values on the domain: make it smaller"
-            )
+            raise NonFiniteValueError(f"f is {value} at x = {point}, expected finite values: make the domain smaller")
 
     def _refuse(self, boxes: _Boxes, when: str) -> None:
         """Raises for a box over which f has no finite bound."""

@@ -56,28 +56,40 @@ class AxisLipschitz:
 class Jumps:
     """A set that f may jump across, declared: off it f obeys its modulus, and f never moves by more than `height`.
 
-    The modulus holds for pairs whose segment misses the set, and the points within distance r of the set have measure at most
-    `2·area·r` (a surface of that area; in 1-D the number of jumps).
+    The modulus holds for pairs whose segment misses the set, and for every r > 0 the points within distance r of the set have
+    measure at most `tube₁ r + tube₂ r² + …`. For k jumps on a line `tube=2*k`; for a connected curve of length ℓ in the plane
+    `tube=(2*ℓ, π)`; the length alone would not do, since a tiny circle still has a whole disc around it.
 
     Args:
         height: `|f(x) − f(y)|_∞ ≤ height` for all x, y of the domain.
-        area: of the jump set.
+        tube: the coefficients; one number stands for `tube₁`.
     """
 
     height: float
-    area: float
+    tube: float | Sequence[float]
 
     def __post_init__(self) -> None:
-        if not (self.height >= 0 and math.isfinite(self.height) and self.area >= 0 and math.isfinite(self.area)):
-            raise DomainError(f"Jumps: height {self.height} and area {self.area} must be finite and ≥ 0.")
+        tube = (self.tube,) if isinstance(self.tube, (int, float)) else self.tube
+        object.__setattr__(self, "tube", tuple(float(t) for t in tube))
+        if not all(x >= 0 and math.isfinite(x) for x in (self.height, *self.coefficients)):
+            raise DomainError(f"Jumps: height {self.height} and tube {self.tube} must be finite and ≥ 0.")
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return self.tube  # type: ignore[return-value]
 
     def penalty(self, reach: Sequence[float], power: float, volume: float) -> float:
         """Upper bound of `∫ height^p` over the points whose window, `reach_i` along axis i, may cross the set."""
         distance = sqrt_up(add_up(*(mul_up(r, r) for r in reach)))
-        return mul_up(min(mul_up(2.0, self.area, distance), volume), pow_up(self.height, power))
+        near = add_up(*(mul_up(t, pow_up(distance, k)) for k, t in enumerate(self.coefficients, 1)))
+        return mul_up(min(near, volume), pow_up(self.height, power))
 
     def __str__(self) -> str:
-        return f"f obeys its modulus off a set of area ≤ {self.area:g} and never moves by more than {self.height:g}"
+        tube = " + ".join(f"{t:g}·r" + ("" if k == 1 else f"^{k}") for k, t in enumerate(self.coefficients, 1))
+        return (
+            f"f moves by at most {self.height:g}, and obeys its modulus between points whose segment misses a set "
+            f"whose r-neighbourhood has measure ≤ {tube} for every r"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +109,8 @@ class RoughBoxes:
     def penalty(self, reach: Sequence[float], power: float, volume: float) -> float:
         """Upper bound of `∫ height(x)^p` over the boxes grown by the window, overlaps counted once on a lattice.
 
-        Near a box f moves by at most the width of its enclosure over the box grown by two windows (x and its centers both lie there).
+        Near a box f moves by at most the width of its enclosure over the box grown by two windows (x and its centers
+        both lie there).
         """
         r = np.array(reach)
         grown = self.graph.enclose(self.lo - 2 * r, self.hi + 2 * r)

@@ -235,7 +235,7 @@ def _choose_kind(
         raise TargetFailedError(message) from failures["torch"]
     if len(answers) == 2:
         (asker, first), (_, second) = answers["numpy"], answers["torch"]
-        scale = 1e-9 * (1 + np.abs(first).max(initial=0))
+        scale = 1e-9 * np.abs(first[np.isfinite(first)]).max(initial=0)
         same = first.shape == second.shape and np.allclose(first, second, rtol=1e-6, atol=scale, equal_nan=True)
         if not same and np.array_equal(first, asker.raw(points), equal_nan=True):  # else it is random: said elsewhere
             raise TargetFailedError(
@@ -264,11 +264,12 @@ def _check_repeatable(target: Target, points: Array, answer: Array) -> None:
         )
     single = np.concatenate([target(points[i : i + 1]) for i in (0, 7)] + [target(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]
-    scale = 1e-6 * (1 + np.abs(answer).max())
+    scale = 1e-6 * np.abs(answer).max()
     if not np.allclose(single, batch, rtol=1e-6, atol=scale):
         i = int(np.abs(single - batch).max(axis=1).argmax())
         raise NotVectorizedError(
-            f"{target.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on its own, at the same point; "
+            f"{target.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on "
+            f"its own, at the same point; "
             "rows must not see each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
         )
 

@@ -1,0 +1,286 @@
+"""Every kind of bad input has an error class of its own, with the numbers in the message, and nothing is half-done."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import partita as pa
+from partita import errors
+from partita.compiler.plan import Options
+
+BOX = pa.Box([-1, -1], [1, 1])
+LINE = pa.Box([0.0], [1.0])
+
+
+def compile_line(f, **options):
+    return pa.compile(f, LINE, **{"tolerance": 0.1, "lipschitz": 1.0, **options})
+
+
+class Noise:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, z):
+        return z[:, 0] + self.rng.normal(size=len(z))
+
+
+def writes_into_its_input(z):
+    z[:, 0] = 0
+    return z[:, 0]
+
+
+def raises(z):
+    raise RuntimeError("the simulator is down")
+
+
+def sees_the_batch(z):
+    return z[:, 0] - z[:, 0].mean()
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "words"),
+    [
+        (lambda z: np.where(z[:, 0] > 0.5, np.nan, z[:, 0]), errors.NonFiniteValueError, "points asked"),
+        (lambda z: 1 / np.maximum(z[:, 0] - 0.5, 0), errors.NonFiniteValueError, "infinite"),
+        (raises, errors.TargetFailedError, "the simulator is down"),
+        (Noise(), errors.NotDeterministicError, "one answer"),
+        (writes_into_its_input, errors.MutatedInputError, "copy"),
+        (sees_the_batch, errors.NotVectorizedError, "on its own"),
+        (lambda z: z.sum(), errors.NotVectorizedError, "vectorize=True"),
+        (lambda z: math.sin(z[0]), errors.NotVectorizedError, "vectorize=True"),
+        (lambda z: z[:, 0] + 1j, errors.TargetFailedError, "complex"),
+        (lambda z: "three", errors.TargetFailedError, "real numbers"),
+        (lambda z: np.zeros((len(z), 2, 2, 2)), errors.ShapeError, "tokens, dim"),
+        (
+            lambda z: z.std() if isinstance(z, np.ndarray) else z[:, 0],
+            errors.TargetFailedError,
+            "numpy arrays and torch",
+        ),
+        (7, errors.TargetFailedError, "int"),
+    ],
+    ids=lambda v: getattr(v, "__name__", str(v))[:30],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_bad_functions(f, error, words):
+    with pytest.raises(error, match=words):
+        compile_line(f)
+
+
+def test_each_bad_function_has_its_own_class():
+    kinds = [
+        errors.NonFiniteValueError,
+        errors.TargetFailedError,
+        errors.NotDeterministicError,
+        errors.MutatedInputError,
+        errors.NotVectorizedError,
+    ]
+    assert not any(issubclass(a, b) for a in kinds for b in kinds if a is not b)
+    assert all(issubclass(getattr(errors, name), errors.PartitaError) for name in errors.__all__)
+
+
+def test_nan_at_a_center_only_is_still_found():
+    """The probes miss it, the table does not."""
+    with pytest.raises(errors.NonFiniteValueError, match="1 of"):
+        compile_line(lambda z: np.where(np.abs(z[:, 0] - 0.25) < 1e-4, np.nan, z[:, 0]), tolerance=0.1)
+
+
+def test_a_function_of_single_points_on_request():
+    c = compile_line(lambda z: math.sin(z[0]), vectorize=True)
+    assert abs(float(c(np.array([[0.3]]))[0]) - math.sin(0.3)) <= c.error_bound
+
+
+@pytest.mark.parametrize("lipschitz", [1.0, [1.0, 1.0]])
+def test_a_contradicted_lipschitz_constant_names_the_pair(lipschitz):
+    with pytest.raises(errors.LipschitzContradictedError) as caught:
+        pa.compile(lambda z: 3 * z[:, 0] + z[:, 1], BOX, tolerance=0.1, lipschitz=lipschitz)
+    assert "between [" in str(caught.value) and "times" in str(caught.value)
+
+
+def test_a_lipschitz_constant_contradicted_only_between_centers_is_found():
+    """A step that random pairs are unlikely to straddle closely: the neighbouring centers show it."""
+    with pytest.raises(errors.LipschitzContradictedError):
+        pa.compile(lambda z: (z[:, 0] > 0.4321) * 0.4, LINE, tolerance=0.05, lipschitz=1.0)
+
+
+def test_an_expression_steeper_than_declared_is_refused():
+    with pytest.raises(errors.LipschitzContradictedError, match="slope"):
+        pa.compile("sin(9*x0)", LINE, tolerance=0.1, lipschitz=2.0)
+
+
+@pytest.mark.parametrize("tolerance", [0, -1, math.nan, math.inf, "small", None])
+def test_bad_tolerances(tolerance):
+    with pytest.raises(errors.ToleranceError, match="> 0"):
+        compile_line(lambda z: z[:, 0], tolerance=tolerance)
+
+
+def test_tolerance_below_the_rounding_floor_names_the_floor():
+    with pytest.raises(errors.ToleranceError, match="float32 can promise") as caught:
+        pa.compile(lambda z: 1e6 + z[:, 0], LINE, tolerance=0.05, lipschitz=1.0, dtype=torch.float32)
+    assert "float64" in str(caught.value)
+    with pytest.raises(errors.ToleranceError, match="float64 can promise"):
+        pa.compile("1e12 + x0", LINE, tolerance=1e-4)
+
+
+def test_tolerance_below_the_fill_distance_is_refused():
+    cloud = pa.PointCloud(np.random.default_rng(0).normal(size=(50, 2)), fill_distance=0.2)
+    with pytest.raises(errors.ToleranceError, match="fill_distance"):
+        pa.compile(lambda z: z[:, 0], cloud, tolerance=0.1, lipschitz=1.0)
+
+
+def test_a_grid_that_does_not_fit_names_the_best_tolerance_that_does():
+    with pytest.raises(errors.SizeError) as caught:
+        pa.compile(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=1e-3, lipschitz=1.0)
+    message = str(caught.value)
+    assert "keys" in message and "best tolerance that fits" in message
+    best = float(message.split("best tolerance that fits is about ")[1].split()[0])
+    planned = pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=best, lipschitz=1.0)
+    assert planned.bytes <= 4 << 30
+    with pytest.raises(errors.SizeError):
+        pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=0.8 * best, lipschitz=1.0)
+
+
+def test_nothing_known_is_said_with_a_suggestion():
+    with pytest.raises(errors.NothingKnownError, match="estimate"):
+        pa.compile(lambda z: z[:, 0], LINE, tolerance=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"norm": 0.5}, errors.UnsupportedError),
+        ({"norm": "two"}, errors.UnsupportedError),
+        ({"norm": math.nan}, errors.UnsupportedError),
+        ({"dtype": torch.float16}, errors.UnsupportedError),
+        ({"sharpness": 0.0}, errors.UnsupportedError),
+        ({"sharpness": math.nan}, errors.UnsupportedError),
+        ({"method": "magic"}, errors.UnsupportedError),
+        ({"outside": "ignore"}, errors.UnsupportedError),
+        ({"lipschitz": -1.0}, errors.DomainError),
+        ({"lipschitz": math.nan}, errors.DomainError),
+        ({"lipschitz": [1.0, 2.0]}, errors.ShapeError),
+        ({"lipschitz": 1.0, "modulus": pa.Modulus(1.0)}, errors.UnsupportedError),
+        ({"jumps": pa.Jumps(1.0, 1.0)}, errors.UnsupportedError),
+        ({"lipschitz": None, "jumps": pa.Jumps(1.0, 1.0), "norm": 2}, errors.UnsupportedError),
+    ],
+    ids=str,
+)
+def test_bad_options(options, error):
+    with pytest.raises(error):
+        compile_line(lambda z: z[:, 0], **options)
+
+
+@pytest.mark.parametrize("domain", [None, [0, 1], (LINE,), (LINE, pa.PointCloud([[0.0]])), "[0,1]"])
+def test_bad_domains(domain):
+    with pytest.raises(errors.DomainError):
+        pa.compile("x0", domain, tolerance=0.1)
+
+
+def test_bad_moduli():
+    for bad in ((-1.0, 1.0), (1.0, 0.0), (1.0, 1.5), (math.inf, 1.0)):
+        with pytest.raises(errors.DomainError):
+            pa.Modulus(*bad)
+    with pytest.raises(errors.DomainError):
+        pa.Jumps(height=-1, tube=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("__import__('os').system('true')", errors.ExpressionError),
+        ("x0.__class__", errors.ExpressionError),
+        ("[].append(1)", errors.ExpressionError),
+        ("lambda: 0", errors.ExpressionError),
+        ("x0 if x0 else 1", errors.ExpressionError),
+        ("x7", errors.ExpressionError),
+        ("", errors.ExpressionError),
+        ("x0^65", errors.ExpressionLimitError),
+        ("(" * 100_000, errors.ExpressionLimitError),
+        ("x0+" * 1_000_000 + "x0", errors.ExpressionLimitError),
+        ("-" * 1500 + "x0", errors.ExpressionLimitError),
+    ],
+    ids=lambda v: str(v)[:24],
+)
+def test_expressions_that_are_none(text, error):
+    with pytest.raises(error):
+        pa.compile(text, LINE, tolerance=0.1)
+
+
+@pytest.mark.parametrize("text", ["1/x0", "9**9**9**9", "log(x0 - 0.5)", "sqrt(x0 - 2)", "tan(3*x0)"])
+def test_expressions_undefined_on_the_domain(text):
+    with pytest.raises(errors.NonFiniteValueError):
+        pa.compile(text, LINE, tolerance=0.1)
+
+
+@pytest.mark.parametrize("text", ["step(x0 - 0.3)", "sqrt(x0)"])
+def test_expressions_without_a_lipschitz_constant(text):
+    with pytest.raises(errors.UnsupportedError, match="norm=1"):
+        pa.compile(text, LINE, tolerance=0.1)
+    assert pa.compile(text, LINE, tolerance=0.1, norm=1).error_bound <= 0.1
+
+
+def test_a_jump_in_the_supremum_norm_is_impossible():
+    with pytest.raises(errors.UnsupportedError, match="L_p"):
+        compile_line(lambda z: np.sign(z[:, 0] - 0.5), jumps=pa.Jumps(2.0, 1.0))
+
+
+# --- calling -------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_outside_raise_clamp_or_pass():
+    c = compile_line(lambda z: z[:, 0])
+    with pytest.raises(errors.OutsideDomainError, match="1 of 2") as caught:
+        c(np.array([[0.5], [1.5]]))
+    assert "1.5" in str(caught.value)
+    clamped, allowed = c.with_outside("clamp"), c.with_outside("allow")
+    assert clamped(np.array([[1.5]])) == c(np.array([[1.0]]))
+    assert np.isfinite(allowed(np.array([[1.5]]))).all()
+    assert c.outside == "raise"
+
+
+def test_inputs_outside_a_cloud():
+    cloud = pa.PointCloud(np.array([[0.0, 0.0], [1.0, 0.0]]), fill_distance=0.1)
+    c = pa.compile(lambda z: z[:, 0], cloud, tolerance=0.3, lipschitz=1.0)
+    assert c(np.array([[0.05, 0.0]])).shape == (1,)
+    with pytest.raises(errors.OutsideDomainError):
+        c(np.array([[0.5, 0.0]]))
+    assert np.isclose(c.with_outside("clamp")(np.array([[0.3, 0.0]])), c(np.array([[0.1, 0.0]])))
+
+
+@pytest.mark.parametrize("bad", [np.zeros((3, 2)), np.zeros((2, 1, 3)), np.zeros(2), np.float64(0.5)])
+def test_calls_with_wrong_shapes(bad):
+    with pytest.raises(errors.ShapeError):
+        compile_line(lambda z: z[:, 0])(bad)
+
+
+def test_calls_with_nan():
+    with pytest.raises(errors.NonFiniteValueError, match="number 1"):
+        compile_line(lambda z: z[:, 0])(np.array([[0.1], [np.nan]]))
+
+
+def test_calls_take_arrays_tensors_lists_single_points_and_batches():
+    c = pa.compile("x0 + x1", BOX, tolerance=0.1)
+    assert isinstance(c([0.1, 0.2]), np.ndarray) and c([0.1, 0.2]).shape == ()
+    assert isinstance(c(torch.zeros(3, 2)), torch.Tensor) and c(torch.zeros(3, 2)).shape == (3,)
+    assert c(np.zeros((4, 3, 2))).shape == (4, 3) and c(np.zeros((0, 2))).shape == (0,)
+    z = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    c(z).sum().backward()
+    assert z.grad is not None
+
+
+def test_compiled_values_are_frozen():
+    c = compile_line(lambda z: z[:, 0])
+    with pytest.raises(AttributeError):
+        c.head = None
+    with pytest.raises(AttributeError):
+        c.certificate.error_bound = 0.0
+
+
+def test_options_are_checked_before_anything_is_asked():
+    def never(z):
+        raise AssertionError("asked")
+
+    with pytest.raises(errors.ToleranceError):
+        pa.compile(never, LINE, tolerance=-1, lipschitz=1.0)
+    assert Options.checked(1, "inf", torch.float64, 8, 100).norm == math.inf

@@ -1,0 +1,102 @@
+"""The planner says before what building gives after."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from registry import CASES, LP_CASES, compiled
+
+import partita as pa
+
+
+@pytest.mark.parametrize("case", CASES + LP_CASES, ids=lambda c: c.name)
+def test_the_plan_is_what_is_built(case):
+    planned = pa.plan(case.function, case.domain(), tolerance=case.tolerance, **case.options)
+    c = compiled(case.name)
+    assert planned.keys == c.num_keys and planned.parameters == c.num_parameters
+    assert planned.kind == c.certificate.kind
+    assert c.error_bound <= planned.error_bound * (1 + 1e-9) <= case.tolerance * (1 + 1e-9)
+    stored = sum(t.numel() * t.element_size() for t in c.head.state_dict().values())
+    assert abs(planned.bytes - stored) <= 64
+    assert (
+        "keys" in planned.why[0]
+        and len(planned.why) >= 4
+        and str(planned)
+        and planned.to_json()["keys"] == planned.keys
+    )
+
+
+def test_planning_allocates_nothing_large_and_builds_nothing():
+    asked = []
+
+    def f(z):
+        asked.append(len(z))
+        return z[:, 0]
+
+    planned = pa.plan(f, pa.Box([0, 0], [1, 1]), tolerance=1e-4, lipschitz=1.0)
+    assert planned.keys > 10**7 and sum(asked) < 5000
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    m=st.integers(1, 5),
+    tolerance=st.floats(0.02, 3),
+    sides=st.lists(st.floats(0.01, 100), min_size=5, max_size=5),
+    constants=st.lists(st.floats(0, 5), min_size=5, max_size=5),
+)
+def test_no_axis_can_lose_a_cell(m, tolerance, sides, constants):
+    """Fewest keys: with one cell less on any axis the rule would break (or the plan was refused for its size)."""
+    box = pa.Box(np.zeros(m), np.array(sides[:m]))
+    try:
+        counts = pa.plan(
+            lambda z: 0 * z[:, 0], box, tolerance=tolerance, lipschitz=constants[:m], max_bytes=1 << 40
+        ).counts
+    except pa.PartitaError:
+        return
+    moves = np.array(constants[:m]) * np.array(sides[:m])
+    assert (moves / np.array(counts)).sum() / 2 <= tolerance
+    for i in range(m):
+        fewer = np.array(counts)
+        fewer[i] -= 1
+        assert fewer[i] == 0 or (moves / fewer).sum() / 2 * 1.001 > tolerance
+
+
+def test_unequal_sides_get_near_cubic_cells():
+    counts = pa.plan(lambda z: z[:, 0], pa.Box([0, 0], [1, 10]), tolerance=0.05, lipschitz=1.0).counts
+    assert math.isclose(counts[1] / counts[0], 10, rel_tol=0.1)
+
+
+def test_one_variable_only_needs_one_axis():
+    assert pa.plan("sin(x1)", pa.Box([0, 0], [1, 1]), tolerance=0.1).counts in ((1, 5), (1, 6))
+    assert pa.plan("3 + 0*x0", pa.Box([0], [1]), tolerance=0.1).keys == 1
+
+
+def test_sharper_heads_need_no_more_keys():
+    box = pa.Box([-1, -1], [1, 1])
+    soft, hard = (pa.plan("x0*x1", box, tolerance=0.01, sharpness=k).keys for k in (2.0, 64.0))
+    assert soft > 1.5 * hard
+
+
+def test_lp_norms_ask_for_fewer_keys_than_the_supremum_on_a_unit_cube():
+    box = pa.Box([0, 0, 0], [1, 1, 1])
+    keys = [pa.plan(lambda z: z[:, 0], box, tolerance=0.05, lipschitz=1.0, norm=p).keys for p in (1, 2, 8, "inf")]
+    assert keys == sorted(keys) and keys[0] < keys[-1] / 3
+
+
+def test_float32_halves_the_bytes():
+    sizes = [
+        pa.plan("x0*x1", pa.Box([0, 0], [1, 1]), tolerance=0.05, dtype=d).bytes for d in (torch.float32, torch.float64)
+    ]
+    assert math.isclose(sizes[1] / sizes[0], 2, rel_tol=0.05)
+
+
+def test_explanations_carry_the_numbers():
+    text = str(pa.plan("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), tolerance=0.05))
+    assert (
+        "12,879 keys" in text
+        and "halving the tolerance multiplies the keys by about 4" in text
+        and "interval arithmetic" in text
+    )
