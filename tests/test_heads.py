@@ -27,9 +27,7 @@ def _split(head, z):
 
 
 def deployment(c: pa.Compiled) -> float:
-    return sum(
-        t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation", "cells left out")
-    )
+    return sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation"))
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
@@ -221,24 +219,21 @@ def test_as_attention_refuses_what_it_cannot_list_or_express():
 
 
 MEMORY = """
-import resource, sys, torch, numpy as np
+import sys, torch
 import partita as pa
 from partita.attention import GridHead, kernels
 kernels.AVAILABLE = kernels.AVAILABLE and sys.argv[1] == "native"
 grid = pa.ProductGrid.uniform(pa.Box([0]*3, [1]*3), 216)
-values = torch.zeros(grid.num_cells, 1, dtype=torch.float64).add_(1.0)
+values = torch.ones(grid.num_cells, 1, dtype=torch.float64)
 head = GridHead(grid, 64 * 216.0**2, values, half_windows=1, input_shapes=((3,),), output_shape=())
-z = torch.rand(100_000, 3, dtype=torch.float64)
-head.evaluate(z[:10])
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-out = head.evaluate(z)
+out = head.evaluate(torch.rand(100_000, 3, dtype=torch.float64))
 assert torch.allclose(out, torch.ones_like(out))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, base)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads peak memory from /proc")
 @pytest.mark.parametrize("path", ["native", "torch"])
 def test_many_queries_on_ten_million_cells_fit_in_a_gibibyte(path):
     answer = subprocess.run([sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True)
-    peak_kib, _ = map(int, answer.stdout.split())
-    assert peak_kib < 1 << 20
+    assert int(answer.stdout) < 1 << 20  # KiB

@@ -119,6 +119,12 @@ def _split_logs(values: Array, d: int, n: int) -> tuple[Array, Array, float]:
     return np.log1p(ratio), np.log1p(-ratio), bound
 
 
+def _difference(d: int, n: int, cells: int, bound: float) -> tuple[Array, Array]:
+    """`[I…I, −I…−I]` and `W_O = d B I_n` on the first n rows: together they turn `(T − E)/(2d)` into V."""
+    identities = np.tile(np.eye(d), cells)
+    return np.hstack([identities, -identities]), np.vstack([d * bound * np.eye(n), np.zeros((2 * d * cells - n, n))])
+
+
 def log_self(
     scores: AffineScores,
     *,
@@ -147,9 +153,8 @@ def log_self(
     w_q = np.zeros((2 + n, 1 + columns))
     w_q[:2, 1 : 1 + n] = r
     w_q[2:, 1 : 1 + n] = np.eye(n)
-    identities = np.tile(np.eye(d), cells)
-    w_v = np.hstack([np.zeros((d, 1)), identities, -identities])
-    w_o = np.vstack([d * bound * np.eye(n), np.zeros((columns - n, n))])
+    signs, w_o = _difference(d, n, cells, bound)
+    w_v = np.hstack([np.zeros((d, 1)), signs])
     linear = _linear({0: scores.slopes[repeated] / r}, _matrix_shape(input_shape), constant, dtype)
     attention = SelfAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o))
     return SelfNetwork(linear, attention, form="log", input_shape=input_shape, output_shape=output_shape)
@@ -266,9 +271,8 @@ def log_cross(
     w_q[:2, m_q] = r
     w_q[2 : 2 + m_q, :m_q] = r * np.eye(m_q)
     w_q[2 + m_q :, m_q + 1 :] = np.eye(n)
-    identities = np.tile(np.eye(d), cells)
-    w_v = np.hstack([identities, -identities, np.zeros((d, 1))])
-    w_o = np.vstack([d * bound * np.eye(n), np.zeros((columns - n, n))])
+    signs, w_o = _difference(d, n, cells, bound)
+    w_v = np.hstack([signs, np.zeros((d, 1))])
     attention = CrossAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o))
     linears = (linear_k, _query_side(input_shapes[1], n, columns, dtype))
     return CrossNetwork(linears, attention, form="log", input_shapes=input_shapes, output_shape=output_shape)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partita.errors import ShapeError
 
-__all__ = ["CrossAttention", "CrossNetwork", "LinearSum", "SelfAttention", "SelfNetwork"]
+__all__ = ["CrossAttention", "CrossNetwork", "LinearSum", "LiteralNetwork", "SelfAttention", "SelfNetwork"]
 
 
 def _attend(keys: Tensor, queries: Tensor, values: Tensor, w_o: Tensor) -> Tensor:
@@ -106,11 +106,19 @@ def _from_matrix(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     return out.transpose(1, 2).reshape(len(out), *shape)
 
 
-def _scalars(module: nn.Module) -> int:
-    return sum(t.numel() for t in module.buffers())
+class LiteralNetwork(nn.Module):
+    """The paper's Linear and attention as one module. Every tensor is a named buffer."""
+
+    form: str
+    output_shape: tuple[int, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored scalars, zeros and ones included."""
+        return sum(t.numel() for t in self.buffers())
 
 
-class SelfNetwork(nn.Module):
+class SelfNetwork(LiteralNetwork):
     """`Attn ∘ Linear` as one module that takes what the compiled head takes: `(batch, m)` or `(batch, tokens, dim)`.
 
     Every tensor is a named buffer: `linear.left`, `linear.right`, `linear.constant`, `attention.w_k` … `attention.w_o`.
@@ -134,16 +142,11 @@ class SelfNetwork(nn.Module):
         """Keys of the literal layer: columns of Linear(Z)."""
         return self.linear.constant.shape[1]
 
-    @property
-    def num_parameters(self) -> int:
-        """Stored scalars, zeros and ones included."""
-        return _scalars(self)
-
     def forward(self, z: Tensor) -> Tensor:
         return _from_matrix(self.attention(self.linear(_to_matrix(z, self.input_shape))), self.output_shape)
 
 
-class CrossNetwork(nn.Module):
+class CrossNetwork(LiteralNetwork):
     """`Attn(Linear_K(Z_K), Linear_Q(Z_Q))` as one module, called with `(z_k, z_q)`."""
 
     def __init__(
@@ -163,10 +166,6 @@ class CrossNetwork(nn.Module):
     @property
     def num_columns(self) -> int:
         return self.linear_k.constant.shape[1]
-
-    @property
-    def num_parameters(self) -> int:
-        return _scalars(self)
 
     def forward(self, z_k: Tensor, z_q: Tensor) -> Tensor:
         k, q = _to_matrix(z_k, self.input_shapes[0]), _to_matrix(z_q, self.input_shapes[1])

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partita.arithmetic.rounding import add_up, div_up, expm1_up, mul_up, pow_up, sqrt_up
+from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up
 from partita.certify.certificate import Term
+from partita.certify.deployment import UNIT_ROUNDOFF, running_terms
 from partita.errors import UnsupportedError
 from partita.geometry.moments import AxisGeometry, dropped_mass, moment_bounds
 from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
 
 __all__ = [
-    "UNIT_ROUNDOFF",
     "GridFacts",
     "Known",
     "approximation_term",
@@ -28,8 +28,6 @@ __all__ = [
     "score_error",
     "window_for",
 ]
-
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +108,14 @@ def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
     return min(candidates, key=lambda term: term.value)
 
 
+def _root_up(value: float, power: float) -> float:
+    """`value^(1/power)`, rounded up; the pad covers the rounding of 1/power for every float."""
+    return mul_up(pow_up(value, 1 / power), 1 + 1e-12)
+
+
 def _domain_factor(facts: GridFacts, norm: float) -> float:
     """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
-    return 1.0 if math.isinf(norm) else pow_up(mul_up(facts.volume, float(facts.outputs)), 1 / norm)
+    return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
 
 
 def _moments(facts: GridFacts, power: float, averaged: bool) -> list[float]:
@@ -125,7 +128,7 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
     Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes.
     """
     power = 2.0 if math.isinf(norm) else max(modulus.exponent * norm, 2.0)
-    squares = [pow_up(m, 2 / power) for m in _moments(facts, power, averaged=not math.isinf(norm))]
+    squares = [_root_up(m, power / 2) for m in _moments(facts, power, averaged=not math.isinf(norm))]
     distance = sqrt_up(add_up(*squares))
     value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
@@ -142,7 +145,7 @@ def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
     """`Σ_i L_i sup E|x_i − v_i|` (axis operators average, so errors telescope); in L_p with p-th averaged moments."""
     power = 1.0 if math.isinf(norm) else norm
     moments = _moments(facts, power, averaged=not math.isinf(norm))
-    distances = [pow_up(m, 1 / power) for m in moments]
+    distances = [_root_up(m, power) for m in moments]
     factor = _domain_factor(facts, norm)
     value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
     inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {
@@ -164,8 +167,7 @@ def _window_reach(facts: GridFacts) -> list[float]:
 def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> list[Term]:
     """Points whose relevant centers may lie across a jump: `(out · ∫ height^p)^{1/p}`, and the little mass beyond those centers.
 
-    With ρ the covering radius of the axis, centers farther than `√(ρ² + 48/R)` hold less than `2e^{−24}/(1 −
-    e^{−κ/2})` of its mass.
+    With ρ the covering radius of an axis, centers farther than `√(ρ² + 48/R)` hold at most `2e^{−24}/(1 − e^{−κ/2})` of its mass.
     """
     if math.isinf(norm):
         raise UnsupportedError(
@@ -179,7 +181,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
-    near = pow_up(mul_up(float(facts.outputs), jumps.penalty(reach, norm, facts.volume)), 1 / norm)
+    near = _root_up(mul_up(float(facts.outputs), jumps.penalty(reach, norm, facts.volume)), norm)
     far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
     inputs = {"height": jumps.height, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [
@@ -196,41 +198,22 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
     """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
     u, factor = UNIT_ROUNDOFF[facts.semantics], _domain_factor(facts, norm)
-    m = len(facts.axes)
     dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     delta = score_error(facts)
     if facts.semantics != "float64" and not math.isinf(norm):
         delta = add_up(delta, _lattice_error(facts))
     widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
-    operations = math.prod(widths) + sum(widths) + 6 * m + 8
-    summation = mul_up(1.01, float(operations), u, facts.largest, factor)
-    terms = [
-        Term(
-            "window",
-            mul_up(dropped, facts.spread, factor),
-            "mass outside the window · spread of the values",
-            "window-tail",
-            {"mass": dropped},
-        ),
-        Term(
-            "score rounding",
-            mul_up(expm1_up(mul_up(2.0, delta)), approximation),
-            "(e^{2δ} − 1) · approximation",
-            "score-rounding",
-            {"delta": delta},
-        ),
-        Term(
-            "summation",
-            summation,
-            "γ_K · max|V|",
-            "score-rounding",
-            {"operations": float(operations), "u": u, "largest": facts.largest},
-        ),
-    ]
-    if facts.value_error:
-        terms.append(
-            Term("stored values", mul_up(facts.value_error, factor), "max |V_j − f(v_j)|", "score-rounding", {})
-        )
+    terms = running_terms(
+        approximation,
+        mass_left_out=dropped,
+        score_error=delta,
+        operations=float(math.prod(widths) + sum(widths) + 6 * len(widths) + 8),
+        unit_roundoff=u,
+        largest=facts.largest,
+        spread=facts.spread,
+        value_error=facts.value_error,
+        factor=factor,
+    )
     if facts.semantics != "float64":
         terms.append(_input_rounding(facts, known, mul_up(u, facts.reach), factor))
     return terms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.arithmetic.rounding import add_up, div_up, exp_up, expm1_up, mul_up, pow_up, sqrt_up
+from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up
 from partita.certify.certificate import Term
-from partita.certify.grid_bounds import UNIT_ROUNDOFF
+from partita.certify.deployment import UNIT_ROUNDOFF, running_terms
 from partita.geometry.moments import soft_maximum_gap
 from partita.targets.knowledge import Modulus
 
@@ -51,33 +51,17 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
     score = add_up(mul_up(facts.rate / 2, facts.radius, facts.radius), facts.exponent_cut)
     delta = mul_up(u, add_up(mul_up(float(facts.dimension + 8), score), 16.0))
     dropped = mul_up(float(facts.cells), exp_up(-facts.exponent_cut * (1 - 1e-6)))
-    operations = float(2 * facts.near_cells + facts.dimension + 16)
-    terms = [
-        Term("approximation", approximation, "constant · √(radius² + softness)^exponent", "small-domain", inputs),
-        Term(
-            "cells left out",
-            mul_up(dropped, facts.spread),
-            "mass left out · spread of the values",
-            "window-tail",
-            {"mass": dropped},
-        ),
-        Term(
-            "score rounding",
-            mul_up(expm1_up(mul_up(2.0, delta)), approximation),
-            "(e^{2δ} − 1) · approximation",
-            "score-rounding",
-            {"delta": delta},
-        ),
-        Term(
-            "summation",
-            mul_up(1.01, operations, u, facts.largest),
-            "γ_K · max|V|",
-            "score-rounding",
-            {"operations": operations, "u": u},
-        ),
-    ]
-    if facts.value_error:
-        terms.append(Term("stored values", facts.value_error, "max |V_j − f(v_j)|", "score-rounding", {}))
+    terms = [Term("approximation", approximation, "constant · √(radius² + softness)^exponent", "small-domain", inputs)]
+    terms += running_terms(
+        approximation,
+        mass_left_out=dropped,
+        score_error=delta,
+        operations=float(2 * facts.near_cells + facts.dimension + 16),
+        unit_roundoff=u,
+        largest=facts.largest,
+        spread=facts.spread,
+        value_error=facts.value_error,
+    )
     if facts.center_shift:
         shifted = mul_up(modulus.constant, pow_up(facts.center_shift, modulus.exponent))
         terms.append(

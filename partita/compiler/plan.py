@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from partita.certify.certificate import Term, total
-from partita.certify.grid_bounds import UNIT_ROUNDOFF, grid_terms
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.certify.grid_bounds import grid_terms
 from partita.certify.scattered_bounds import rate_for, scattered_terms
 from partita.compiler.knowledge import Knowledge, gather
 from partita.compiler.spacing import SpacingRule
+from partita.constructions.construction import semantics_of
 from partita.constructions.on_grid import GridRecipe, grid_facts
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
 from partita.errors import SizeError, ToleranceError, UnsupportedError
@@ -74,7 +76,7 @@ class Options:
 
     @property
     def semantics(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return semantics_of(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

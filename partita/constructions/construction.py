@@ -23,9 +23,12 @@ from partita.targets.target import Target, sample_hash
 __all__ = [
     "Construction",
     "Progress",
+    "check_pairs",
     "describe_domain",
     "describe_function",
     "environment",
+    "platform_assumption",
+    "semantics_of",
     "value_size",
     "value_table",
     "vouched",
@@ -65,6 +68,17 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
     if target.graph is not None:
         return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
     return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+
+
+def semantics_of(dtype: torch.dtype) -> str:
+    """ "float64" or "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def platform_assumption(dtype: torch.dtype) -> Assumption:
+    return Assumption(
+        f"{semantics_of(dtype)} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform"
+    )
 
 
 def environment() -> dict[str, str]:

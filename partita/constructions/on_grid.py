@@ -19,6 +19,8 @@ from partita.constructions.construction import (
     describe_domain,
     describe_function,
     environment,
+    platform_assumption,
+    semantics_of,
     value_size,
     value_table,
     vouched,
@@ -44,7 +46,7 @@ class GridRecipe:
 
     @property
     def semantics(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return semantics_of(self.dtype)
 
 
 def grid_facts(
@@ -90,7 +92,7 @@ def build_on_grid(
     assumptions = vouched(target, known, declared=declared)
     if declared:
         assumptions = _attack_neighbours(target, grid, values, known, assumptions)
-    assumptions.append(_platform(recipe))
+    assumptions.append(platform_assumption(recipe.dtype))
     certificate = _certify(target, head, grid, recipe, known, value_error, assumptions, theorem, declared)
     return Construction(head, grid, certificate)
 
@@ -100,12 +102,6 @@ def head_facts(head: GridHead, box: Box, recipe: GridRecipe, value_error: float)
     axes = [a.double().numpy() for a in head.axes]
     return grid_facts(
         axes, box, recipe, outputs=head.values.shape[1], largest=largest, spread=spread, value_error=value_error
-    )
-
-
-def _platform(recipe: GridRecipe) -> Assumption:
-    return Assumption(
-        f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform"
     )
 
 

@@ -12,7 +12,8 @@ from scipy.spatial import KDTree
 from partita.arithmetic.rounding import add_up, up
 from partita.attention.scattered_head import ScatteredHead, exponent_cut
 from partita.certify.certificate import Assumption, Certificate, model_digest, total
-from partita.certify.grid_bounds import UNIT_ROUNDOFF, Known
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.certify.grid_bounds import Known
 from partita.certify.scattered_bounds import ScatteredFacts, scattered_terms
 from partita.constructions.construction import (
     Construction,
@@ -20,6 +21,8 @@ from partita.constructions.construction import (
     describe_domain,
     describe_function,
     environment,
+    platform_assumption,
+    semantics_of,
     value_size,
     value_table,
     vouched,
@@ -44,7 +47,7 @@ class CoverRecipe:
 
     @property
     def semantics(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return semantics_of(self.dtype)
 
 
 def small_domain(
@@ -79,9 +82,7 @@ def small_domain(
     assumptions.append(
         Assumption(f"every point of the domain is within {cloud.fill_distance:g} of a listed point", "caller")
     )
-    assumptions.append(
-        Assumption(f"{recipe.semantics} arithmetic is IEEE 754 and exp is within 8 units in the last place", "platform")
-    )
+    assumptions.append(platform_assumption(recipe.dtype))
     terms = scattered_terms(facts, known.modulus)
     certificate = Certificate(
         kind="proved_given" if declared or cloud.fill_distance > 0 else "proved",

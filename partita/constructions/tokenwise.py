@@ -8,8 +8,8 @@ import torch
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.attention.scattered_head import ScatteredHead
 from partita.certify.certificate import Assumption, Certificate, Term, model_digest, total
-from partita.certify.grid_bounds import UNIT_ROUNDOFF
-from partita.constructions.construction import Construction, describe_domain, environment
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.construction import Construction, describe_domain, environment, semantics_of
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import leakage, temperature_for_leakage
 from partita.geometry.partitions import MaxAffine
@@ -43,7 +43,7 @@ def build_tokenwise(
         input_shapes=((partition.dimension,),),
         output_shape=(values.shape[1],),
     )
-    semantics = str(dtype).removeprefix("torch.")
+    semantics = semantics_of(dtype)
     far = np.maximum(np.abs(domain.lo.ravel() - diagram.centers), np.abs(domain.hi.ravel() - diagram.centers))
     largest = np.abs(at_center) if slopes is None else np.abs(at_center) + np.einsum("com,cm->co", np.abs(slopes), far)
     terms = _terms(
