@@ -87,13 +87,13 @@ def unsafe(source: str) -> list[str]:
         if isinstance(node, ast.Call):
             found.append(ast.unparse(node.func))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found += [a.name for a in node.names] + [getattr(node, "module", None) or ""]
-    return [f for f in found if f in ("eval", "exec", "compile", "__import__", "torch.load", "pickle")]
+            found += [f"import {name}" for name in [*(a.name for a in node.names), getattr(node, "module", None)]]
+    return [f for f in found if f in ("eval", "exec", "compile", "__import__", "torch.load", "import pickle")]
 
 
 def test_nothing_from_outside_is_evaluated_or_unpickled():
     assert {p.name: unsafe(p.read_text()) for p in SOURCES if unsafe(p.read_text())} == {}
-    assert unsafe("eval(x)") == ["eval"] and unsafe("import pickle") == ["pickle"]  # negative control
+    assert unsafe("eval(x)") == ["eval"] and unsafe("import pickle") == ["import pickle"]  # negative control
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)

@@ -18,7 +18,8 @@ from partita.geometry.grid import ProductGrid
 
 __all__ = ["GridHead"]
 
-_AT_ONCE = 1 << 22  # window entries held by one step of the torch path
+_WINDOW_AT_ONCE = 1 << 18  # window entries held by one step of the torch path: they should stay in the cache
+_DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 
 
 class GridHead(FoldedHead):
@@ -66,7 +67,7 @@ class GridHead(FoldedHead):
 
     @property
     def axes(self) -> tuple[Tensor, ...]:
-        return tuple(self.get_buffer(f"centers_{i}") for i in range(len(self.counts)))
+        return tuple(self._buffers[f"centers_{i}"] for i in range(len(self.counts)))  # type: ignore[misc]
 
     @property
     def num_keys(self) -> int:
@@ -103,7 +104,7 @@ class GridHead(FoldedHead):
             return self._evaluate_native(flat)
         if torch.compiler.is_compiling():
             return self._evaluate_window(flat)
-        step = max(1, _AT_ONCE // (math.prod(self.widths) * self.values.shape[1]))
+        step = max(1, _WINDOW_AT_ONCE // (math.prod(self.widths) * self.values.shape[1]))
         if len(flat) <= step:
             return self._evaluate_window(flat)
         return torch.cat([self._evaluate_window(chunk) for chunk in flat.split(step)])
@@ -136,7 +137,7 @@ class GridHead(FoldedHead):
         return torch.from_numpy(out)
 
     def evaluate_dense(self, flat: Tensor) -> Tensor:
-        step = max(1, _AT_ONCE // self.num_keys)
+        step = max(1, _DENSE_AT_ONCE // self.num_keys)
         out = []
         for chunk in flat.split(step) if len(flat) else [flat]:
             scores = chunk.new_zeros(len(chunk), 1)
