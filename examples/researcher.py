@@ -38,7 +38,7 @@ def main() -> None:
     sequence = torch.from_numpy(points[:4])[None]
     difference = (layers(sequence) - figure_2.head(sequence)).abs().max().item()
     print(
-        f"Figure 2 as one attention layer over 4 tokens: {layers.num_columns} keys, {difference:.1e} from the folded head"
+        f"Figure 2 as one attention layer over 4 tokens: {layers.num_keys} keys, {difference:.1e} from the folded head"
     )
     print("  its tensors:", ", ".join(f"{k} {tuple(t.shape)}" for k, t in layers.state_dict().items()))
 

@@ -31,7 +31,7 @@ def main() -> None:
     c = pa.compile(f, box, tolerance=0.5, lipschitz=math.sqrt(2))
     for form in ("log", "indexed"):
         layers = c.layers(form)
-        print(f"\n{form} form: {layers.num_columns} columns, {layers.num_parameters:,} stored numbers")
+        print(f"\n{form} form: {layers.num_keys} columns, {layers.num_parameters:,} stored numbers")
         for name, tensor in layers.state_dict().items():
             print(f"  {name:18} {tuple(tensor.shape)}")
     print("\nand what is claimed:\n" + c.certificate.explain())

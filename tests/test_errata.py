@@ -514,7 +514,7 @@ def test_erratum_8_half_delta_is_not_a_euclidean_distance(tokens, dim, printed_h
     delta, box = 1.0, pa.Box.sequence(-1, 1, tokens=tokens, dim=dim)
     grid = pa.ProductGrid.uniform(box, 2)  # cells of side δ
     corner = np.zeros((1, box.dimension))
-    difference = corner - grid.centers_of(grid.lookup(corner))
+    difference = corner - grid.centers_of(grid.cell(corner))
     distance = float(np.linalg.norm(difference))
     assert np.abs(difference).max() == delta / 2
     assert (distance <= delta / 2) == printed_holds
@@ -661,7 +661,7 @@ def test_erratum_9_neighbours_live_in_2dn_dimensions():
         v + 2 / 3 * np.array([1.0, 0.0])
     steps = 2 / 3 * np.stack(np.meshgrid(*[[-1, 0, 1]] * 4, indexing="ij"), axis=-1).reshape(-1, 4)
     assert len(steps) == 3**4
-    assert np.array_equal(np.sort(grid.lookup(v + steps)), np.arange(grid.num_cells))
+    assert np.array_equal(np.sort(grid.cell(v + steps)), np.arange(grid.num_cells))
 
 
 def test_erratum_9_w_v_is_not_square():

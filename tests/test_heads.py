@@ -153,7 +153,7 @@ def test_the_hard_limit_is_a_table_lookup():
     c = pa.compile("sin(3*x0) + x1", pa.Box([-1, -1], [1, 1]), tolerance=0.3, sharpness=1e6)
     points = sample(c, 500)
     points = points[c.partition.margin(points) > 1e-3]
-    table = c.head.values.numpy()[c.partition.lookup(points)]
+    table = c.head.values.numpy()[c.partition.cell(points)]
     assert np.allclose(c.head.evaluate(torch.from_numpy(points)).numpy(), table, atol=1e-12)
 
 

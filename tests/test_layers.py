@@ -105,9 +105,9 @@ def test_sizes_are_those_of_the_theorem():
     c = compiled("sequence 2x2")  # n = d = 2
     cells = c.num_keys
     log, indexed = c.layers("log"), c.layers("indexed")
-    assert log.num_columns == 2 * 2 * cells
-    assert log.attention.w_k.shape == (2 + 2, 1 + log.num_columns)
-    assert indexed.num_columns == 2 * cells
+    assert log.num_keys == 2 * 2 * cells
+    assert log.attention.w_k.shape == (2 + 2, 1 + log.num_keys)
+    assert indexed.num_keys == 2 * cells
     assert indexed.attention.w_k.shape == (2 + 1, 2 * 2 + 2 + 2)
     cross = compiled("cross sequences")
     assert cross.layers("indexed").attention.w_k.shape[0] == 1 + 2 + 2
@@ -126,7 +126,7 @@ def test_the_log_form_refuses_what_does_not_fit_and_shows_the_number():
     c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.02)
     with pytest.raises(SizeError, match="8,192"):
         c.layers("log")
-    assert c.layers("indexed").num_columns == c.num_keys
+    assert c.layers("indexed").num_keys == c.num_keys
 
 
 def test_unknown_form_is_refused():

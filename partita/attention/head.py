@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ _KEYS_LISTED_AT_MOST = 1 << 27
 
 
 def flatten_inputs(
-    inputs: tuple[Tensor, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+    inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Arguments of shapes `(…, *shape)` as one `(n, m)` tensor, and the leading shape they share."""
+    """Arguments of shapes `(…, *shape)`, tensors or arrays, as one `(n, m)` tensor, and the leading shape they share."""
     if len(inputs) != len(shapes):
         raise ShapeError(f"this head takes {len(shapes)} argument(s), found {len(inputs)}.")
     flat, lead = [], None
-    for z, shape in zip(inputs, shapes):
+    for given, shape in zip(inputs, shapes):
+        z = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
             raise ShapeError(f"input of shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
@@ -38,7 +40,7 @@ def flatten_inputs(
     return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
 
 
-class FoldedHead(nn.Module):
+class FoldedHead(nn.Module, ABC):
     """One softmax over the cells of a partition, values attached: B.15 without the detour.
 
     Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the values into parameters. Differentiable in
@@ -95,7 +97,7 @@ class FoldedHead(nn.Module):
         """Stored scalars."""
         return sum(t.numel() for t in [*self.buffers(), *self.parameters()])
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Any) -> Tensor:
         """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
         flat, lead = self.flatten(*inputs)
         return self.evaluate(flat).reshape((*lead, *self.output_shape))
@@ -103,6 +105,10 @@ class FoldedHead(nn.Module):
     def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
         return flatten_inputs(inputs, self.input_shapes, self.dtype)
+
+    def extra_repr(self) -> str:
+        shapes = ", ".join(map(str, self.input_shapes))
+        return f"{self.num_keys:,} keys, {shapes} → {self.output_shape}, {self.dtype}"
 
     def unfreeze(self) -> FoldedHead:
         """Make the values trainable parameters (same names in `state_dict`)."""

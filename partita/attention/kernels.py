@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from partita.errors import MissingExtraError
+
 try:
     from numba import njit, prange
 except ImportError:  # the torch path does the same, slower
@@ -214,6 +216,6 @@ def grid_window_sum(points, centers, firsts, counts, rates, widths, values, out)
     widths of the windows; values `(cells, out)` row-major; out `(n, out)`.
     """
     if not AVAILABLE:
-        raise NotImplementedError("numba is not installed")
+        raise MissingExtraError("the native kernel needs the extra 'fast': pip install 'partita[fast]'.")
     work = _sum_in_parallel if len(points) >= 2 * _CHUNK else _sum_serially
     work(points, centers, firsts, counts, rates, widths, values.reshape(-1), out)

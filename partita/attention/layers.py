@@ -6,9 +6,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from partita.attention.head import flatten_inputs
 from partita.errors import ShapeError
 
 __all__ = ["CrossAttention", "CrossNetwork", "LinearSum", "LiteralNetwork", "SelfAttention", "SelfNetwork"]
@@ -51,15 +55,7 @@ class LinearSum(nn.Module):
         return torch.einsum("tor,brc,tcd->bod", self.left, z, self.right) + self.constant
 
 
-class SelfAttention(nn.Module):
-    """`Attn_s(Z) = W_V Z softmax((W_K Z)ᵀ W_Q Z) W_O`, single head, no scale.
-
-    Args:
-        w_k, w_q: `(d_attn, D)`. w_v: `(d_out, D)`. w_o: `(N, N_out)`.
-
-    Shapes: `(batch, D, N)` to `(batch, d_out, N_out)`.
-    """
-
+class _Attention(nn.Module):
     w_k: Tensor
     w_q: Tensor
     w_v: Tensor
@@ -69,6 +65,16 @@ class SelfAttention(nn.Module):
         super().__init__()
         for name, tensor in (("w_k", w_k), ("w_q", w_q), ("w_v", w_v), ("w_o", w_o)):
             self.register_buffer(name, tensor)
+
+
+class SelfAttention(_Attention):
+    """`Attn_s(Z) = W_V Z softmax((W_K Z)ᵀ W_Q Z) W_O`, single head, no scale.
+
+    Args:
+        w_k, w_q: `(d_attn, D)`. w_v: `(d_out, D)`. w_o: `(N, N_out)`.
+
+    Shapes: `(batch, D, N)` to `(batch, d_out, N_out)`.
+    """
 
     def forward(self, z: Tensor) -> Tensor:
         return _attend(self.w_k @ z, self.w_q @ z, self.w_v @ z, self.w_o)
@@ -78,32 +84,11 @@ class SelfAttention(nn.Module):
         return torch.softmax((self.w_k @ z).transpose(-1, -2) @ (self.w_q @ z), dim=-2)
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(_Attention):
     """`Attn_c(Z_K, Z_Q) = W_V Z_K softmax((W_K Z_K)ᵀ W_Q Z_Q) W_O`; shapes as in `SelfAttention`."""
-
-    w_k: Tensor
-    w_q: Tensor
-    w_v: Tensor
-    w_o: Tensor
-
-    def __init__(self, *, w_k: Tensor, w_q: Tensor, w_v: Tensor, w_o: Tensor) -> None:
-        super().__init__()
-        for name, tensor in (("w_k", w_k), ("w_q", w_q), ("w_v", w_v), ("w_o", w_o)):
-            self.register_buffer(name, tensor)
 
     def forward(self, z_k: Tensor, z_q: Tensor) -> Tensor:
         return _attend(self.w_k @ z_k, self.w_q @ z_q, self.w_v @ z_k, self.w_o)
-
-
-def _to_matrix(z: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`(batch, tokens, dim)` or `(batch, m)` to the paper's `(batch, dim, tokens)`; a vector is one token."""
-    if tuple(z.shape[1:]) != shape:
-        raise ShapeError(f"input of shape {tuple(z.shape)}; expected (batch, {', '.join(map(str, shape))}).")
-    return z.transpose(1, 2) if len(shape) == 2 else z.unsqueeze(2)
-
-
-def _from_matrix(out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return out.transpose(1, 2).reshape(len(out), *shape)
 
 
 class LiteralNetwork(nn.Module):
@@ -116,6 +101,17 @@ class LiteralNetwork(nn.Module):
     def num_parameters(self) -> int:
         """Stored scalars, zeros and ones included."""
         return sum(t.numel() for t in self.buffers())
+
+    def _matrices(
+        self, inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
+    ) -> tuple[list[Tensor], tuple[int, ...]]:
+        """Token-major arguments as the paper's `(batch, dim, tokens)`, a vector being one token; and their leading shape."""
+        flat, lead = flatten_inputs(inputs, shapes, next(self.buffers()).dtype)
+        parts = flat.split([math.prod(s) for s in shapes], dim=1)
+        return [p.reshape(-1, s[0] if len(s) == 2 else 1, s[-1]).transpose(1, 2) for p, s in zip(parts, shapes)], lead
+
+    def _shaped(self, out: Tensor, lead: tuple[int, ...]) -> Tensor:
+        return out.transpose(1, 2).reshape((*lead, *self.output_shape))
 
 
 class SelfNetwork(LiteralNetwork):
@@ -138,12 +134,13 @@ class SelfNetwork(LiteralNetwork):
         self.form, self.input_shape, self.output_shape = form, input_shape, output_shape
 
     @property
-    def num_columns(self) -> int:
-        """Keys of the literal layer: columns of Linear(Z)."""
+    def num_keys(self) -> int:
+        """Columns of Linear(Z): the keys of the literal layer."""
         return self.linear.constant.shape[1]
 
-    def forward(self, z: Tensor) -> Tensor:
-        return _from_matrix(self.attention(self.linear(_to_matrix(z, self.input_shape))), self.output_shape)
+    def forward(self, z: Any) -> Tensor:
+        (matrix,), lead = self._matrices((z,), (self.input_shape,))
+        return self._shaped(self.attention(self.linear(matrix)), lead)
 
 
 class CrossNetwork(LiteralNetwork):
@@ -164,9 +161,9 @@ class CrossNetwork(LiteralNetwork):
         self.form, self.input_shapes, self.output_shape = form, input_shapes, output_shape
 
     @property
-    def num_columns(self) -> int:
+    def num_keys(self) -> int:
         return self.linear_k.constant.shape[1]
 
-    def forward(self, z_k: Tensor, z_q: Tensor) -> Tensor:
-        k, q = _to_matrix(z_k, self.input_shapes[0]), _to_matrix(z_q, self.input_shapes[1])
-        return _from_matrix(self.attention(self.linear_k(k), self.linear_q(q)), self.output_shape)
+    def forward(self, z_k: Any, z_q: Any) -> Tensor:
+        (k, q), lead = self._matrices((z_k, z_q), self.input_shapes)
+        return self._shaped(self.attention(self.linear_k(k), self.linear_q(q)), lead)

@@ -16,12 +16,10 @@ __all__ = ["tokenwise_layers"]
 def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float = 0.0) -> SelfNetwork:
     """`X ↦ [F(X_1), …, F(X_n)]` as the paper's layers, F the head's reassignment of values to its cells.
 
-    Constant values: exactly section A.2 with its block sizes corrected (erratum 2): `Linear(X) = [X 0; I_N]`, `W_K =
-    [0 a_j; 0 b_j]`,
-    `W_Q = R[I_d 0; 0 1_n 0]`, `W_V = [0 V_j]`, `W_O = [I_n; 0]`; N columns, which must be at least n. Affine values
-    (Figure 2) need a
-    column per cell *and* token, since a column's value depends on one token: scores get `S·[same token]`, and
-    `(n−1)e^{−S}` of the mass leaks to other tokens.
+    Constant values: section A.2 with its block sizes corrected (erratum 2), N ≥ n columns:
+    `Linear(X) = [X 0; I_N]`, `W_K = [0 a_j; 0 b_j]`, `W_Q = R[I_d 0; 0 1_n 0]`, `W_V = [0 V_j]`, `W_O = [I_n; 0]`.
+    Affine values (Figure 2): a column per cell *and* token, since a column's value depends on one token; scores get
+    `S·[same token]`, and `(n−1)e^{−S}` of the mass leaks to other tokens.
 
     Args:
         tokens: n.

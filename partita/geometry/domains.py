@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import KDTree
 
-from partita.errors import DomainError
+from partita.errors import DomainError, ShapeError
 
 __all__ = ["Box", "Domain", "PointCloud", "product"]
 
@@ -25,6 +25,11 @@ def frozen_array(values: ArrayLike) -> Array:
     array = np.array(values, dtype=np.float64)
     array.flags.writeable = False
     return array
+
+
+def _require_rows(points: Array, dimension: int) -> None:
+    if np.ndim(points) != 2 or np.shape(points)[1] != dimension:
+        raise ShapeError(f"points have shape {np.shape(points)}; expected (n, {dimension}).")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +106,7 @@ class Box:
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which rows of `points`, `(n, m)`, lie in the closed box."""
+        _require_rows(points, self.dimension)
         return np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1)
 
     def clamp(self, points: Array) -> Array:
@@ -122,6 +128,12 @@ class Box:
 
     def bounding_box(self) -> Box:
         return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
+
+    def __hash__(self) -> int:
+        return hash((self.lo.tobytes(), self.hi.tobytes()))
 
     def __repr__(self) -> str:
         return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
@@ -183,6 +195,7 @@ class PointCloud:
         return KDTree(self.flat)
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
+        _require_rows(points, self.dimension)
         distance, _ = self._tree.query(points)
         return distance <= self.fill_distance * (1 + 1e-12)
 

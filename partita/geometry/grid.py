@@ -34,7 +34,7 @@ def _kept_inside(centers: Array, lo: float, hi: float, ghosts: int, dtype: type[
     return centers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ProductGrid(Partition):
     """The Voronoi partition of a product of sorted center lists over a box: cells are boxes.
 
@@ -116,9 +116,20 @@ class ProductGrid(Partition):
         middles = [(a[1:] + a[:-1]) / 2 for a in self.axes]
         return np.stack([np.searchsorted(mid, array[:, i], side="left") for i, mid in enumerate(middles)], axis=1)
 
-    def lookup(self, points: ArrayLike) -> NDArray[np.int64]:
-        """The cell that holds each point, as a row-major label, `(n,)`: `cell`, in time that does not grow with the cells."""
+    def cell(self, points: ArrayLike) -> NDArray[np.int64]:
+        """Row-major labels, axis by axis: the time does not grow with the cells."""
         return np.ravel_multi_index(tuple(self.locate(points).T), self.counts)
+
+    def margin(self, points: ArrayLike) -> Array:
+        """The least gap between the two best scores of an axis: moving to the second best center changes one axis only."""
+        array = points_in(points, self.dimension)
+        smallest = np.full(len(array), np.inf)
+        for i, (centers, nearest) in enumerate(zip(self.axes, self.locate(points).T)):
+            if len(centers) > 1:
+                sides = np.stack([np.maximum(nearest - 1, 0), np.minimum(nearest + 1, len(centers) - 1)])
+                squares = np.where(sides == nearest, np.inf, (array[:, i] - centers[sides]) ** 2)
+                smallest = np.minimum(smallest, (squares.min(axis=0) - (array[:, i] - centers[nearest]) ** 2) / 2)
+        return smallest
 
     def centers_of(self, cells: ArrayLike) -> Array:
         """The centers of the cells with these row-major labels, `(n, m)`."""

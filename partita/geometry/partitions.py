@@ -48,19 +48,31 @@ class Partition(ABC):
     @abstractmethod
     def to_power_diagram(self) -> PowerDiagram: ...
 
+    @abstractmethod
     def cell(self, points: ArrayLike) -> NDArray[np.int64]:
         """The label of the largest score, ties to the smallest label (Definition 3.2), `(n,)`."""
-        return self._reduce(points, lambda scores: scores.argmax(axis=1))
 
+    @abstractmethod
     def margin(self, points: ArrayLike) -> Array:
         """Largest minus second largest score, `(n,)`; infinite where there is one cell only."""
-        if self.num_cells == 1:
-            return np.full(len(points_in(points, self.dimension)), np.inf)
-        return self._reduce(points, lambda scores: np.diff(np.partition(scores, -2, axis=1)[:, -2:], axis=1)[:, 0])
 
     def indicator(self, points: ArrayLike) -> Array:
         """`E(x)`: one-hot rows that name the cell (Definition 3.2), `(n, cells)`."""
-        return np.eye(self.num_cells)[self.cell(points)]
+        labels = self.cell(points)
+        out = np.zeros((len(labels), self.num_cells))
+        out[np.arange(len(labels)), labels] = 1.0
+        return out
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_cells:,} cells in R^{self.dimension})"
+
+    def _cell_by_score(self, points: ArrayLike) -> NDArray[np.int64]:
+        return self._reduce(points, lambda scores: scores.argmax(axis=1))
+
+    def _margin_by_score(self, points: ArrayLike) -> Array:
+        if self.num_cells == 1:
+            return np.full(len(points_in(points, self.dimension)), np.inf)
+        return self._reduce(points, lambda scores: np.diff(np.partition(scores, -2, axis=1)[:, -2:], axis=1)[:, 0])
 
     def _reduce(self, points: ArrayLike, reduce: Callable[[Array], NDArray]) -> NDArray:
         array = points_in(points, self.dimension)
@@ -77,7 +89,7 @@ def _check_finite(first: Array, second: Array, names: tuple[str, str]) -> None:
         raise DomainError(f"{names[0]} and {names[1]} must be finite numbers.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MaxAffine(Partition):
     """`MaxAff(x) = max_j (a_j·x + b_j)`; cell `U_j` is where score j is largest (Definition 3.1).
 
@@ -117,6 +129,12 @@ class MaxAffine(Partition):
         """`a_j·x + b_j`."""
         return points_in(points, self.dimension) @ self.slopes.T + self.offsets
 
+    def cell(self, points: ArrayLike) -> NDArray[np.int64]:
+        return self._cell_by_score(points)
+
+    def margin(self, points: ArrayLike) -> Array:
+        return self._margin_by_score(points)
+
     def value(self, points: ArrayLike) -> Array:
         """`MaxAff(x)`, `(n,)`."""
         return self._reduce(points, lambda scores: scores.max(axis=1))
@@ -129,7 +147,7 @@ class MaxAffine(Partition):
         return PowerDiagram(self.slopes, 2 * self.offsets + (self.slopes**2).sum(axis=1))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PowerDiagram(Partition):
     """Cells `{x : |x − c_j|² − p_j is smallest}`: the Laguerre diagram of centers c_j with powers p_j.
 
@@ -172,6 +190,12 @@ class PowerDiagram(Partition):
             difference = array[i : i + step, None, :] - self.centers
             out[i : i + step] = (self.powers - np.einsum("ncm,ncm->nc", difference, difference)) / 2
         return out
+
+    def cell(self, points: ArrayLike) -> NDArray[np.int64]:
+        return self._cell_by_score(points)
+
+    def margin(self, points: ArrayLike) -> Array:
+        return self._margin_by_score(points)
 
     def to_max_affine(self) -> MaxAffine:
         """Slopes `a_j = c_j`, offsets `b_j = (p_j − |c_j|²)/2`."""

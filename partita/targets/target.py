@@ -26,7 +26,7 @@ from partita.geometry.domains import Array, Box, Domain, PointCloud, product
 from partita.targets.expressions import parse
 from partita.targets.graph import Graph
 
-__all__ = ["Target", "make_target"]
+__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "split_flat"]
 
 _POINTS_AT_ONCE = 1 << 17
 _PROBES = 17
@@ -59,9 +59,7 @@ class Target:
         """The flat domain: the only one, or the product of both."""
         if len(self.domains) == 1:
             return self.domains[0]
-        first, second = self.domains
-        assert_boxes(first, second)
-        return product(first, second)  # type: ignore[arg-type]
+        return product(*require_boxes(*self.domains))
 
     @property
     def num_outputs(self) -> int:
@@ -69,6 +67,8 @@ class Target:
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""
+        if not len(points):
+            return np.empty((0, self.num_outputs))
         if self.ask is None:
             raise TargetFailedError(
                 "this head was read from a file; the black-box function it approximates was not stored with it."
@@ -79,10 +79,11 @@ class Target:
         return values
 
 
-def assert_boxes(*domains: Domain) -> None:
-    for d in domains:
-        if not isinstance(d, Box):
-            raise DomainError(f"cross-attention is built over a pair of boxes, found {d!r}.")
+def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
+    """The pair, if both are boxes; a DomainError otherwise."""
+    if not (isinstance(first, Box) and isinstance(second, Box)):
+        raise DomainError(f"cross-attention is built over a pair of boxes, found {first!r} and {second!r}.")
+    return first, second
 
 
 def _require_finite(values: Array, points: Array, label: str) -> None:
@@ -105,11 +106,11 @@ def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: b
     names, aliases = _variables(domains)
     if isinstance(function, str):
         graph = parse(function, names, aliases)
-        return Target(domains, graph.output_shape, graph, _ask_graph(graph), function)
+        return graph_target(graph, domains, function)
     if isinstance(function, Graph):
         if function.num_inputs != len(names):
             raise ShapeError(f"the graph has {function.num_inputs} inputs and the domain {len(names)} coordinates.")
-        return Target(domains, function.output_shape, function, _ask_graph(function), function.infix(names))
+        return graph_target(function, domains, function.infix(names))
     if not callable(function):
         raise TargetFailedError(
             f"the target is a {type(function).__name__}; expected an expression or a function of a batch."
@@ -117,12 +118,18 @@ def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: b
     return _probed(function, domains, vectorize)
 
 
+def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
+    """A target whose function is known as a graph, shown as `label`."""
+    return Target(
+        domains, graph.output_shape, graph, lambda points: graph.evaluate(points).reshape(len(points), -1), label
+    )
+
+
 def _domains(domain: Any) -> tuple[Domain, ...]:
     if isinstance(domain, (Box, PointCloud)):
         return (domain,)
     if isinstance(domain, tuple) and len(domain) == 2:
-        assert_boxes(*domain)
-        return domain
+        return require_boxes(*domain)
     raise DomainError(f"the domain is {domain!r}; expected a Box, a PointCloud, or a pair of boxes (keys, queries).")
 
 
@@ -135,8 +142,10 @@ def _variables(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:
     return [f"x{i}" for i in range(m)], {letter: f"x{i}" for i, letter in enumerate("xyz"[:m])} if m <= 3 else {}
 
 
-def _ask_graph(graph: Graph) -> Callable[[Array], Array]:
-    return lambda points: graph.evaluate(points).reshape(len(points), -1)
+def split_flat(points: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Flat points `(n, m)` as one array `(n, *shape)` per argument."""
+    cuts = np.cumsum([math.prod(s) for s in shapes])[:-1]
+    return [part.reshape(len(points), *s) for part, s in zip(np.split(points, cuts, axis=1), shapes)]
 
 
 class _Asker:
@@ -149,8 +158,7 @@ class _Asker:
 
     def raw(self, points: Array) -> np.ndarray:
         """The function's answer as an array whose first axis is the batch; its input checked for being left alone."""
-        cuts = np.cumsum([0] + [math.prod(s) for s in self.shapes])
-        inputs = [points[:, a:b].reshape(len(points), *s).copy() for a, b, s in zip(cuts, cuts[1:], self.shapes)]
+        inputs = [part.copy() for part in split_flat(points, self.shapes)]
         given = [torch.from_numpy(a.copy()) for a in inputs] if self.kind == "torch" else [a.copy() for a in inputs]
         with torch.no_grad():
             answer = self.function(*given)
@@ -164,8 +172,6 @@ class _Asker:
         return array.astype(np.float64)
 
     def __call__(self, points: Array) -> Array:
-        if not len(points):
-            return np.empty((0, len(self.raw(points).reshape(0, -1).T)))
         try:
             answer = self.raw(points)
         except MutatedInputError:
@@ -235,19 +241,22 @@ def _choose_kind(
         raise TargetFailedError(message) from failures["torch"]
     if len(answers) == 2:
         (asker, first), (_, second) = answers["numpy"], answers["torch"]
+        fits = [a.shape[:1] == (len(points),) for a in (first, second)]
+        if fits != [True, True]:  # z.max(1), say, means something else to torch: the kind that keeps the batch is meant
+            return answers["torch"] if fits[1] else answers["numpy"]
         scale = 1e-9 * np.abs(first[np.isfinite(first)]).max(initial=0)
         same = first.shape == second.shape and np.allclose(first, second, rtol=1e-6, atol=scale, equal_nan=True)
         if not same and np.array_equal(first, asker.raw(points), equal_nan=True):  # else it is random: said elsewhere
             raise TargetFailedError(
-                f"{label} answers differently for numpy arrays and torch tensors; convert its input explicitly."
+                f"{label} answers differently for numpy arrays and torch tensors; say which it means inside: "
+                "z = np.asarray(z), or z = torch.as_tensor(z)."
             )
     return answers.get("numpy") or answers["torch"]
 
 
 def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
-    cuts = np.cumsum([0] + [math.prod(s) for s in shapes])
     try:
-        answer = function(*(point[a:b].reshape(s) for a, b, s in zip(cuts, cuts[1:], shapes)))
+        answer = function(*(part[0] for part in split_flat(point[None], shapes)))
         return np.isfinite(np.asarray(answer, dtype=float)).all().item()
     except Exception:
         return False
