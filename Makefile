@@ -9,7 +9,7 @@ OUT ?= demo-output
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[all,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fast,onnx,plot,dev]"
 	touch $@
 
 demo: $(VENV)/.ready

@@ -32,6 +32,12 @@ def main() -> None:
     )
     print(f"  measured leakage {leak[margin >= 0.1].max():.2e}, Proposition 3.2 allows {leakage(7, rate, 0.1):.2e}")
 
+    plain = selector.head.as_attention()
+    same = (plain(torch.from_numpy(points)) - torch.from_numpy(softmax)).abs().max().item()
+    print(
+        f"as plain q, k, v: k {tuple(plain.key.shape)}, v {tuple(plain.value.shape)}; {same:.1e} from the folded head"
+    )
+
     values, slopes = rng.normal(size=(7, 1)), rng.normal(size=(7, 1, 2))
     figure_2 = reassignment(partition, values, box, margin=0.1, tolerance=1e-2, value_slopes=slopes)
     layers = reassignment_layers(figure_2, tokens=4)

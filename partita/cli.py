@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,21 +17,27 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from partita.compiler import Compiled, build, load, plan, recheck
-from partita.compiler.plan import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Plan
+from partita.compiler.compiled import require_outside
+from partita.compiler.options import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS
+from partita.compiler.planned import Plan
 from partita.errors import DomainError, ExpressionError, PartitaError, UnsupportedError
 from partita.geometry import Box
+from partita.plots import plot_head
+from partita.storage import require_free
+from partita.targets.target import split_flat
 
 __all__ = ["app", "main", "parse_domain"]
 
 USAGE_ERROR, REFUSED = 64, 1
-app = typer.Typer(
-    help="Compile functions into single attention layers with proved error bounds.\n\n"
-    'Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05',
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 stdout, stderr = Console(), Console(stderr=True)
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise typer.BadParameter(f"{value}; expected a number > 0.", param_hint="--tolerance")
+    return value
+
 
 Expression = Annotated[
     str,
@@ -44,7 +50,7 @@ Expression = Annotated[
     ),
 ]
 Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1]x[-2,3]'.")]
-Tolerance = Annotated[float, typer.Option("--tolerance", help="The error allowed.")]
+Tolerance = Annotated[float, typer.Option("--tolerance", help="The error allowed.", callback=_positive)]
 Norm = Annotated[str, typer.Option("--norm", help="'inf', or p ≥ 1 for an L_p norm.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; rounding is part of the bound.")]
 Lipschitz = Annotated[
@@ -150,6 +156,8 @@ def compile_command(
     as_json: AsJson = False,
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
+    require_free(out, overwrite=overwrite)
+    require_outside(outside)
     planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes)
     with Progress(
         TextColumn("{task.description}"),
@@ -195,11 +203,7 @@ def eval_command(
     if outside is not None:
         compiled = compiled.with_outside(outside)
     table = _read_points(points, compiled)
-    shapes = compiled.head.input_shapes
-    cuts = np.cumsum([0] + [math.prod(s) for s in shapes])
-    values = compiled(*(table[:, a:b].reshape(len(table), *s) for a, b, s in zip(cuts, cuts[1:], shapes))).reshape(
-        len(table), -1
-    )
+    values = compiled(*split_flat(table, compiled.head.input_shapes)).reshape(len(table), -1)
     lines = "\n".join(",".join(repr(float(x)) for x in row) for row in values)
     if as_json:
         print(
@@ -241,12 +245,14 @@ def plot_command(
     folder: Folder,
     out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file.")],
     output: Annotated[int, typer.Option("--output", help="Which scalar output.")] = 0,
+    axes: Annotated[tuple[int, int], typer.Option("--axes", help="Which two coordinates, when there are more.")] = (
+        0,
+        1,
+    ),
     as_json: AsJson = False,
 ) -> None:
     """The head, its cells and its error in one picture."""
-    from partita.plots import plot_head
-
-    place = plot_head(load(folder), out, output=output)
+    place = plot_head(load(folder), out, output=output, axes=axes)
     _emit({"figure": str(place)}, as_json, f"wrote {place}")
 
 
@@ -268,15 +274,30 @@ def export_command(
 def verify_command(folder: Folder, as_json: AsJson = False) -> None:
     """Re-verify a certificate's hashes and arithmetic; exit 1 if anything does not hold."""
     checks = recheck(load(folder))
+    holds = all(c.holds for c in checks)
     if as_json:
-        print(json.dumps([{"name": c.name, "holds": c.holds, "detail": c.detail} for c in checks], ensure_ascii=False))
+        lines = [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in checks]
+        print(json.dumps({"holds": holds, "checks": lines}, ensure_ascii=False))
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
         for check in checks:
             table.add_row("[green]✓[/]" if check.holds else "[red]✗[/]", check.name, check.detail)
         stdout.print(table)
-    if not all(c.holds for c in checks):
+    if not holds:
         raise typer.Exit(REFUSED)
+
+
+@app.callback(invoke_without_command=False)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Compile functions into single attention layers with proved error bounds.
+
+    Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05
+    """
+    if version:
+        print(metadata.version("partita"))
+        raise typer.Exit
 
 
 def main() -> None:
@@ -291,6 +312,9 @@ def main() -> None:
     except PartitaError as error:
         stderr.print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(USAGE_ERROR if isinstance(error, (ExpressionError, DomainError, UnsupportedError)) else REFUSED)
+    except OSError as error:
+        stderr.print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(REFUSED)
     except Exception as error:  # click's usage errors, whichever click typer uses
         if not hasattr(error, "format_message"):
             raise

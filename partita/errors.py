@@ -1,6 +1,7 @@
 """What partita raises. Every message names the object, what was found, what was expected and what to do next."""
 
 __all__ = [
+    "AlreadyExistsError",
     "DomainError",
     "ExpressionError",
     "ExpressionLimitError",
@@ -87,6 +88,10 @@ class ExpressionError(PartitaError):
 
 class ExpressionLimitError(ExpressionError):
     """An expression beyond the limits on length, nodes, depth or exponents."""
+
+
+class AlreadyExistsError(PartitaError):
+    """A folder that is in the way of what is to be written."""
 
 
 class FormatError(PartitaError):

@@ -8,7 +8,7 @@ import torch
 
 import partita as pa
 from partita import errors
-from partita.compiler.plan import Options
+from partita.compiler.options import Options
 
 BOX = pa.Box([-1, -1], [1, 1])
 LINE = pa.Box([0.0], [1.0])
@@ -283,4 +283,4 @@ def test_options_are_checked_before_anything_is_asked():
 
     with pytest.raises(errors.ToleranceError):
         pa.compile(never, LINE, tolerance=-1, lipschitz=1.0)
-    assert Options.checked(1, "inf", torch.float64, 8, 100).norm == math.inf
+    assert Options.checked(1, "inf", torch.float64, 8, 100, "auto").norm == math.inf

@@ -10,6 +10,13 @@ import pytest
 from partita.cli import parse_domain
 from partita.errors import DomainError
 
+
+def partita_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("partita")
+
+
 EXPRESSION = "sin(3*x0) + x0*cos(2*x1)"
 
 
@@ -62,7 +69,7 @@ def test_export_and_verify(head, tmp_path):
     data = json.loads(partita("export", head, "--onnx", tmp_path / "head.onnx", "--json").stdout)
     assert data["bytes"] == (tmp_path / "head.onnx").stat().st_size > 0
     checks = json.loads(partita("verify", head, "--json").stdout)
-    assert all(c["holds"] for c in checks)
+    assert checks["holds"] and all(c["holds"] for c in checks["checks"])
     assert partita("verify", head).returncode == 0
 
 
@@ -77,7 +84,7 @@ def test_export_and_verify(head, tmp_path):
         (["plan", "x0", "--domain", "[-1,1]", "--tolerance", "1", "--dtype", "int8"], 64, "float64"),
         (["bake"], 64, "bake"),
         ([], 64, ""),
-        (["plan", "x0", "--domain", "[-1,1]", "--tolerance", "-1"], 1, "> 0"),
+        (["plan", "x0", "--domain", "[-1,1]", "--tolerance", "-1"], 64, "> 0"),
         (["plan", "x0", "--domain", "[-1,1]^8", "--tolerance", "1e-9"], 1, "best tolerance"),
         (["eval", "nowhere", "points.csv"], 1, "not a folder"),
     ],
@@ -91,7 +98,8 @@ def test_exit_codes(arguments, code, words, tmp_path):
 
 def test_compile_does_not_overwrite(head):
     answer = partita("compile", "x0", "--domain", "[0,1]", "--tolerance", "0.1", "--out", head)
-    assert answer.returncode == 1 and "exists" in answer.stderr
+    assert answer.returncode == 1 and "exists" in answer.stderr and "--overwrite" in answer.stderr
+    assert partita("--version").stdout.strip() == partita_version()
 
 
 def test_help_teaches():

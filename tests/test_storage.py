@@ -10,6 +10,7 @@ from registry import CASES, LP_CASES, compiled, inputs_for, sample
 
 import partita as pa
 from partita import errors, storage
+from partita.storage.writing import canonical
 
 ort = pytest.importorskip("onnxruntime")
 NAMES = [c.name for c in CASES + LP_CASES]
@@ -105,7 +106,7 @@ def reseal(folder, **changes):
     description["sha256"] = {
         n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in ("head.safetensors", "certificate.json")
     }
-    description["seal"] = hashlib.sha256(storage._canonical(description)).hexdigest()
+    description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
     (folder / "head.json").write_text(json.dumps(description))
 
 
@@ -192,7 +193,7 @@ def test_hostile_json(tmp_path, text):
 
 def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
     c = compiled("sine 1-D typed")
-    monkeypatch.setattr(storage, "_canonical", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("partita.storage.writing.canonical", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         c.save(tmp_path / "head")
     assert list(tmp_path.iterdir()) == []
@@ -201,7 +202,7 @@ def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
 def test_saving_never_overwrites_unasked(tmp_path):
     c = compiled("sine 1-D typed")
     place = c.save(tmp_path / "head")
-    with pytest.raises(errors.FormatError, match="overwrite=True"):
+    with pytest.raises(errors.AlreadyExistsError, match="overwrite=True"):
         c.save(place)
     c.save(place, overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["head"] and sorted(p.name for p in place.iterdir()) == sorted(
@@ -210,7 +211,7 @@ def test_saving_never_overwrites_unasked(tmp_path):
     mine = tmp_path / "thesis"
     mine.mkdir()
     (mine / "chapter.txt").write_text("years of work")
-    with pytest.raises(errors.FormatError, match="left alone"):
+    with pytest.raises(errors.AlreadyExistsError, match="left alone"):
         c.save(mine, overwrite=True)
     assert (mine / "chapter.txt").read_text() == "years of work"
 

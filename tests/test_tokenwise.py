@@ -32,7 +32,7 @@ def test_indicator_is_within_epsilon_where_the_margin_is(epsilon, margin, dtype)
     out = built.head(torch.from_numpy(points)).double().numpy()
     error = np.abs(out - p.indicator(points)).max()
     assert error <= built.certificate.error_bound <= epsilon
-    assert built.certificate.kind == "proved"
+    assert built.certificate.kind == "proved_given"
 
 
 def test_indicator_claims_nothing_at_the_boundary():

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,7 +15,7 @@ from partita.errors import FormatError
 
 __all__ = ["Assumption", "Certificate", "Kind", "Term", "Witness", "model_digest", "total"]
 
-Kind = Literal["proved", "proved_given", "estimated"]
+Kind = Literal["proved", "proved_given"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Certificate:
     """A claim `‖f − net‖ ≤ error_bound` on the domain, for the stored tensors as evaluated in `semantics`.
 
     Attributes:
-        kind: `proved` (f is known as a graph), `proved_given` (if the assumptions of the caller hold), or `estimated`.
+        kind: `proved` (f is known as a graph), or `proved_given` (if the assumptions of the caller hold).
         norm: "inf", or p as a number.
-        error_bound: the sum of the terms, rounded up. For `estimated` it is no bound, and the words say so.
+        error_bound: the sum of the terms, rounded up.
         theorem: key into docs/theorems.md.
         function, domain, model: JSON descriptions with hashes. known: the moduli that the terms use.
         facts: numbers that people ask for (covering radius, sharpness, optimal ratio, …).
@@ -81,8 +81,9 @@ class Certificate:
     environment: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
-    def with_witness(self, witness: Witness) -> Certificate:
-        return replace(self, witness=witness)
+    def with_witness(self, witness: Witness, seed: int) -> Certificate:
+        """The same claim with the worst point that an attack with this seed found."""
+        return replace(self, witness=witness, seed=seed)
 
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
@@ -109,7 +110,8 @@ class Certificate:
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
         try:
             fields = _unhex(dict(data))
-            fields.pop("schema")
+            if fields.pop("schema") != 1:
+                raise FormatError("certificate.json: unknown schema; this version reads schema 1.")
             fields["terms"] = tuple(Term(**t) for t in fields["terms"])
             fields["assumptions"] = tuple(Assumption(**a) for a in fields["assumptions"])
             if fields["witness"] is not None:
@@ -119,10 +121,8 @@ class Certificate:
             raise FormatError(
                 f"certificate.json does not describe a certificate: {type(error).__name__}: {error}"
             ) from None
-        if certificate.kind not in ("proved", "proved_given", "estimated"):
-            raise FormatError(
-                f"certificate.json: kind is {certificate.kind!r}; expected proved, proved_given or estimated."
-            )
+        if certificate.kind not in get_args(Kind):
+            raise FormatError(f"certificate.json: kind is {certificate.kind!r}; expected proved or proved_given.")
         if not math.isfinite(certificate.error_bound) or certificate.error_bound < 0:
             raise FormatError(f"certificate.json: error_bound is {certificate.error_bound}.")
         return certificate

@@ -24,6 +24,7 @@ __all__ = [
     "approximation_term",
     "deployment_terms",
     "grid_terms",
+    "is_averaged",
     "optimal_ratio",
     "score_error",
     "window_for",
@@ -108,6 +109,11 @@ def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
     return min(candidates, key=lambda term: term.value)
 
 
+def is_averaged(norm: float) -> bool:
+    """Whether L_p uses averaged p-th moments; beyond p = 64 the supremum times the domain factor is as good."""
+    return norm <= 64
+
+
 def _root_up(value: float, power: float) -> float:
     """`value^(1/power)`, rounded up; the pad covers the rounding of 1/power for every float."""
     return mul_up(pow_up(value, 1 / power), 1 + 1e-12)
@@ -127,8 +133,9 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
 
     Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes.
     """
-    power = 2.0 if math.isinf(norm) else max(modulus.exponent * norm, 2.0)
-    squares = [_root_up(m, power / 2) for m in _moments(facts, power, averaged=not math.isinf(norm))]
+    averaged = is_averaged(norm)
+    power = max(modulus.exponent * norm, 2.0) if averaged else 2.0
+    squares = [_root_up(m, power / 2) for m in _moments(facts, power, averaged)]
     distance = sqrt_up(add_up(*squares))
     value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
@@ -143,8 +150,9 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
 
 def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
     """`Σ_i L_i sup E|x_i − v_i|` (axis operators average, so errors telescope); in L_p with p-th averaged moments."""
-    power = 1.0 if math.isinf(norm) else norm
-    moments = _moments(facts, power, averaged=not math.isinf(norm))
+    averaged = is_averaged(norm)
+    power = norm if averaged else 1.0
+    moments = _moments(facts, power, averaged)
     distances = [_root_up(m, power) for m in moments]
     factor = _domain_factor(facts, norm)
     value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
@@ -181,7 +189,9 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
-    near = _root_up(mul_up(float(facts.outputs), jumps.penalty(reach, norm, facts.volume)), norm)
+    near = mul_up(
+        jumps.height, _root_up(mul_up(float(facts.outputs), jumps.near_measure(reach, norm, facts.volume)), norm)
+    )
     far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
     inputs = {"height": jumps.height, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [

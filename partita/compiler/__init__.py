@@ -2,7 +2,8 @@
 
 from partita.compiler.compile import build, compile
 from partita.compiler.compiled import Compiled, load
-from partita.compiler.plan import Plan, plan
+from partita.compiler.plan import plan
+from partita.compiler.planned import Plan
 from partita.compiler.recheck import Check, recheck
 
 __all__ = ["Check", "Compiled", "Plan", "build", "compile", "load", "plan", "recheck"]

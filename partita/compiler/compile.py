@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from partita.compiler.compiled import Compiled
-from partita.compiler.plan import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Options, Plan, make_plan
+from partita.compiler.compiled import Compiled, require_outside
+from partita.compiler.options import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Options
+from partita.compiler.plan import make_plan
+from partita.compiler.planned import Plan
 from partita.constructions.construction import Construction, Progress
 from partita.constructions.cross_attention import cross_attention
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.self_attention import self_attention
 from partita.constructions.small_domain import small_domain
-from partita.errors import ToleranceError, UnsupportedError
+from partita.errors import ToleranceError
 from partita.geometry.domains import Box, Domain
 from partita.targets.knowledge import Jumps, Modulus
 from partita.targets.target import make_target
 
 __all__ = ["build", "compile"]
-
-METHODS = ("auto", "hard")
 
 
 def compile(
@@ -50,13 +51,14 @@ def compile(
     Args:
         function: a typed expression in x0, x1, … (k0, …, q0, … for pairs), or a torch or numpy function of a batch.
         domain: `Box`, `PointCloud`, or a pair of boxes for cross-attention.
-        tolerance: the error allowed, in the ∞-norm over outputs and the `norm` over the domain.
+        tolerance: the error allowed.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate. Not needed for expressions.
         modulus: a Hölder modulus instead. jumps: where f leaves it (finite norms only).
-        norm: "inf" or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
+        norm: "inf", the largest error of any output anywhere; or a number p ≥ 1, `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: "hard", the paper's; "auto" picks it.
+        dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
-        vectorize: call f once per point. progress: called with (what, done, of).
+        vectorize: call f once per point. progress: called with (what, done, of). seed: of the attack on the finished head.
 
     Raises:
         PartitaError: one subclass per kind of bad input (`partita.errors`).
@@ -66,9 +68,8 @@ def compile(
     >>> c.certificate.kind, c.error_bound <= 0.05
     ('proved', True)
     """
-    if method not in METHODS:
-        raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, METHODS))}.")
-    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes)
+    require_outside(outside)
+    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method)
     target = make_target(function, domain, vectorize=vectorize)
     return build(make_plan(target, options, lipschitz, modulus, jumps), outside=outside, progress=progress, seed=seed)
 
@@ -85,14 +86,7 @@ def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = 
         )
     compiled = Compiled(construction.head, construction.partition, certificate, planned.target, outside, planned.why)
     witness = compiled.attack(samples=2048, seed=seed)
-    return Compiled(
-        construction.head,
-        construction.partition,
-        certificate.with_witness(witness),
-        planned.target,
-        outside,
-        planned.why,
-    )
+    return replace(compiled, certificate=certificate.with_witness(witness, seed))
 
 
 def _construct(planned: Plan, progress: Progress | None) -> Construction:

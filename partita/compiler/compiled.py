@@ -18,17 +18,23 @@ from partita.attention.head import FoldedHead, flatten_inputs
 from partita.attention.layers import CrossNetwork, SelfNetwork
 from partita.certify.attack import search_worst
 from partita.certify.certificate import Certificate, Witness
-from partita.errors import NonFiniteValueError, OutsideDomainError, ShapeError, UnsupportedError
+from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition, PowerDiagram
 from partita.targets.target import Target
 
-__all__ = ["OUTSIDE", "Compiled", "load"]
+__all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
 
 OUTSIDE = ("raise", "clamp", "allow")
 
 
-@dataclass(frozen=True, eq=False)
+def require_outside(rule: str) -> None:
+    """An UnsupportedError unless `rule` is one of "raise", "clamp", "allow"."""
+    if rule not in OUTSIDE:
+        raise UnsupportedError(f"outside is {rule!r}; expected one of {', '.join(map(repr, OUTSIDE))}.")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
     """What `compile` returns. Call it with what the function takes: arrays or tensors, batched or a single point.
 
@@ -47,8 +53,7 @@ class Compiled:
     why: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.outside not in OUTSIDE:
-            raise UnsupportedError(f"outside is {self.outside!r}; expected one of {', '.join(map(repr, OUTSIDE))}.")
+        require_outside(self.outside)
 
     @property
     def error_bound(self) -> float:
@@ -67,14 +72,12 @@ class Compiled:
 
     def __call__(self, *inputs: Any) -> Any:
         """The head's values: tensors for tensors, arrays for anything else. Inputs outside the domain as `outside` says."""
-        as_tensors = any(isinstance(z, Tensor) for z in inputs)
-        tensors = tuple(
-            z if isinstance(z, Tensor) else torch.as_tensor(np.asarray(z, dtype=np.float64)) for z in inputs
-        )
-        flat, lead = self._flatten64(tensors)
-        flat = self._inside(flat).to(self.head.dtype)
-        out = self.head.evaluate(flat).reshape((*lead, *self.head.output_shape))
-        return out if as_tensors else out.detach().numpy()
+        flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
+        if not bool(torch.isfinite(flat).all()):
+            row = int((~torch.isfinite(flat).all(dim=1)).nonzero()[0])
+            raise NonFiniteValueError(f"input number {row} is not finite: {flat[row].tolist()}.")
+        out = self.head.evaluate(self._inside(flat).to(self.head.dtype)).reshape((*lead, *self.head.output_shape))
+        return out if any(isinstance(z, Tensor) for z in inputs) else out.detach().cpu().numpy()
 
     def with_outside(self, outside: str) -> Compiled:
         """The same head with another rule for inputs outside the domain."""
@@ -101,7 +104,10 @@ class Compiled:
         return np.abs(got - self.target(points)).max(axis=1)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all."""
+        """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all.
+
+        A head that was changed since it was certified (trained, say) is refused: the certificate is not about it.
+        """
         return storage.save(
             self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite
         )
@@ -110,25 +116,16 @@ class Compiled:
         """Write the head as ONNX, dynamic batch; onnxruntime reproduces it within the rounding terms of the certificate."""
         return storage.export_onnx(self.head, path)
 
-    def _flatten64(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[int, ...]]:
-        for z in inputs:
-            if z.dtype == torch.bool or z.is_complex():
-                raise ShapeError(f"inputs of dtype {z.dtype}; expected real numbers.")
-        flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
-        if not bool(torch.isfinite(flat).all()):
-            row = int((~torch.isfinite(flat).all(dim=1)).nonzero()[0])
-            raise NonFiniteValueError(f"input number {row} is not finite: {flat[row].tolist()}.")
-        return flat, lead
-
     def _inside(self, flat: Tensor) -> Tensor:
         if self.outside == "allow":
             return flat
-        domain, points = self.target.domain, flat.detach().numpy()
+        domain, points = self.target.domain, flat.detach().cpu().numpy()
         inside = domain.contains(points)
         if inside.all():
             return flat
         if self.outside == "clamp":
-            return flat + torch.from_numpy(domain.clamp(points) - points)
+            kept = torch.from_numpy(inside)[:, None].to(flat.device)
+            return torch.where(kept, flat, torch.from_numpy(domain.clamp(points)).to(flat.device))
         row = int(np.flatnonzero(~inside)[0])
         raise OutsideDomainError(
             f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is "

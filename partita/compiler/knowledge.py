@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.certify.attack import modulus_ratios
+from partita.certify.attack import sample_pairs
 from partita.certify.grid_bounds import Known
 from partita.errors import LipschitzContradictedError, NothingKnownError, ShapeError, UnsupportedError
 from partita.geometry.domains import PointCloud
@@ -47,7 +47,7 @@ def gather(
     points = target.domain.sample(64, np.random.default_rng(2))
     box = target.domain.bounding_box()
     diagonal = float(np.sqrt((box.sides**2).sum()))
-    magnitude = float(np.abs(target(points)).max()) + _most(said, diagonal, box.sides)
+    magnitude = float(np.abs(target(points)).max()) + _largest_move(said, diagonal, box.sides)
     return Knowledge(said, True, magnitude, "declared by the caller")
 
 
@@ -55,7 +55,7 @@ def _declared(
     target: Target, lipschitz: float | Sequence[float] | None, modulus: Modulus | None, jumps: Jumps | None
 ) -> Known | None:
     per_axis = None
-    if lipschitz is not None and not np.isscalar(lipschitz):
+    if lipschitz is not None and np.ndim(lipschitz) > 0:
         per_axis = AxisLipschitz(tuple(np.asarray(lipschitz, dtype=float).ravel()))
         if len(per_axis.constants) != target.domain.dimension:
             raise ShapeError(
@@ -65,7 +65,7 @@ def _declared(
     elif lipschitz is not None:
         if modulus is not None:
             raise UnsupportedError("give lipschitz=L or modulus=Modulus(C, exponent), not both.")
-        modulus = Modulus(float(lipschitz))
+        modulus = Modulus(float(np.asarray(lipschitz, dtype=float)))
     if modulus is None and per_axis is None:
         if jumps is not None:
             raise UnsupportedError("jumps= says where f leaves its modulus; declare lipschitz=… or modulus=… as well.")
@@ -122,7 +122,7 @@ def _refute(target: Target, said: Known, found: LipschitzBounds) -> None:
         )
 
 
-def _most(known: Known, diagonal: float, sides: np.ndarray) -> float:
+def _largest_move(known: Known, diagonal: float, sides: np.ndarray) -> float:
     """How far f can be from a sampled value, by what is declared."""
     moves = []
     if known.modulus is not None:
@@ -133,9 +133,10 @@ def _most(known: Known, diagonal: float, sides: np.ndarray) -> float:
 
 
 def _suggestion(target: Target) -> str:
-    _, _, moved, step = modulus_ratios(target, target.domain)
-    ratio = float((moved / np.sqrt((step**2).sum(axis=1))).max()) if len(moved) else 0.0
+    x, y = sample_pairs(target.domain)
+    slopes = np.abs(target(x) - target(y)).max(axis=1) / np.sqrt(((x - y) ** 2).sum(axis=1)) if len(x) else np.zeros(1)
     return (
-        f"nothing is known of {target.label}, so nothing can be proved. Declare lipschitz=L with |f(x) − f(y)| ≤ L|x − y| "
-        f"(1,024 sampled pairs show slopes up to {ratio:.4g}, an estimate), or give f as an expression and L is computed."
+        f"nothing is known of {target.label}, so nothing can be proved. Declare lipschitz=L with "
+        f"|f(x) − f(y)| ≤ L|x − y| ({len(x):,} sampled pairs show slopes up to {slopes.max():.4g}, an estimate), "
+        "or give f as an expression and L is computed."
     )

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from partita.certify.certificate import Term, total
-from partita.certify.grid_bounds import GridFacts, Known, grid_terms, window_for
-from partita.errors import DomainError, ToleranceError
+from partita.certify.grid_bounds import GridFacts, Known, grid_terms, is_averaged, window_for
+from partita.errors import DomainError, SizeError, ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import AxisGeometry, moment_bounds
 from partita.targets.knowledge import AxisLipschitz, Modulus
@@ -40,10 +40,14 @@ class SpacingRule:
         if self.known.jumps is not None:
             return self._counts_with_jumps(tolerance)
         found = []
-        if self.known.modulus is not None:
-            found.append(self._isotropic(self.known.modulus, tolerance))
-        if self.known.per_axis is not None:
-            found.append(self._per_axis(self.known.per_axis, tolerance))
+        try:
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                if self.known.modulus is not None:
+                    found.append(self._isotropic(self.known.modulus, tolerance))
+                if self.known.per_axis is not None:
+                    found.append(self._per_axis(self.known.per_axis, tolerance))
+        except (OverflowError, ZeroDivisionError, ValueError):  # a count that no integer arithmetic of floats can hold
+            raise SizeError(f"tolerance {tolerance:g} needs more keys than can be counted; ask for more.") from None
         return min(found, key=math.prod)
 
     def rates(self, counts: Sequence[int]) -> Array:
@@ -62,29 +66,39 @@ class SpacingRule:
         """The smallest windows that drop at most 1e-13 of the mass per axis."""
         return window_for(self._geometry(counts), self.rates(counts).tolist(), 1e-13)
 
-    def explain(self, counts: Sequence[int], approximation: Term) -> list[str]:
+    def explain(self, counts: Sequence[int], terms: Sequence[Term]) -> list[str]:
         """The number of cells in two sentences."""
-        spacing, m = self.box.sides / np.array(counts), len(counts)
-        widths = (
-            f"{spacing.min():.4g}"
-            if np.ptp(spacing) < 1e-3 * spacing.max()
-            else " × ".join(f"{h:.3g}" for h in spacing)
+        spacing, split = self.box.sides / np.array(counts), sum(c > 1 for c in counts)
+        same = np.ptp(spacing) < 1e-3 * spacing.max()
+        widths = f"{spacing.min():.4g}" if same else " × ".join(f"{h:.3g}" for h in spacing)
+        jumps = next((t for t in terms if t.name == "jumps"), None)
+        bound = self._bound_in_words(terms[0], len(counts))
+        if jumps is not None:
+            bound += f", and the jumps add {jumps.value:.4g}"
+        order = split / (1 if self.known.modulus is None else self.known.modulus.exponent)
+        order *= 1 if jumps is None else self.norm
+        price = (
+            f"halving the tolerance multiplies the keys by about {2**order:.3g}"
+            if order < 60
+            else "halving it is hopeless"
         )
+        return [
+            f"cells are {widths} wide, for the error is at most {bound}",
+            f"{price}: the price of {split} dimension{'' if split == 1 else 's'} in which f varies",
+        ]
+
+    def _bound_in_words(self, approximation: Term, m: int) -> str:
         seen = approximation.inputs
+        distance = "E|x_i − v_i|" if math.isinf(self.norm) else "(mean of E|x_i − v_i|^p)^(1/p)"
         if approximation.theorem == "axis-telescoping":
             parts = " + ".join(f"{seen[f'L{i}']:.4g}·{seen[f'distance{i}']:.3g}" for i in range(m))
-            bound = f"Σ_i L_i·E|x_i − v_i| = {parts}"
+            words = f"Σ_i L_i·{distance} = {parts}"
         else:
             power = "" if seen["exponent"] == 1 else f"^{seen['exponent']:g}"
-            bound = f"L·ρ{power} = {seen['constant']:.4g}·{seen['distance']:.4g}{power}, ρ the covering radius"
-        if not math.isinf(self.norm):
-            bound += f", times (volume · outputs)^(1/{self.norm:g}) = {self._factor:.4g}"
-        order = m / (1 if self.known.modulus is None else self.known.modulus.exponent)
-        order *= 1 if self.known.jumps is None else self.norm
-        return [
-            f"cells are {widths} wide, for the error is at most {bound}: {approximation.value:.4g}",
-            f"halving the tolerance multiplies the keys by about {2**order:.3g}: the price of {m} dimension{'s' * (m > 1)}",
-        ]
+            name = "ρ the covering radius" if math.isinf(self.norm) else "ρ the mean distance to a center"
+            words = f"L·ρ{power} = {seen['constant']:.4g}·{seen['distance']:.4g}{power}, {name}"
+        factor = "" if math.isinf(self.norm) else f", times (volume · outputs)^(1/{self.norm:g}) = {self._factor:.4g}"
+        return f"{words}{factor}: {approximation.value:.4g}"
 
     @property
     def _factor(self) -> float:
@@ -92,7 +106,7 @@ class SpacingRule:
 
     def _unit(self, power: float) -> float:
         moments = moment_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)
-        return moments[not math.isinf(self.norm)] ** (1 / power)
+        return moments[is_averaged(self.norm)] ** (1 / power)
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
         return [
@@ -104,13 +118,13 @@ class SpacingRule:
         sides = self.box.sides
         if modulus.constant == 0:
             return (1,) * len(sides)
-        power = 2.0 if math.isinf(self.norm) else max(modulus.exponent * self.norm, 2.0)
+        power = max(modulus.exponent * self.norm, 2.0) if is_averaged(self.norm) else 2.0
         radius = (tolerance / (modulus.constant * self._factor)) ** (1 / modulus.exponent) / self._unit(power)
         return _fewest(np.ceil(sides * math.sqrt(len(sides)) / radius), sides**2, radius**2, power=2)
 
     def _per_axis(self, lipschitz: AxisLipschitz, tolerance: float) -> tuple[int, ...]:
         moves = np.array(lipschitz.constants) * self.box.sides
-        allowance = tolerance / (self._unit(1.0 if math.isinf(self.norm) else self.norm) * self._factor)
+        allowance = tolerance / (self._unit(self.norm if is_averaged(self.norm) else 1.0) * self._factor)
         free = moves > 0
         while True:  # an axis that one cell settles leaves its share to the others
             share = (allowance - moves[~free].sum()) / max(int(free.sum()), 1)

@@ -12,7 +12,7 @@ import torch
 
 from partita.arithmetic.rounding import up
 from partita.attention.head import FoldedHead
-from partita.certify.attack import modulus_ratios
+from partita.certify.attack import sample_pairs
 from partita.certify.certificate import Assumption, Certificate
 from partita.certify.grid_bounds import Known
 from partita.errors import LipschitzContradictedError
@@ -22,8 +22,8 @@ from partita.targets.target import Target, sample_hash
 
 __all__ = [
     "Construction",
+    "PairTable",
     "Progress",
-    "check_pairs",
     "describe_domain",
     "describe_function",
     "environment",
@@ -129,54 +129,65 @@ def value_size(values: torch.Tensor) -> tuple[float, float]:
     return float(table.abs().max()), float(up(spread)) if spread else 0.0
 
 
-def vouched(target: Target, known: Known, *, declared: bool) -> list[Assumption]:
-    """The moduli as assumptions, attacked where the caller vouches for them.
+def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | None = None) -> list[Assumption]:
+    """The moduli as assumptions, attacked where the caller vouches for them: on sampled pairs, and on `table` if there is one.
 
     Raises:
         LipschitzContradictedError: a pair of points moves faster than declared.
     """
     statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
     if not declared:
-        off = "" if known.jumps is None else f", off {len(known.jumps.lo):,} boxes where f may jump"  # type: ignore[union-attr]
+        off = "" if known.jumps is None else f", {known.jumps}"
         return [Assumption(" and ".join(statements) + off, "interval arithmetic")]
-    ratio = attack_modulus(target, known)
-    found = [Assumption(s, "caller", ratio, "1,024 pairs and all neighbouring centers") for s in statements]
+    x, y = sample_pairs(target.domain)
+    tables = [PairTable(x, y, np.abs(target(x) - target(y)).max(axis=1), f"{len(x):,} pairs")] if len(x) else []
+    tables += [] if table is None else [table]
+    ratio = max((worst_ratio(target.label, known, t) for t in tables), default=0.0)
+    attack = " and ".join(t.name for t in tables)
     if known.jumps is not None:
-        found.append(Assumption(str(known.jumps), "caller"))
+        found = [Assumption(s, "caller") for s in statements]
+        found.append(Assumption(str(known.jumps), "caller", ratio, f"its height, on {attack}"))
+    else:
+        found = [Assumption(s, "caller", ratio, attack) for s in statements]
     if target.graph is None:
         found.append(Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"))
     return found
 
 
-def attack_modulus(target: Target, known: Known) -> float:
-    """The worst observed/allowed ratio over sampled pairs."""
-    x, y, moved, step = modulus_ratios(target, target.domain)
-    if not len(x):
-        return 0.0
-    return check_pairs(target.label, known, x, y, moved, np.abs(step), float(np.abs(moved).max()))
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`."""
+
+    x: Array
+    y: Array
+    moved: Array
+    name: str
 
 
-def check_pairs(label: str, known: Known, x: Array, y: Array, moved: Array, step: Array, scale: float) -> float:
-    """Largest `moved / allowed` over pairs; raises if it exceeds 1 by more than rounding can explain."""
-    worst = 0.0
+def worst_ratio(label: str, known: Known, table: PairTable) -> float:
+    """The largest observed/allowed movement; an error if it exceeds 1 by more than rounding can explain."""
+    step = np.abs(table.y - table.x)
     distance = np.sqrt((step**2).sum(axis=1))
+    noise = 1e-12 * float(table.moved.max(initial=0.0))
+    worst = 0.0
     for allowed, text in _allowances(known, step, distance):
-        if known.jumps is not None:
-            allowed, text = np.full_like(moved, known.jumps.height), f"height {known.jumps.height:g} of its jumps"
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(moved > 1e-12 * scale, (moved - 1e-12 * scale) / np.maximum(allowed, 1e-300), 0.0)
+        with np.errstate(divide="ignore", over="ignore"):
+            ratio = np.where(table.moved > noise, (table.moved - noise) / np.maximum(allowed, 1e-300), 0.0)
         i = int(ratio.argmax())
         worst = max(worst, float(ratio[i]))
         if ratio[i] > 1 + 1e-9:
             raise LipschitzContradictedError(
-                f"{label} moves by {moved[i]:.6g} between {x[i].tolist()} and {y[i].tolist()} (distance {distance[i]:.3g}), "
-                f"{ratio[i]:.4g} times what the declared {text} allows; the smallest value consistent with the "
-                f"samples is {ratio[i]:.6g} times larger."
+                f"{label} moves by {table.moved[i]:.6g} between {table.x[i].tolist()} and {table.y[i].tolist()} "
+                f"(distance {distance[i]:.3g}), {ratio[i]:.4g} times what the declared {text} allows; "
+                f"the smallest value consistent with the samples is {ratio[i]:.6g} times larger."
             )
     return worst
 
 
 def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str]]:
+    """How far f may move between points `step` apart, by each thing that is known; across a jump by its height only."""
+    if known.jumps is not None:
+        return [(np.full_like(distance, known.jumps.height), f"height {known.jumps.height:g} of its jumps")]
     found = []
     if known.modulus is not None:
         found.append(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from partita.arithmetic.rounding import up
 from partita.attention.grid_head import GridHead
-from partita.certify.certificate import Assumption, Certificate, model_digest, total
+from partita.certify.certificate import Certificate, model_digest, total
 from partita.certify.grid_bounds import GridFacts, Known, grid_terms, optimal_ratio
 from partita.constructions.construction import (
     Construction,
+    PairTable,
     Progress,
-    check_pairs,
     describe_domain,
     describe_function,
     environment,
@@ -75,8 +76,7 @@ def build_on_grid(
     target: Target, recipe: GridRecipe, known: Known, *, declared: bool, theorem: str, progress: Progress | None
 ) -> Construction:
     """Ask f at every center, attach the answers, and add up the terms of the bound."""
-    box = target.domain
-    assert isinstance(box, Box)
+    box = target.domain.bounding_box()
     grid = ProductGrid.uniform(box, recipe.counts, dtype=np.float32 if recipe.dtype == torch.float32 else np.float64)
     values, value_error = value_table(
         target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, recipe.dtype, progress
@@ -89,12 +89,54 @@ def build_on_grid(
         input_shapes=target.input_shapes,
         output_shape=target.output_shape,
     )
-    assumptions = vouched(target, known, declared=declared)
-    if declared:
-        assumptions = _attack_neighbours(target, grid, values, known, assumptions)
-    assumptions.append(platform_assumption(recipe.dtype))
-    certificate = _certify(target, head, grid, recipe, known, value_error, assumptions, theorem, declared)
+    pairs = _steepest_neighbours(grid, values) if declared else None
+    assumptions = vouched(target, known, declared=declared, table=pairs)
+    facts = head_facts(head, box, recipe, value_error)
+    terms = grid_terms(facts, known, recipe.norm)
+    certificate = Certificate(
+        kind="proved_given" if declared else "proved",
+        norm=_norm_name(recipe.norm),
+        semantics=recipe.semantics,
+        tolerance=recipe.tolerance,
+        error_bound=total(terms),
+        terms=tuple(terms),
+        assumptions=(*assumptions, platform_assumption(recipe.dtype)),
+        theorem=theorem,
+        function=describe_function(target, *_sample_of(grid, values)),
+        domain={"arguments": [describe_domain(d) for d in target.domains]},
+        model=_describe_model(head, recipe, value_error),
+        known=known.to_json(),
+        facts=_facts(grid, facts, known, recipe, total(terms)),
+        environment=environment(),
+    )
     return Construction(head, grid, certificate)
+
+
+def _norm_name(norm: float) -> str:
+    return "inf" if math.isinf(norm) else str(int(norm)) if norm.is_integer() else repr(norm)
+
+
+def _sample_of(grid: ProductGrid, values: torch.Tensor) -> tuple[Array, Array]:
+    count = min(grid.num_cells, 4096)
+    return grid.centers_of(np.arange(count)), values[:count].double().numpy()
+
+
+def _describe_model(head: GridHead, recipe: GridRecipe, value_error: float) -> dict[str, Any]:
+    return {
+        "sha256": model_digest(head.state_dict()),
+        "type": "grid",
+        "counts": list(recipe.counts),
+        "rates": list(recipe.rates),
+        "half_windows": list(recipe.half_windows),
+        "value_error": value_error,
+    }
+
+
+def _facts(grid: ProductGrid, facts: GridFacts, known: Known, recipe: GridRecipe, bound: float) -> dict[str, float]:
+    sharpness = [r * g.gap_min**2 for r, g in zip(facts.rates, facts.axes) if g.count > 1]
+    found = {"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)}
+    ratio = optimal_ratio(bound, known, grid.covering_radius) if math.isinf(recipe.norm) else None
+    return found if ratio is None else {**found, "optimal_ratio": ratio}
 
 
 def head_facts(head: GridHead, box: Box, recipe: GridRecipe, value_error: float) -> GridFacts:
@@ -105,69 +147,21 @@ def head_facts(head: GridHead, box: Box, recipe: GridRecipe, value_error: float)
     )
 
 
-def _certify(
-    target: Target,
-    head: GridHead,
-    grid: ProductGrid,
-    recipe: GridRecipe,
-    known: Known,
-    value_error: float,
-    assumptions: list[Assumption],
-    theorem: str,
-    declared: bool,
-) -> Certificate:
-    facts = head_facts(head, grid.box, recipe, value_error)
-    terms = grid_terms(facts, known, recipe.norm)
-    bound = total(terms)
-    ratio = optimal_ratio(bound, known, grid.covering_radius) if math.isinf(recipe.norm) else None
-    sharpness = [r * g.gap_min**2 for r, g in zip(facts.rates, facts.axes) if g.count > 1]
-    sample = np.arange(min(grid.num_cells, 4096))
-    return Certificate(
-        kind="proved_given" if declared else "proved",
-        norm="inf" if math.isinf(recipe.norm) else f"{recipe.norm:g}",
-        semantics=recipe.semantics,
-        tolerance=recipe.tolerance,
-        error_bound=bound,
-        terms=tuple(terms),
-        assumptions=tuple(assumptions),
-        theorem=theorem,
-        function=describe_function(target, grid.centers_of(sample), head.values[: len(sample)].double().numpy()),
-        domain={"arguments": [describe_domain(d) for d in target.domains]},
-        model={
-            "sha256": model_digest(head.state_dict()),
-            "type": "grid",
-            "counts": list(recipe.counts),
-            "rates": list(recipe.rates),
-            "half_windows": list(recipe.half_windows),
-            "value_error": value_error,
-        },
-        known=known.to_json(),
-        facts={"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)}
-        | ({} if ratio is None else {"optimal_ratio": ratio}),
-        environment=environment(),
-    )
-
-
-def _attack_neighbours(
-    target: Target, grid: ProductGrid, values: torch.Tensor, known: Known, assumptions: list[Assumption]
-) -> list[Assumption]:
-    """Compare every pair of neighbouring centers with what the declared modulus allows; keep the worst ratio seen."""
+def _steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
+    """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
     table = values.double().numpy().reshape(*grid.counts, -1)
-    scale, worst = float(np.abs(table).max()), 0.0
+    slack = float(np.abs(table).max()) * (
+        2.0**-22 if values.dtype == torch.float32 else 0.0
+    )  # storing the values moved them
+    x, y, moved = [], [], []
     for i, axis in enumerate(grid.axes):
         if len(axis) < 2:
             continue
-        moved = np.abs(np.diff(table, axis=i)).max(axis=-1)
+        moves = np.abs(np.diff(table, axis=i)).max(axis=-1)
         gaps = np.diff(axis).reshape([-1 if k == i else 1 for k in range(grid.dimension)])
-        flat = int((moved / gaps).argmax())
-        index = list(np.unravel_index(flat, moved.shape))
-        x = grid.centers_of([np.ravel_multi_index(index, grid.counts)])
+        index = list(np.unravel_index(int((moves / gaps).argmax()), moves.shape))
+        moved.append(max(float(moves[tuple(index)]) - slack, 0.0))
+        x.append(np.ravel_multi_index(index, grid.counts))
         index[i] += 1
-        y = grid.centers_of([np.ravel_multi_index(index, grid.counts)])
-        slack = scale * (1e-6 if values.dtype == torch.float32 else 0.0)
-        change = np.array([max(moved.ravel()[flat] - slack, 0.0)])
-        worst = max(worst, check_pairs(target.label, known, x, y, change, np.abs(y - x), scale))
-    return [
-        Assumption(a.statement, a.vouched_by, max(a.worst_ratio, worst), a.attack) if a.worst_ratio is not None else a
-        for a in assumptions
-    ]
+        y.append(np.ravel_multi_index(index, grid.counts))
+    return PairTable(grid.centers_of(x), grid.centers_of(y), np.array(moved), "all neighbouring centers") if x else None

@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from partita.arithmetic.rounding import add_up, expm1_up, mul_up
-from partita.attention.scattered_head import ScatteredHead
+from partita.arithmetic.rounding import add_up, exp_up, mul_up
+from partita.attention.scattered_head import ScatteredHead, exponent_cut
 from partita.certify.certificate import Assumption, Certificate, Term, model_digest, total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import Construction, describe_domain, environment, semantics_of
+from partita.certify.deployment import UNIT_ROUNDOFF, running_terms
+from partita.constructions.construction import (
+    Construction,
+    describe_domain,
+    environment,
+    platform_assumption,
+    semantics_of,
+)
+from partita.errors import ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import leakage, temperature_for_leakage
-from partita.geometry.partitions import MaxAffine
+from partita.geometry.partitions import MaxAffine, PowerDiagram
 
 __all__ = ["build_tokenwise"]
 
@@ -30,6 +37,10 @@ def build_tokenwise(
     theorem: str,
 ) -> Construction:
     """The head with R just large enough that `leak · spread` stays below 0.9 of the tolerance where the margin is Δ."""
+    if dtype not in (torch.float64, torch.float32) or not 0 < tolerance < np.inf:
+        raise UnsupportedError(
+            f"dtype {dtype} and tolerance {tolerance}; expected float64 or float32, and a number > 0."
+        )
     leak_allowed = min(0.5, 0.9 * tolerance / spread) if spread else 0.5
     rate = max(temperature_for_leakage(partition.num_cells, margin, leak_allowed), 1.0 / margin)
     diagram = partition.to_power_diagram()
@@ -43,24 +54,27 @@ def build_tokenwise(
         input_shapes=((partition.dimension,),),
         output_shape=(values.shape[1],),
     )
-    semantics = semantics_of(dtype)
     far = np.maximum(np.abs(domain.lo.ravel() - diagram.centers), np.abs(domain.hi.ravel() - diagram.centers))
     largest = np.abs(at_center) if slopes is None else np.abs(at_center) + np.einsum("com,cm->co", np.abs(slopes), far)
-    terms = _terms(
-        diagram.centers, diagram.powers, far, rate, margin, spread, float(largest.max()) * (1 + 1e-12), semantics
+    leak = leakage(partition.num_cells, rate, margin)
+    leaked = Term(
+        "leakage", mul_up(leak, spread), "(N−1)e^{−RΔ} · max|V_j − V_k|", "indicator", {"leak": leak, "spread": spread}
     )
+    terms = [leaked, *_running(diagram, far, rate, leaked.value, spread, float(largest.max()) * (1 + 1e-12), dtype)]
+    if total(terms) > tolerance:
+        raise ToleranceError(
+            f"tolerance {tolerance:g} is below what {semantics_of(dtype)} can promise here: {total(terms):.3g}, of which "
+            f"{total(terms[1:]):.3g} is rounding."
+        )
+    promise = f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)"
     certificate = Certificate(
-        kind="proved",
+        kind="proved_given",
         norm="inf",
-        semantics=semantics,
+        semantics=semantics_of(dtype),
         tolerance=tolerance,
         error_bound=total(terms),
         terms=tuple(terms),
-        assumptions=(
-            Assumption(
-                f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)", "construction"
-            ),
-        ),
+        assumptions=(Assumption(promise, "caller"), platform_assumption(dtype)),
         theorem=theorem,
         function={"type": "piecewise", "cells": partition.num_cells},
         domain={"arguments": [describe_domain(domain)], "margin": margin},
@@ -70,30 +84,20 @@ def build_tokenwise(
     return Construction(head, partition, certificate)
 
 
-def _terms(
-    centers: Array, powers: Array, far: Array, rate: float, margin: float, spread: float, largest: float, semantics: str
+def _running(
+    diagram: PowerDiagram, far: Array, rate: float, leaked: float, spread: float, largest: float, dtype: torch.dtype
 ) -> list[Term]:
-    """Leakage, what rounding adds to it, and summation; `far` bounds |x − c_j| per cell and axis, `largest` every summand."""
-    u, cells = UNIT_ROUNDOFF[semantics], len(centers)
-    leak = leakage(cells, rate, margin)
-    score = float(((far**2).sum(axis=1) + np.abs(powers)).max()) * rate / 2
-    stored = float((far * np.abs(centers)).sum(axis=1).max()) * rate  # what rounding centers and x to the dtype moves
-    delta = mul_up(u, add_up(mul_up(float(centers.shape[1] + 8), score), mul_up(4.0, stored), 16.0))
-    rounding = mul_up(leak, expm1_up(min(mul_up(2.0, delta), 700.0)), spread)
-    return [
-        Term(
-            "leakage",
-            mul_up(leak, spread),
-            "(N−1)e^{−RΔ} · max|V_j − V_k|",
-            "indicator",
-            {"leak": leak, "spread": spread},
-        ),
-        Term("score rounding", rounding, "(e^{2δ} − 1) · leakage", "score-rounding", {"delta": delta}),
-        Term(
-            "summation",
-            mul_up(1.01, float(cells + centers.shape[1] + 16), u, largest),
-            "γ_K · max|V|",
-            "score-rounding",
-            {"u": u},
-        ),
-    ]
+    """What rounding and leaving cells out add; `far` bounds |x − c_j| per cell and axis, `largest` every summand."""
+    u, cells, m = UNIT_ROUNDOFF[semantics_of(dtype)], diagram.num_cells, diagram.dimension
+    score = float(((far**2).sum(axis=1) + np.abs(diagram.powers)).max()) * rate / 2
+    stored = float((far * np.abs(diagram.centers)).sum(axis=1).max()) * rate  # what storing centers and x moves
+    return running_terms(
+        leaked,
+        mass_left_out=mul_up(float(cells), exp_up(-exponent_cut(cells) * (1 - 1e-6))),
+        score_error=mul_up(u, add_up(mul_up(float(m + 8), score), mul_up(4.0, stored), 16.0)),
+        operations=float(cells + m + 16),
+        unit_roundoff=u,
+        largest=largest,
+        spread=spread,
+        value_error=mul_up(4.0, u, largest) if dtype != torch.float64 else 0.0,
+    )

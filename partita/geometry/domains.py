@@ -199,6 +199,11 @@ class PointCloud:
         distance, _ = self._tree.query(points)
         return distance <= self.fill_distance * (1 + 1e-12)
 
+    def neighbours_of(self, points: Array) -> Array:
+        """For listed points, the nearest other listed point (itself if there is no other)."""
+        _, index = self._tree.query(points, k=min(2, len(self.points)))
+        return self.flat[np.reshape(index, (len(points), -1))[:, -1]]
+
     def clamp(self, points: Array) -> Array:
         """The nearest point of the nearest ball."""
         distance, index = self._tree.query(points)

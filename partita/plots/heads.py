@@ -21,148 +21,173 @@ if TYPE_CHECKING:
 __all__ = ["plot_head"]
 
 _INK, _SOFT, _ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
-_CELLS_DRAWN = 4000
+_CELLS_DRAWN = 4000  # polygons
+_CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
+_PIXELS = 320
 
 
 def plot_head(
     compiled: Compiled, path: str | os.PathLike[str], *, output: int = 0, axes: tuple[int, int] = (0, 1)
 ) -> Path:
-    """Write a figure (suffix .svg, .png or .pdf): 1-D as curves, 2-D as a map, its cells and the error; higher dimensions as
-    the slice through the middle of the domain along `axes`. Point clouds show the cells' centers.
+    """Write a figure (.svg, .png or .pdf): in 1-D curves, in 2-D a map, its cells and the error.
+
+    In higher dimensions the slice through the middle of the domain is shown. Nothing is drawn where nothing is claimed: off a
+    point cloud the map stays empty, and the function is not asked there.
 
     Args:
         output: which scalar output. axes: the two coordinates to show when there are more than two.
     """
     try:
-        import matplotlib
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
-    if not 0 <= output < compiled.head.values.shape[-1]:
-        raise UnsupportedError(f"output {output} of {compiled.head.values.shape[-1]}.")
+    outputs = compiled.head.values.shape[-1]
+    if not 0 <= output < outputs:
+        raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
     one = compiled.head.dimension == 1
+    panels = (1 if one else 2) + _can_compare(compiled)
     style: dict[Any, Any] = {
-        "font.family": "DejaVu Sans",
         "font.size": 9,
         "axes.edgecolor": _SOFT,
         "text.color": _INK,
         "axes.labelcolor": _INK,
         "svg.hashsalt": "partita",
     }
-    with plt.rc_context(style):
-        figure, panels = plt.subplots(
-            1, 2 if one else 3, figsize=(9.2, 3.4) if one else (11.2, 3.9), layout="constrained"
-        )
-        (_draw_line if one else _draw_map)(compiled, panels, output, axes)
-        certificate = compiled.certificate
-        figure.suptitle(
-            f"{_short(compiled.target.label)}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error ≤ "
-            f"{certificate.error_bound:.3g}",
-            fontsize=11,
-        )
+    with rc_context(style):
+        figure = Figure(figsize=(4.6 * panels, 3.4) if one else (3.75 * panels, 3.9), layout="constrained")
+        grid = figure.subplots(1, panels, squeeze=False)[0]
+        (_draw_line if one else _draw_map)(compiled, grid, output, axes)
+        figure.suptitle(_title(compiled, output), fontsize=11)
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(place, dpi=160, metadata={"Date": None} if place.suffix == ".svg" else None)
-        plt.close(figure)
+        figure.savefig(place, dpi=130, metadata={"Date": None} if place.suffix == ".svg" else None)
     return place
 
 
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _can_compare(compiled: Compiled) -> bool:
+    """A black box read from a file has no function to compare with."""
+    return compiled.target.ask is not None
 
 
-def _values(compiled: Compiled, points: Array, output: int) -> Array:
+def _title(compiled: Compiled, output: int) -> str:
+    label, certificate = compiled.target.label, compiled.certificate
+    shown = label if len(label) <= 60 else label[:59] + "…"
+    which = "" if compiled.head.values.shape[-1] == 1 else f", output {output}"
+    norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
+    return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error ≤ {certificate.error_bound:.3g}{norm}"
+
+
+def _names(compiled: Compiled) -> list[str]:
+    """x0, x1, …; k0, …, q0, … for cross-attention."""
+    if len(compiled.target.domains) == 1:
+        return [f"x{i}" for i in range(compiled.head.dimension)]
+    keys, queries = (d.dimension for d in compiled.target.domains)
+    return [f"k{i}" for i in range(keys)] + [f"q{i}" for i in range(queries)]
+
+
+def _values(compiled: Compiled, points: Array, output: int) -> tuple[Array, Array | None]:
+    """The head and |head − function| at flat points; NaN where the domain is not."""
+    inside = compiled.target.domain.contains(points)
+    got, error = np.full(len(points), np.nan), np.full(len(points), np.nan)
     with torch.no_grad():
-        return compiled.head.evaluate(torch.from_numpy(points).to(compiled.head.dtype))[:, output].double().numpy()
-
-
-def _function(compiled: Compiled, points: Array, output: int) -> Array | None:
-    return None if compiled.target.ask is None else compiled.target(points)[:, output]
+        head = compiled.head.evaluate(torch.from_numpy(points[inside]).to(compiled.head.dtype))
+    got[inside] = head[:, output].double().numpy()
+    if not _can_compare(compiled):
+        return got, None
+    error[inside] = np.abs(got[inside] - compiled.target(points[inside])[:, output])
+    return got, error
 
 
 def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, int]) -> None:
     box = compiled.target.domain.bounding_box()
     x = np.linspace(float(box.lo.ravel()[0]), float(box.hi.ravel()[0]), 2001)[:, None]
-    got, f = _values(compiled, x, output), _function(compiled, x, output)
-    left, right = panels
-    left.plot(x, got, color=_ACCENT, lw=1.3, label="head")
-    if f is not None:
-        left.plot(x, f, color=_INK, lw=0.9, ls="--", label="function")
-        right.plot(x, np.abs(got - f), color=_ACCENT, lw=1.0)
+    got, error = _values(compiled, x, output)
+    if error is not None:
+        inside = np.isfinite(got)
+        panels[0].plot(x[inside], compiled.target(x[inside])[:, output], color=_INK, lw=0.9, ls="--", label="function")
+    panels[0].plot(x, got, color=_ACCENT, lw=1.3, label="head")
     centers = compiled.partition.to_power_diagram().centers[:, 0]
     if len(centers) <= 400:
-        left.plot(centers, np.full(len(centers), left.get_ylim()[0]), "|", color=_SOFT, ms=7, label="centers")
-    left.legend(frameon=False, loc="best")
-    right.axhline(compiled.error_bound, color=_INK, lw=0.9)
-    right.set_ylim(0, 1.15 * compiled.error_bound)
-    right.annotate(
-        "error_bound", (x[0, 0], compiled.error_bound), xytext=(2, 3), textcoords="offset points", color=_INK
-    )
-    for panel, title in ((left, "head and function"), (right, "|head − function|")):
-        _clean(panel, title)
+        panels[0].plot(centers, np.full(len(centers), panels[0].get_ylim()[0]), "|", color=_SOFT, ms=7, label="centers")
+    panels[0].legend(frameon=False, loc="best")
+    _clean(panels[0], "head and function" if error is not None else "head (the function was not stored)")
+    if error is not None:
+        panels[1].plot(x, error, color=_ACCENT, lw=1.0)
+        panels[1].set_ylim(bottom=0)
+        if compiled.certificate.norm == "inf":
+            panels[1].axhline(compiled.error_bound, color=_INK, lw=0.9)
+            panels[1].set_ylim(0, 1.15 * compiled.error_bound)
+            where = (x[0, 0], compiled.error_bound)
+            panels[1].annotate("error_bound", where, xytext=(2, 3), textcoords="offset points", color=_INK)
+        _clean(panels[1], "|head − function|")
+    for panel in panels:
         panel.set_xlabel("x0")
 
 
 def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int]) -> None:
-    box = compiled.target.domain.bounding_box()
+    box, names = compiled.target.domain.bounding_box(), _names(compiled)
     lo, hi = box.lo.ravel(), box.hi.ravel()
     i, j = axes
     if not (0 <= i < len(lo) and 0 <= j < len(lo) and i != j):
-        raise UnsupportedError(f"axes {axes} of a domain in R^{len(lo)}; expected two different coordinates.")
-    window = Box([lo[i], lo[j]], [hi[i], hi[j]])
-    size = 320
-    u, v = np.linspace(lo[i], hi[i], size), np.linspace(lo[j], hi[j], size)
-    points = np.tile((lo + hi) / 2, (size * size, 1))
+        raise UnsupportedError(f"axes are {axes} in R^{len(lo)}; expected two different coordinates, counted from 0.")
+    middle = (lo + hi) / 2
+    points = np.tile(middle, (_PIXELS * _PIXELS, 1))
+    u, v = np.linspace(lo[i], hi[i], _PIXELS), np.linspace(lo[j], hi[j], _PIXELS)
     points[:, i], points[:, j] = (g.ravel() for g in np.meshgrid(u, v))
-    got, f = _values(compiled, points, output).reshape(size, size), _function(compiled, points, output)
-    extent = (lo[i], hi[i], lo[j], hi[j])
-    image = panels[0].imshow(got, extent=extent, origin="lower", cmap="cividis", aspect="auto", interpolation="nearest")
-    panels[0].figure.colorbar(image, ax=panels[0], shrink=0.85)
-    panels[1].imshow(
-        got, extent=extent, origin="lower", cmap="cividis", aspect="auto", interpolation="nearest", alpha=0.35
+    got, error = _values(compiled, points, output)
+    aspect = "equal" if 0.75 <= (hi[j] - lo[j]) / (hi[i] - lo[i]) <= 4 / 3 else "auto"
+    picture: dict[str, Any] = {
+        "extent": (lo[i], hi[i], lo[j], hi[j]),
+        "origin": "lower",
+        "aspect": aspect,
+        "interpolation": "nearest",
+    }
+    image = panels[0].imshow(got.reshape(_PIXELS, _PIXELS), cmap="cividis", **picture)
+    panels[0].figure.colorbar(image, ax=panels[0], shrink=0.8)
+    panels[1].imshow(got.reshape(_PIXELS, _PIXELS), cmap="cividis", alpha=0.35, **picture)
+    magnified = _draw_cells(compiled, panels[1], Box([lo[i], lo[j]], [hi[i], hi[j]]), (i, j))
+    if error is not None:
+        top = compiled.error_bound if compiled.certificate.norm == "inf" else None
+        image = panels[2].imshow(error.reshape(_PIXELS, _PIXELS), cmap="magma", vmin=0, vmax=top, **picture)
+        panels[2].figure.colorbar(image, ax=panels[2], shrink=0.8, label="" if top is None else "0 … error_bound")
+    rest = ", ".join(f"{names[k]} = {middle[k]:.3g}" for k in range(len(lo)) if k not in axes)
+    titles = (
+        "what the head computes" + (f" at {rest}" if rest else ""),
+        "the cells its scores cut" + magnified,
+        "|head − function|",
     )
-    _draw_cells(compiled, panels[1], window, (i, j))
-    if f is not None:
-        error = np.abs(got - f.reshape(size, size))
-        image = panels[2].imshow(
-            error, extent=extent, origin="lower", cmap="magma", vmin=0, vmax=compiled.error_bound, aspect="auto"
-        )
-        panels[2].figure.colorbar(image, ax=panels[2], shrink=0.85, label="0 … error_bound")
-    slice_note = "" if len(lo) == 2 else f" (slice, x{i} and x{j})"
-    for panel, title in zip(
-        panels, ("what the head computes" + slice_note, "the cells its scores cut", "|head − function|")
-    ):
+    for panel, title in zip(panels, titles):
         _clean(panel, title)
-        panel.set_xlabel(f"x{i}")
-    panels[0].set_ylabel(f"x{j}")
+        panel.set_xlabel(names[i])
+    panels[0].set_ylabel(names[j])
 
 
-def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, int]) -> None:
-    """Cells in the plane: exact polygons in 2-D, grid lines for grids with many cells, centers otherwise."""
+def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, int]) -> str:
+    """Cells in the plane: a grid's lines (magnified where they are too many), exact polygons in 2-D, centers otherwise."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     i, j = axes
     (x0, y0), (x1, y1) = window.lo, window.hi
-    panel.set_xlim(x0, x1)
-    panel.set_ylim(y0, y1)
     partition = compiled.partition
     if isinstance(partition, ProductGrid):
-        lines = [[(e, y0), (e, y1)] for e in _edges(partition.axes[i])] + [
-            [(x0, e), (x1, e)] for e in _edges(partition.axes[j])
-        ]
-        panel.add_collection(LineCollection(lines, colors=_INK, linewidths=min(0.6, 40 / (1 + len(lines)))))
-        return
+        columns, rows = partition.axes[i], partition.axes[j]
+        factor = max(1.0, max(len(columns), len(rows)) / _CELLS_ACROSS)
+        x1, y1 = x0 + (x1 - x0) / factor, y0 + (y1 - y0) / factor
+        across, up = ((a[1:] + a[:-1]) / 2 for a in (columns, rows))
+        lines = [[(e, y0), (e, y1)] for e in across if e < x1] + [[(x0, e), (x1, e)] for e in up if e < y1]
+        panel.add_collection(LineCollection(lines, colors=_INK, linewidths=0.5))
+        panel.set_xlim(x0, x1)
+        panel.set_ylim(y0, y1)
+        return f" ({factor:.0f}× magnified)" if factor > 1.5 else ""
+    panel.set_xlim(x0, x1)
+    panel.set_ylim(y0, y1)
     centers = partition.to_power_diagram().centers
     if partition.dimension == 2 and partition.num_cells <= _CELLS_DRAWN:
         shapes = [p for p in polygons(partition, window) if len(p)]
         panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=_INK, linewidths=0.5))
     panel.plot(centers[:, i], centers[:, j], ".", color=_ACCENT, ms=3)
-
-
-def _edges(centers: Array) -> Array:
-    return (centers[1:] + centers[:-1]) / 2
+    return ""
 
 
 def _clean(panel: Axes, title: str) -> None:

@@ -69,8 +69,7 @@ class Jumps:
     tube: float | Sequence[float]
 
     def __post_init__(self) -> None:
-        tube = (self.tube,) if isinstance(self.tube, (int, float)) else self.tube
-        object.__setattr__(self, "tube", tuple(float(t) for t in tube))
+        object.__setattr__(self, "tube", tuple(np.atleast_1d(np.asarray(self.tube, dtype=float)).tolist()))
         if not all(x >= 0 and math.isfinite(x) for x in (self.height, *self.coefficients)):
             raise DomainError(f"Jumps: height {self.height} and tube {self.tube} must be finite and ≥ 0.")
 
@@ -78,11 +77,11 @@ class Jumps:
     def coefficients(self) -> tuple[float, ...]:
         return self.tube  # type: ignore[return-value]
 
-    def penalty(self, reach: Sequence[float], power: float, volume: float) -> float:
-        """Upper bound of `∫ height^p` over the points whose window, `reach_i` along axis i, may cross the set."""
+    def near_measure(self, reach: Sequence[float], power: float, volume: float) -> float:
+        """Upper bound of the measure of the points whose window, `reach_i` along axis i, may cross the set."""
         distance = sqrt_up(add_up(*(mul_up(r, r) for r in reach)))
         near = add_up(*(mul_up(t, pow_up(distance, k)) for k, t in enumerate(self.coefficients, 1)))
-        return mul_up(min(near, volume), pow_up(self.height, power))
+        return min(near, volume)
 
     def __str__(self) -> str:
         tube = " + ".join(f"{t:g}·r" + ("" if k == 1 else f"^{k}") for k, t in enumerate(self.coefficients, 1))
@@ -106,8 +105,8 @@ class RoughBoxes:
     graph: Graph
     height: float
 
-    def penalty(self, reach: Sequence[float], power: float, volume: float) -> float:
-        """Upper bound of `∫ height(x)^p` over the boxes grown by the window, overlaps counted once on a lattice.
+    def near_measure(self, reach: Sequence[float], power: float, volume: float) -> float:
+        """Upper bound of `∫ (height(x)/height)^p` over the boxes grown by the window, overlaps counted once on a lattice.
 
         Near a box f moves by at most the width of its enclosure over the box grown by two windows (x and its centers
         both lie there).
@@ -120,13 +119,16 @@ class RoughBoxes:
         first = np.floor((self.lo - r - origin) / cell).astype(np.int64) - 1  # one cell of margin for rounding
         last = np.floor((self.hi + r - origin) / cell).astype(np.int64) + 1
         shape = (last - first).max(axis=0) + 1
-        if len(first) * int(np.prod(shape)) > 20_000_000:
-            return mul_up(volume, pow_up(self.height, power))
+        if len(first) * math.prod(int(n) for n in shape) > 20_000_000:
+            return volume
         offsets = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, len(r))
         labels = first[:, None, :] + offsets
         keep = (labels <= last[:, None, :]).all(axis=2)
         _, inverse = np.unique(labels[keep], axis=0, return_inverse=True)
         tallest = np.zeros(int(inverse.max()) + 1)
         np.maximum.at(tallest, inverse.ravel(), np.repeat(heights, keep.sum(axis=1)))
-        total = float((tallest**power).sum() * np.prod(cell) * (1 + 1e-12))
-        return min(total, mul_up(volume, pow_up(self.height, power)))
+        relative = (tallest / self.height) ** power if self.height else tallest
+        return min(float(relative.sum() * np.prod(cell) * (1 + 1e-12)), volume)
+
+    def __str__(self) -> str:
+        return f"off {len(self.lo):,} boxes where f may jump, and f never moves by more than {self.height:.4g}"

@@ -1,17 +1,12 @@
-"""Heads on disk: three files, no pickle, hashed, versioned, written at once or not at all (docs/format.md)."""
+"""Reading a head: nothing from outside is trusted, evaluated or unpickled."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
-import shutil
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,119 +19,18 @@ from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
 from partita.certify.certificate import Certificate, model_digest
-from partita.errors import (
-    FormatError,
-    MissingExtraError,
-    NewerVersionError,
-    PartitaError,
-    TamperedFileError,
-    TruncatedFileError,
-)
+from partita.errors import FormatError, NewerVersionError, PartitaError, TamperedFileError, TruncatedFileError
 from partita.geometry.domains import Box, Domain, PointCloud, product
 from partita.geometry.grid import ProductGrid
+from partita.storage.writing import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
 from partita.targets.graph import Graph
-from partita.targets.target import Target, make_target
+from partita.targets.target import Target, graph_target, require_boxes
 
-__all__ = ["FORMAT_VERSION", "Stored", "export_onnx", "load_parts", "read_json", "save"]
+__all__ = ["Stored", "load_parts", "read_json"]
 
-FORMAT_VERSION = 1
-TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
 
 Stored = tuple[FoldedHead, Certificate, Target, str, tuple[str, ...]]
-
-
-def save(
-    head: FoldedHead,
-    certificate: Certificate,
-    target: Target,
-    folder: str | os.PathLike[str],
-    *,
-    outside: str,
-    why: Sequence[str],
-    overwrite: bool = False,
-) -> Path:
-    """Write the folder. It appears whole or not at all; an existing head is replaced only with `overwrite`."""
-    place = Path(folder)
-    if place.exists() and not overwrite:
-        raise FormatError(f"{place} exists already; choose another name, or save with overwrite=True.")
-    if place.exists() and not (place / DESCRIPTION).exists():
-        raise FormatError(f"{place} is not a folder that holds a head; it is left alone.")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    draft.chmod(0o755)
-    try:
-        _write(draft, head, certificate, target, outside, why)
-        if place.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{place.name}-old-", dir=place.parent)) / "head"
-            place.rename(old)
-            draft.rename(place)
-            shutil.rmtree(old.parent)
-        else:
-            draft.rename(place)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return place
-
-
-def _write(
-    draft: Path, head: FoldedHead, certificate: Certificate, target: Target, outside: str, why: Sequence[str]
-) -> None:
-    tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
-    for i, domain in enumerate(target.domains):
-        if isinstance(domain, PointCloud):
-            tensors[f"domain.{i}.points"] = torch.tensor(domain.points)
-    _flush(draft / TENSORS, safetensors.torch.save(tensors))
-    _flush(draft / CERTIFICATE, _canonical(certificate.to_json()))
-    description = {
-        "format": "partita-head",
-        "version": FORMAT_VERSION,
-        "head": _describe_head(head),
-        "domains": [_describe_domain(d) for d in target.domains],
-        "target": {"label": target.label, "graph": None if target.graph is None else target.graph.to_json()},
-        "outside": outside,
-        "why": list(why),
-        "sha256": {name: hashlib.sha256((draft / name).read_bytes()).hexdigest() for name in (TENSORS, CERTIFICATE)},
-    }
-    description["seal"] = hashlib.sha256(_canonical(description)).hexdigest()
-    _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
-
-
-def _describe_head(head: FoldedHead) -> dict[str, Any]:
-    common = {
-        "input_shapes": [list(s) for s in head.input_shapes],
-        "output_shape": list(head.output_shape),
-        "dtype": str(head.dtype).removeprefix("torch."),
-    }
-    if isinstance(head, GridHead):
-        return {"type": "grid", "half_windows": list(head.half_windows), **common}
-    return {"type": "scattered", **common}
-
-
-def _describe_domain(domain: Domain) -> dict[str, Any]:
-    if isinstance(domain, Box):
-        shape = list(domain.shape)
-        return {
-            "type": "box",
-            "shape": shape,
-            "lo": [x.hex() for x in domain.lo.ravel().tolist()],
-            "hi": [x.hex() for x in domain.hi.ravel().tolist()],
-        }
-    return {"type": "point_cloud", "fill_distance": domain.fill_distance.hex()}
-
-
-def _flush(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _canonical(data: Any) -> bytes:
-    return json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-# --- reading: nothing from outside is trusted, evaluated or unpickled ----------------------------------------------
 
 
 def load_parts(folder: str | os.PathLike[str]) -> Stored:
@@ -183,7 +77,7 @@ def _checked_description(place: Path) -> dict[str, Any]:
             f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one."
         )
     seal = description.pop("seal", None)
-    if seal != hashlib.sha256(_canonical(description)).hexdigest():
+    if seal != hashlib.sha256(canonical(description)).hexdigest():
         raise TamperedFileError(f"{place / DESCRIPTION} was changed after it was written: its seal does not match.")
     for name in (TENSORS, CERTIFICATE):
         found = hashlib.sha256(_read(place / name)).hexdigest()
@@ -286,7 +180,7 @@ def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dom
     m = sum(math.prod(s) for s in inputs)
     names = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}
     _require_names(tensors, names, names)
-    box = domains[0] if len(domains) == 1 else product(*domains)  # type: ignore[arg-type]
+    box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
     grid = ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
     rates = tensors["inverse_temperature"].double().numpy()
     windows = data["half_windows"]
@@ -302,51 +196,6 @@ def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: Fol
     if data["graph"] is None:
         return Target(domains, head.output_shape, None, None, str(data["label"]))
     graph = Graph.from_json(data["graph"])
-    target = make_target(graph, domains[0] if len(domains) == 1 else domains)  # type: ignore[arg-type]
-    return Target(domains, graph.output_shape, graph, target.ask, str(data["label"]))
-
-
-# --- ONNX ----------------------------------------------------------------------------------------------------------
-
-
-def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
-    """The head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("ONNX export needs the extra 'onnx': pip install 'partita[onnx]'.") from error
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
-    examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
-    batch = torch.export.Dim("batch")
-    with _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
-        program = torch.onnx.export(
-            head.eval(),
-            examples,
-            input_names=names,
-            output_names=["value"],
-            dynamic_shapes=(tuple({0: batch} for _ in examples),),  # one level more: forward takes *inputs
-            dynamo=True,
-            verbose=False,
-        )
-        if program is None:
-            raise FormatError("torch.onnx.export returned nothing.")
-        program.save(Path(draft) / "head.onnx")
-        os.replace(Path(draft) / "head.onnx", place)
-    return place
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """The exporter warns of optional packages that nothing here uses."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
+        raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs are not the head's.")
+    return graph_target(graph, domains, str(data["label"]))

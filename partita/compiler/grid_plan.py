@@ -1,0 +1,105 @@
+"""Planning on boxes: the fewest cells of a product grid that meet the tolerance, rounding included."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from partita.certify.certificate import Term, total
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.certify.grid_bounds import grid_terms
+from partita.compiler.knowledge import Knowledge
+from partita.compiler.options import Options
+from partita.compiler.planned import Plan, floor_message, size_text
+from partita.compiler.spacing import SpacingRule
+from partita.constructions.on_grid import GridRecipe, grid_facts
+from partita.errors import SizeError, ToleranceError
+from partita.geometry.grid import ProductGrid
+from partita.targets.target import Target
+
+__all__ = ["plan_grid"]
+
+
+def plan_grid(target: Target, knowledge: Knowledge, options: Options) -> Plan:
+    """Start from cells that use up the whole tolerance, then make room for what windows and rounding add."""
+    box = target.domain.bounding_box()
+    rule = SpacingRule(knowledge.known, options.norm, options.sharpness, box, target.num_outputs, options.storage)
+    aim = options.tolerance
+    while True:
+        counts = rule.counts(aim)
+        _refuse_large(counts, rule, target, options)
+        recipe = GridRecipe(
+            counts,
+            tuple(rule.rates(counts).tolist()),
+            rule.half_windows(counts),
+            options.norm,
+            options.tolerance,
+            options.dtype,
+        )
+        terms = _predicted_terms(target, knowledge, recipe)
+        bound = total(terms)
+        if bound <= options.tolerance:
+            break
+        rest = bound - sum(t.value for t in terms if t.name in ("approximation", "jumps"))
+        if rest >= 0.5 * options.tolerance:
+            raise ToleranceError(floor_message(target, options, terms))
+        aim = min(aim * (1 - 1e-9), aim - (bound - options.tolerance) * (1 + 1e-9))
+    keys = math.prod(counts)
+    parameters = keys * target.num_outputs + sum(counts) + len(counts)
+    size = parameters * options.item_bytes
+    window = " × ".join(str(min(2 * q, c)) for q, c in zip(recipe.half_windows, counts))
+    why = (
+        f"{' × '.join(map(str, counts))} = {keys:,} keys" if len(counts) > 1 else f"{keys:,} keys",
+        *rule.explain(counts, terms),
+        f"what is known of f is {knowledge.source}",
+        f"{parameters:,} stored numbers, {size_text(size)} in {options.semantics}; a query looks at {window} of the keys",
+    )
+    return Plan(target, knowledge, recipe, keys, parameters, size, options.sharpness, bound, why)
+
+
+def _predicted_terms(target: Target, knowledge: Knowledge, recipe: GridRecipe) -> list[Term]:
+    """The terms of the bound, with |f| ≤ magnitude in place of the values that nobody has asked for yet."""
+    box = target.domain.bounding_box()
+    axes = ProductGrid.uniform(
+        box, recipe.counts, dtype=np.float32 if recipe.dtype == torch.float32 else np.float64
+    ).axes
+    u = UNIT_ROUNDOFF[recipe.semantics]
+    roundings = (1 if recipe.dtype != torch.float64 else 0) + (64 if target.graph is not None else 0) * UNIT_ROUNDOFF[
+        "float64"
+    ] / u
+    facts = grid_facts(
+        list(axes),
+        box,
+        recipe,
+        outputs=target.num_outputs,
+        largest=knowledge.magnitude,
+        spread=2 * knowledge.magnitude,
+        value_error=roundings * u * knowledge.magnitude,
+    )
+    return grid_terms(facts, knowledge.known, recipe.norm)
+
+
+def _head_bytes(counts: tuple[int, ...], target: Target, options: Options) -> int:
+    return (math.prod(counts) * target.num_outputs + sum(counts)) * options.item_bytes
+
+
+def _refuse_large(counts: tuple[int, ...], rule: SpacingRule, target: Target, options: Options) -> None:
+    size = _head_bytes(counts, target, options)
+    if size <= options.max_bytes:
+        return
+    if _head_bytes((1,) * len(counts), target, options) > options.max_bytes:
+        raise SizeError(f"max_bytes = {options.max_bytes:,} does not hold even a single key.")
+    low = high = options.tolerance
+    while _head_bytes(rule.counts(high), target, options) > options.max_bytes:
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = math.sqrt(low * high)
+        fits = _head_bytes(rule.counts(middle), target, options) <= options.max_bytes
+        low, high = (low, middle) if fits else (middle, high)
+    raise SizeError(
+        f"tolerance {options.tolerance:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
+        f"{size_text(size)} of values; max_bytes allows {size_text(options.max_bytes)}. The best tolerance that fits "
+        f"is about {high * 1.001:.4g} ({math.prod(rule.counts(high)):,} keys); or raise max_bytes."
+    )

@@ -1,0 +1,66 @@
+"""The head as an ONNX graph."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from partita.attention.head import FoldedHead
+from partita.errors import FormatError, MissingExtraError, SizeError
+
+__all__ = ["export_onnx"]
+
+_LARGEST = (1 << 31) - (1 << 24)  # an ONNX file is one protocol buffer of at most 2 GiB
+
+
+def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
+    """The head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("ONNX export needs the extra 'onnx': pip install 'partita[onnx]'.") from error
+    size = sum(t.numel() * t.element_size() for t in head.state_dict().values())
+    if size > _LARGEST:
+        raise SizeError(f"the head has {size / 2**30:.2f} GiB of tensors; an ONNX file holds at most 2 GiB.")
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
+    examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
+    batch = torch.export.Dim("batch")
+    with _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
+        program = torch.onnx.export(
+            head.eval(),
+            examples,
+            input_names=names,
+            output_names=["value"],
+            dynamic_shapes=(tuple({0: batch} for _ in examples),),  # one level more: forward takes *inputs
+            dynamo=True,
+            verbose=False,
+        )
+        if program is None:
+            raise FormatError("torch.onnx.export returned nothing.")
+        program.save(Path(draft) / "head.onnx")
+        os.replace(Path(draft) / "head.onnx", place)
+    return place
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """The exporter warns of optional packages that nothing here uses."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
