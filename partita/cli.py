@@ -60,7 +60,7 @@ Lipschitz = Annotated[
     ),
 ]
 Sharpness = Annotated[float, typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects.")]
-MaxBytes = Annotated[int, typer.Option("--max-bytes", help="Refuse heads that are larger.")]
+MaxBytes = Annotated[int, typer.Option("--max-bytes", min=1, help="Refuse heads that are larger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
 Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder that `partita compile --out` wrote.")]
 
@@ -151,7 +151,9 @@ def compile_command(
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
     ] = "raise",
-    seed: Annotated[int, typer.Option("--seed", help="Of the attack whose worst point goes into the certificate.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the attack whose worst point goes into the certificate.")
+    ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -221,21 +223,29 @@ def _read_points(path: Path, compiled: Compiled) -> np.ndarray:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        try:
-            row = [float(x) for x in re.split(r"[,;\s]+", line.strip())]
-        except ValueError:
-            if number == 1:
-                continue  # a header
-            raise DomainError(f"{path}, line {number}: {line!r} is not a list of numbers.") from None
+        fields = re.split(r"[,;\s]+", line.strip())
+        if number == 1 and not any(map(_is_number, fields)):
+            continue  # a header
+        if not all(map(_is_number, fields)):
+            raise DomainError(f"{path}, line {number}: {line!r} is not a list of numbers.")
+        row = [float(x) for x in fields]
         if len(row) != m:
             raise DomainError(f"{path}, line {number}: {len(row)} numbers; this head takes {m}.")
         rows.append(row)
     return np.array(rows, dtype=np.float64).reshape(-1, m)
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DomainError(f"{path} cannot be read: {error}.") from None
 
@@ -287,17 +297,22 @@ def verify_command(folder: Folder, as_json: AsJson = False) -> None:
         raise typer.Exit(REFUSED)
 
 
-@app.callback(invoke_without_command=False)
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(metadata.version("partita"))
+        raise typer.Exit
+
+
+@app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     """Compile functions into single attention layers with proved error bounds.
 
     Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05
     """
-    if version:
-        print(metadata.version("partita"))
-        raise typer.Exit
 
 
 def main() -> None:
@@ -318,8 +333,9 @@ def main() -> None:
     except Exception as error:  # click's usage errors, whichever click typer uses
         if not hasattr(error, "format_message"):
             raise
-        if not error.format_message():
-            sys.exit(USAGE_ERROR)  # help was asked for by giving nothing
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            sys.exit(USAGE_ERROR)
         stderr.print(
             f"{error.format_message()}\nTry 'partita --help'.",
             style="red",

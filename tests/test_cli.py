@@ -53,6 +53,10 @@ def test_eval_reads_csv_with_or_without_a_header(head, tmp_path):
     assert np.allclose(np.ravel(again["values"]), values) and again["kind"] == "proved"
 
 
+def test_eval_takes_no_broken_line_for_a_header(head):
+    assert "line 1" in partita("eval", head, "-", stdin="0.1O,0\n0.5,0\n").stderr
+
+
 def test_eval_outside_the_domain(head):
     assert partita("eval", head, "-", stdin="2,0\n").returncode == 1
     assert partita("eval", head, "-", "--outside", "clamp", stdin="2,0\n").returncode == 0

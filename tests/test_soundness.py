@@ -1,5 +1,10 @@
 """Claims that were once false, or might be: each stays refuted, refused or right."""
 
+import os
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +12,14 @@ import torch
 import partita as pa
 from partita.attention import AffineScores, log_cross
 from partita.constructions import reassignment
-from partita.errors import DomainError, ToleranceError, UnsupportedError
+from partita.errors import (
+    DomainError,
+    LipschitzContradictedError,
+    ShapeError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.geometry import farthest_point_cover
 
 
@@ -47,7 +59,7 @@ def test_affine_values_with_centers_far_outside_the_domain():
         [[102.03], [102.03]],
         pa.Box([0], [1]),
         margin=1.0,
-        tolerance=1e-3,
+        tolerance=1e-2,
         value_slopes=[[[1.0]], [[1.0]]],
         dtype=torch.float32,
     )
@@ -103,3 +115,155 @@ def test_six_dimensions():
     assert c.attack(samples=2000).error <= c.error_bound
     with pytest.raises(ToleranceError):
         pa.compile("1e16 + x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=1e-3)
+
+
+# --- claims and crashes that an attack once found ------------------------------------------------------------------
+
+
+def test_volumes_neither_underflow_nor_overflow_on_the_way():
+    box = pa.Box([0.0] * 6, [1.9e-108] * 3 + [1e108] * 3)
+    assert np.isclose(box.volume, 1.9**3) and box.volume >= 1.9**3 * (1 - 1e-15)
+    c = pa.compile("x3*1e-108", box, tolerance=3.0, norm=1)
+    assert 0.25 * 1.9**3 <= c.error_bound <= 3.0
+
+
+def test_jumps_on_a_cloud_are_refused():
+    cloud = pa.PointCloud(np.linspace(-1, 1, 401)[:, None])
+    with pytest.raises(UnsupportedError, match="boxes"):
+        pa.compile(lambda z: (z[:, 0] >= 0) * 1.0, cloud, tolerance=0.05, lipschitz=0.5, jumps=pa.Jumps(1.0, 2.0))
+
+
+def test_a_function_that_changes_its_mind_is_not_certified():
+    calls = [0]
+
+    def f(z):
+        calls[0] += len(z) > 64
+        return z[:, 0] + (0.9 if calls[0] > 3 else 0)
+
+    with pytest.raises(LipschitzContradictedError, match="does not always answer"):
+        pa.compile(f, pa.Box([-1.0], [1.0]), tolerance=0.1, lipschitz=1)
+
+
+def test_partial_square_roots_say_so():
+    c = pa.compile("x + 0*sqrt(abs(x - 0.3) - 1e-9)", pa.Box([0.0], [1.0]), tolerance=0.1)
+    assert any("square root" in a.statement for a in c.certificate.assumptions)
+
+
+def test_norms_keep_their_digits():
+    c = pa.compile("x0", pa.Box([0.0], [1.0]), tolerance=0.1, norm=2.1234567)
+    assert float(c.certificate.norm) == 2.1234567 and all(check.holds for check in pa.recheck(c))
+
+
+def test_a_cast_head_is_no_longer_the_certified_one():
+    c = pa.compile("x0", pa.Box([0.0], [1.0]), tolerance=0.1)
+    c.head.to(torch.float32)
+    with pytest.raises(UnsupportedError, match="cast"):
+        c([0.5])
+
+
+def test_a_changed_head_is_not_saved(tmp_path):
+    c = pa.compile("x0", pa.Box([0.0], [1.0]), tolerance=0.1)
+    c.head.values.add_(5.0)
+    with pytest.raises(UnsupportedError, match="changed since"):
+        c.save(tmp_path / "head")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("x", [1.5, 1e17, 1e20, -1e20, 1e300])
+def test_clamping_lands_on_the_domain_exactly(x):
+    c = pa.compile("x", pa.Box([-1.0], [1.0]), tolerance=0.1, outside="clamp")
+    assert c([x]) == c([np.sign(x)])
+
+
+def test_f_is_never_asked_outside_a_cloud_far_from_zero():
+    cloud = pa.PointCloud(1e8 + np.random.default_rng(0).uniform(-1, 1, (50, 2)), fill_distance=0.001)
+    outside = []
+
+    def f(z):
+        outside.append((~cloud.contains(z)).sum())
+        return z[:, 0] - 1e8
+
+    pa.compile(f, cloud, tolerance=0.1, lipschitz=1.0)
+    assert sum(outside) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "lo", "hi"),
+    [("sigmoid(x)", -1001, -999), ("erf(x)", 30, 31), ("exp(-x)", 800, 801), ("x*1e-154", -1e154, 1e154)],
+)
+def test_functions_that_hardly_move(text, lo, hi):
+    c = pa.compile(text, pa.Box([float(lo)], [float(hi)]), tolerance=0.6)
+    assert c.attack(samples=500).error <= c.error_bound
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "norm", "sharpness"),
+    [(3e-4, 100, 512), (0.01, 200, 64), (3e-7, 50, 64), (0.1, 1e308, 64), (1e300, "inf", 64), (0.01, 8, 64)],
+)
+def test_the_planner_ends(tolerance, norm, sharpness):
+    try:
+        planned = pa.plan("x", pa.Box([0.0], [1.0]), tolerance=tolerance, norm=norm, sharpness=sharpness)
+    except pa.PartitaError:
+        return
+    assert planned.error_bound <= tolerance
+
+
+@pytest.mark.parametrize("tolerance", [5e-324, 1e-320, 1e-200])
+def test_absurd_tolerances_are_refused(tolerance):
+    with pytest.raises((SizeError, ToleranceError)):
+        pa.compile("x", pa.Box([0.0], [1.0]), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, 1, 8, float("nan")])
+def test_absurd_memory_limits_are_refused(max_bytes):
+    with pytest.raises((SizeError, UnsupportedError)):
+        pa.compile("x", pa.Box([0.0], [1.0]), tolerance=0.1, max_bytes=max_bytes)
+    with pytest.raises((SizeError, UnsupportedError)):
+        pa.compile(lambda z: z[:, 0], pa.PointCloud([[0.0], [1.0]]), tolerance=0.1, lipschitz=1.0, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize("options", [{"sharpness": "8"}, {"lipschitz": "abc"}, {"seed": -1}], ids=str)
+def test_options_of_the_wrong_kind(options):
+    with pytest.raises(pa.PartitaError):
+        pa.compile(lambda z: z[:, 0], pa.Box([0.0], [1.0]), tolerance=0.1, **{"lipschitz": 1.0, **options})
+
+
+def test_temperatures_that_underflow_are_refused():
+    with pytest.raises(DomainError, match="Rescale"):
+        pa.compile("x*1e-30", pa.Box([-1e30], [1e30]), tolerance=0.1, dtype=torch.float32)
+
+
+def test_clouds_of_one_repeated_point_and_inference_mode():
+    assert pa.compile("x0", pa.PointCloud(np.zeros((50, 2))), tolerance=0.1).num_keys == 1
+    with torch.inference_mode():
+        cloud = pa.PointCloud(np.random.default_rng(0).normal(size=(1000, 2)))
+        c = pa.compile(lambda z: z[:, 0], cloud, tolerance=0.05, lipschitz=1.0)
+    assert c.num_keys > 256
+
+
+def test_inputs_of_every_ordinary_kind():
+    c = pa.compile("x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=0.1)
+    z = np.random.default_rng(0).uniform(size=(6, 2))
+    assert np.array_equal(c(z[::-1]), c(z)[::-1])
+    assert np.array_equal(c(np.asfortranarray(z)), c(z)) and c(np.array([[0, 1]])).shape == (1,)
+    for bad in ("abc", [[1j, 0.0]], [[1.0, 2.0], [3.0]]):
+        with pytest.raises(ShapeError):
+            c(bad)
+    assert pickle.loads(pickle.dumps(c)).error_bound == c.error_bound
+
+
+FORK = """
+import os, numpy as np, partita as pa
+c = pa.compile("x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=0.1)
+z = np.random.default_rng(0).uniform(size=(20000, 2))
+expected = c(z)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(c(z), expected) else 3)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_children_can_evaluate():
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60).returncode == 0

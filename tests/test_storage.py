@@ -144,6 +144,25 @@ def reseal(folder, **changes):
             errors.FormatError,
         ),
         ({"target": None}, errors.FormatError),
+        ({"version": True}, errors.FormatError),
+        ({"why": 3}, errors.FormatError),
+        (
+            {"head": {"type": "grid", "input_shapes": [[2]], "output_shape": [], "half_windows": [0, 1]}},
+            errors.FormatError,
+        ),
+        (
+            {"head": {"type": "grid", "input_shapes": [[2]], "output_shape": [], "half_windows": [1.5, 1]}},
+            errors.FormatError,
+        ),
+        (
+            {"head": {"type": "grid", "input_shapes": [[2]], "output_shape": [], "half_windows": [10**30, 1]}},
+            errors.FormatError,
+        ),
+        (
+            {"head": {"type": "grid", "input_shapes": [[2]], "output_shape": [1], "half_windows": [1, 1]}},
+            errors.FormatError,
+        ),
+        ({"domains": [{"type": "box", "shape": [1], "lo": ["0x1p99999"], "hi": ["0x1p0"]}]}, errors.FormatError),
         ({"outside": "explode"}, errors.PartitaError),
     ],
     ids=str,
@@ -151,6 +170,72 @@ def reseal(folder, **changes):
 def test_resealed_nonsense_is_refused(folder, changes, error):
     reseal(folder, **changes)
     with pytest.raises(error):
+        pa.load(folder)
+
+
+def forge(folder, **changes):
+    """Rewrite certificate.json and reseal, as an attacker who knows the format would."""
+    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate.update(changes)
+    (folder / "certificate.json").write_text(json.dumps(certificate))
+    reseal(folder)
+
+
+SMALL = (0.01).hex()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "domain": {
+                "arguments": [{"type": "box", "shape": [2], "lo": [(-100.0).hex()] * 2, "hi": [(100.0).hex()] * 2}]
+            }
+        },
+        {"function": {"type": "graph", "text": "cos(x0)", "sha256": "0" * 64}},
+        {"semantics": "float32"},
+        {"known": {"modulus": {"constant": SMALL, "exponent": (1.0).hex()}, "per_axis": [SMALL, SMALL]}},
+        {
+            "known": {"modulus": {"constant": SMALL, "exponent": (1.0).hex()}, "per_axis": [SMALL, SMALL]},
+            "assumptions": [{"statement": "f ≤ 1", "vouched_by": "caller", "worst_ratio": SMALL, "attack": ""}],
+            "witness": None,
+        },
+        {"known": {}},
+        {"known": {"modulus": {"foo": 1}}},
+        {"model": {"sha256": None}},
+    ],
+    ids=["domain", "text", "semantics", "constants", "false caller", "nothing", "nonsense", "no value error"],
+)
+def test_resealed_forgeries_fail_the_recheck_or_the_load(folder, changes):
+    if "model" in changes:
+        changes = {"model": {"sha256": json.loads((folder / "certificate.json").read_text())["model"]["sha256"]}}
+    forge(folder, **changes)
+    assert not all(check.holds for check in pa.recheck(pa.load(folder)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"semantics": "exact"},
+        {"kind": "certain"},
+        {"norm": "abc"},
+        {"error_bound": "much"},
+        {"error_bound": None},
+        {"tolerance": "0x1p999999"},
+        {"terms": []},
+        {"terms": [{"name": "approximation", "value": (-0.05).hex(), "formula": "", "theorem": "", "inputs": {}}]},
+        {"terms": [{"name": "a", "value": SMALL, "formula": "", "theorem": "", "inputs": {}}] * 2},
+        {"model": []},
+        {"function": None},
+        {"witness": {"point": "abc", "error": SMALL, "samples": 1}},
+        {"schema": 2},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_impossible_certificates_are_refused(folder, changes):
+    forge(folder, **changes)
+    with pytest.raises(errors.FormatError):
         pa.load(folder)
 
 

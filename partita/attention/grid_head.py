@@ -12,7 +12,7 @@ from torch import Tensor
 from partita.attention import kernels
 from partita.attention.head import FoldedHead
 from partita.attention.scores import AffineScores
-from partita.errors import ShapeError
+from partita.errors import DomainError, ShapeError
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
 
@@ -58,10 +58,16 @@ class GridHead(FoldedHead):
         self.counts = grid.counts
         q = np.broadcast_to(np.asarray(half_windows, dtype=np.int64), len(self.counts))
         self.half_windows = tuple(int(k) for k in q)
+        rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
+        if min(self.half_windows) < 1 or not (np.isfinite(rates).all() and (rates > 0).all()):
+            raise DomainError(
+                f"half windows {self.half_windows} and inverse temperatures {rates.tolist()} must be positive."
+            )
+        if any((np.diff(axis) <= 0).any() for axis in grid.axes):
+            raise DomainError("the centers of an axis must increase strictly.")
         self.widths = tuple(min(2 * k, count) for k, count in zip(self.half_windows, self.counts))
         for i, axis in enumerate(grid.axes):
             self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=values.dtype))
-        rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
         self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
         self.register_buffer("values", values)
 
@@ -99,8 +105,7 @@ class GridHead(FoldedHead):
         return torch.softmax(-0.5 * self.inverse_temperature[axis] * difference * difference, dim=1), start
 
     def evaluate(self, flat: Tensor) -> Tensor:
-        tracked = torch.is_grad_enabled() and (flat.requires_grad or self.values.requires_grad)
-        if kernels.AVAILABLE and not tracked and not torch.compiler.is_compiling() and flat.device.type == "cpu":
+        if self._can_run_natively(flat):
             return self._evaluate_native(flat)
         if torch.compiler.is_compiling():
             return self._evaluate_window(flat)
@@ -108,6 +113,11 @@ class GridHead(FoldedHead):
         if len(flat) <= step:
             return self._evaluate_window(flat)
         return torch.cat([self._evaluate_window(chunk) for chunk in flat.split(step)])
+
+    def _can_run_natively(self, flat: Tensor) -> bool:
+        tracked = torch.is_grad_enabled() and (flat.requires_grad or self.values.requires_grad)
+        plain = flat.device.type == "cpu" and self.dtype in (torch.float64, torch.float32)
+        return kernels.AVAILABLE and plain and not tracked and not torch.compiler.is_compiling()
 
     def _evaluate_window(self, flat: Tensor) -> Tensor:
         weights, start = self.axis_window(flat[:, 0], 0)

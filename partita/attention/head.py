@@ -19,6 +19,13 @@ __all__ = ["DotProductAttention", "FoldedHead", "flatten_inputs"]
 _KEYS_LISTED_AT_MOST = 1 << 27
 
 
+def _as_tensor(given: Any) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"an input that is no array of real numbers: {error}.") from None
+
+
 def flatten_inputs(
     inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
 ) -> tuple[Tensor, tuple[int, ...]]:
@@ -27,7 +34,7 @@ def flatten_inputs(
         raise ShapeError(f"this head takes {len(shapes)} argument(s), found {len(inputs)}.")
     flat, lead = [], None
     for given, shape in zip(inputs, shapes):
-        z = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
+        z = given if isinstance(given, Tensor) else _as_tensor(given)
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
             raise ShapeError(f"input of shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")

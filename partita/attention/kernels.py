@@ -7,6 +7,8 @@ other.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from partita.errors import MissingExtraError
@@ -20,6 +22,7 @@ else:
 
 __all__ = ["AVAILABLE", "grid_window_sum"]
 
+_PROCESS = os.getpid()
 _BLOCK = 128  # queries whose weights are held at once
 _BLOCK_ENTRIES = 1 << 15  # window rows held at once: wide windows get smaller blocks
 _CHUNK = 2048  # queries that one thread takes at a time; fewer than two chunks start no threads
@@ -217,5 +220,7 @@ def grid_window_sum(points, centers, firsts, counts, rates, widths, values, out)
     """
     if not AVAILABLE:
         raise MissingExtraError("the native kernel needs the extra 'fast': pip install 'partita[fast]'.")
-    work = _sum_in_parallel if len(points) >= 2 * _CHUNK else _sum_serially
+    # threads of the process that forked this one are not here: work alone then
+    threaded = len(points) >= 2 * _CHUNK and os.getpid() == _PROCESS
+    work = _sum_in_parallel if threaded else _sum_serially
     work(points, centers, firsts, counts, rates, widths, values.reshape(-1), out)

@@ -27,6 +27,11 @@ def exponent_cut(cells: int) -> float:
     return math.log(cells) + 45.0
 
 
+def _version(tensor: Tensor) -> int:
+    """Counts in-place changes; tensors made in inference mode do not."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 class ScatteredHead(FoldedHead):
     """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·V_j(z)`, `V_j(z) = V_j + J_j(z − c_j)`.
 
@@ -134,7 +139,7 @@ class ScatteredHead(FoldedHead):
 
     def _search_tree(self) -> KDTree:
         """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score; rebuilt if they change."""
-        key = (self.centers.data_ptr(), self.centers._version, None if self.powers is None else self.powers._version)
+        key = tuple((t.data_ptr(), _version(t)) for t in (self.centers, self.powers) if t is not None)
         if self._tree is None or self._tree[0] != key:
             points = self.centers.detach().double().numpy()
             if self.powers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -108,6 +108,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        """The certificate that `to_json` wrote; anything else is a FormatError."""
         try:
             fields = _unhex(dict(data))
             if fields.pop("schema") != 1:
@@ -117,15 +118,34 @@ class Certificate:
             if fields["witness"] is not None:
                 fields["witness"] = Witness(**{**fields["witness"], "point": tuple(fields["witness"]["point"])})
             certificate = cls(**fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
-                f"certificate.json does not describe a certificate: {type(error).__name__}: {error}"
-            ) from None
-        if certificate.kind not in get_args(Kind):
-            raise FormatError(f"certificate.json: kind is {certificate.kind!r}; expected proved or proved_given.")
-        if not math.isfinite(certificate.error_bound) or certificate.error_bound < 0:
-            raise FormatError(f"certificate.json: error_bound is {certificate.error_bound}.")
+            problem = next(certificate._faults(), None)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise FormatError(f"certificate.json is no certificate: {type(error).__name__}: {error}") from None
+        if problem is not None:
+            raise FormatError(f"certificate.json: {problem}.")
         return certificate
+
+    def _faults(self) -> Iterator[str]:
+        """What cannot be in a certificate, one sentence each."""
+        if self.kind not in get_args(Kind):
+            yield f"kind is {self.kind!r}, expected proved or proved_given"
+        if self.semantics not in ("float64", "float32"):
+            yield f"semantics is {self.semantics!r}, expected float64 or float32"
+        if self.norm != "inf" and not float(self.norm) >= 1:
+            yield f"norm is {self.norm!r}, expected inf or a number ≥ 1"
+        numbers = {"error_bound": self.error_bound, "tolerance": self.tolerance} | {t.name: t.value for t in self.terms}
+        for name, value in numbers.items():
+            if not (isinstance(value, float) and 0 <= value < math.inf):
+                yield f"{name} is {value!r}, expected a finite number ≥ 0"
+        if len({t.name for t in self.terms}) != len(self.terms) or not self.terms:
+            yield "terms are missing or have the same name twice"
+        for name in ("function", "domain", "model", "known", "facts", "environment"):
+            if not isinstance(getattr(self, name), Mapping):
+                yield f"{name} is {getattr(self, name)!r}, expected an object"
+        if self.witness is not None and not all(
+            isinstance(x, float) for x in (*self.witness.point, self.witness.error)
+        ):
+            yield f"the witness {self.witness!r} is no point with an error"
 
 
 def total(terms: Iterable[Term]) -> float:

@@ -15,7 +15,7 @@ from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up
 from partita.certify.certificate import Term
 from partita.certify.deployment import UNIT_ROUNDOFF, running_terms
 from partita.errors import UnsupportedError
-from partita.geometry.moments import AxisGeometry, dropped_mass, moment_bounds
+from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
 from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
 
 __all__ = [
@@ -124,8 +124,9 @@ def _domain_factor(facts: GridFacts, norm: float) -> float:
     return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
 
 
-def _moments(facts: GridFacts, power: float, averaged: bool) -> list[float]:
-    return [moment_bounds(axis, rate, power)[averaged] for axis, rate in zip(facts.axes, facts.rates)]
+def _distances(facts: GridFacts, power: float, averaged: bool) -> list[float]:
+    """The p-th root of the p-th moment, axis by axis."""
+    return [distance_bounds(axis, rate, power)[averaged] for axis, rate in zip(facts.axes, facts.rates)]
 
 
 def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
@@ -135,8 +136,7 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
     """
     averaged = is_averaged(norm)
     power = max(modulus.exponent * norm, 2.0) if averaged else 2.0
-    squares = [_root_up(m, power / 2) for m in _moments(facts, power, averaged)]
-    distance = sqrt_up(add_up(*squares))
+    distance = sqrt_up(add_up(*(mul_up(d, d) for d in _distances(facts, power, averaged))))
     value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
     inputs = {
@@ -152,8 +152,7 @@ def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
     """`Σ_i L_i sup E|x_i − v_i|` (axis operators average, so errors telescope); in L_p with p-th averaged moments."""
     averaged = is_averaged(norm)
     power = norm if averaged else 1.0
-    moments = _moments(facts, power, averaged)
-    distances = [_root_up(m, power) for m in moments]
+    distances = _distances(facts, power, averaged)
     factor = _domain_factor(facts, norm)
     value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
     inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {

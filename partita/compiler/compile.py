@@ -17,7 +17,7 @@ from partita.constructions.cross_attention import cross_attention
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.self_attention import self_attention
 from partita.constructions.small_domain import small_domain
-from partita.errors import ToleranceError
+from partita.errors import LipschitzContradictedError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Box, Domain
 from partita.targets.knowledge import Jumps, Modulus
 from partita.targets.target import make_target
@@ -69,6 +69,8 @@ def compile(
     ('proved', True)
     """
     require_outside(outside)
+    if seed < 0:
+        raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method)
     target = make_target(function, domain, vectorize=vectorize)
     return build(make_plan(target, options, lipschitz, modulus, jumps), outside=outside, progress=progress, seed=seed)
@@ -86,6 +88,11 @@ def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = 
         )
     compiled = Compiled(construction.head, construction.partition, certificate, planned.target, outside, planned.why)
     witness = compiled.attack(samples=2048, seed=seed)
+    if certificate.norm == "inf" and witness.error > certificate.error_bound:
+        raise LipschitzContradictedError(
+            f"{planned.target.label} is {witness.error:.6g} away from the head at {list(witness.point)}, more than the bound "
+            f"{certificate.error_bound:.6g}: what is declared of it does not hold, or it does not always answer the same."
+        )
     return replace(compiled, certificate=certificate.with_witness(witness, seed))
 
 

@@ -72,10 +72,12 @@ class Compiled:
 
     def __call__(self, *inputs: Any) -> Any:
         """The head's values: tensors for tensors, arrays for anything else. Inputs outside the domain as `outside` says."""
+        if str(self.head.dtype) != f"torch.{self.certificate.semantics}":
+            raise UnsupportedError(
+                f"the head was cast to {self.head.dtype} after it was certified in {self.certificate.semantics}; "
+                "compile with dtype=… instead, or call c.head, of which nothing is claimed then."
+            )
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
-        if not bool(torch.isfinite(flat).all()):
-            row = int((~torch.isfinite(flat).all(dim=1)).nonzero()[0])
-            raise NonFiniteValueError(f"input number {row} is not finite: {flat[row].tolist()}.")
         out = self.head.evaluate(self._inside(flat).to(self.head.dtype)).reshape((*lead, *self.head.output_shape))
         return out if any(isinstance(z, Tensor) for z in inputs) else out.detach().cpu().numpy()
 
@@ -117,9 +119,13 @@ class Compiled:
         return storage.export_onnx(self.head, path)
 
     def _inside(self, flat: Tensor) -> Tensor:
+        domain, points = self.target.domain, flat.detach().cpu().numpy()
+        finite = np.isfinite(points).all(axis=1)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise NonFiniteValueError(f"input number {row} is not finite: {points[row].tolist()}.")
         if self.outside == "allow":
             return flat
-        domain, points = self.target.domain, flat.detach().cpu().numpy()
         inside = domain.contains(points)
         if inside.all():
             return flat

@@ -15,7 +15,7 @@ from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Plan, floor_message, size_text
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
-from partita.errors import SizeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.covers import Cover, farthest_point_cover
 from partita.geometry.domains import PointCloud
 from partita.targets.knowledge import Modulus
@@ -31,6 +31,10 @@ def plan_cover(target: Target, knowledge: Knowledge, options: Options) -> Plan:
         raise UnsupportedError(
             "on a PointCloud the norm must be 'inf' (it has no volume) and the Lipschitz constant one number "
             "for the Euclidean distance."
+        )
+    if knowledge.known.jumps is not None:
+        raise UnsupportedError(
+            "jumps= is for L_p norms on boxes; a head on a PointCloud is bounded in the supremum norm."
         )
     shares = _Shares.of(options)
     allowed = shares.radius(modulus, options.tolerance)
@@ -84,7 +88,11 @@ class _Shares:
         if cells == 1 or math.isinf(allowed):
             return 1.0
         added = max(self.softness * radius**2, 1e-4 * allowed**2)
-        return float(np.asarray(rate_for(added, cells), dtype=options.storage))
+        with np.errstate(over="ignore"):
+            rate = float(np.asarray(rate_for(added, cells) if added else math.inf, dtype=options.storage))
+        if not 16 * np.finfo(options.storage).tiny < rate < math.inf:
+            raise DomainError("the inverse temperature of this cover is no ordinary number; rescale the variables.")
+        return rate
 
 
 def _parameters(cells: int, target: Target) -> int:

@@ -23,29 +23,11 @@ __all__ = ["plan_grid"]
 
 
 def plan_grid(target: Target, knowledge: Knowledge, options: Options) -> Plan:
-    """Start from cells that use up the whole tolerance, then make room for what windows and rounding add."""
+    """A plan on the box (or the product of two): sizes and the reasons for them."""
     box = target.domain.bounding_box()
     rule = SpacingRule(knowledge.known, options.norm, options.sharpness, box, target.num_outputs, options.storage)
-    aim = options.tolerance
-    while True:
-        counts = rule.counts(aim)
-        _refuse_large(counts, rule, target, options)
-        recipe = GridRecipe(
-            counts,
-            tuple(rule.rates(counts).tolist()),
-            rule.half_windows(counts),
-            options.norm,
-            options.tolerance,
-            options.dtype,
-        )
-        terms = _predicted_terms(target, knowledge, recipe)
-        bound = total(terms)
-        if bound <= options.tolerance:
-            break
-        rest = bound - sum(t.value for t in terms if t.name in ("approximation", "jumps"))
-        if rest >= 0.5 * options.tolerance:
-            raise ToleranceError(floor_message(target, options, terms))
-        aim = min(aim * (1 - 1e-9), aim - (bound - options.tolerance) * (1 + 1e-9))
+    recipe, terms = _meeting_recipe(target, knowledge, options, rule)
+    counts = recipe.counts
     keys = math.prod(counts)
     parameters = keys * target.num_outputs + sum(counts) + len(counts)
     size = parameters * options.item_bytes
@@ -56,7 +38,28 @@ def plan_grid(target: Target, knowledge: Knowledge, options: Options) -> Plan:
         f"what is known of f is {knowledge.source}",
         f"{parameters:,} stored numbers, {size_text(size)} in {options.semantics}; a query looks at {window} of the keys",
     )
-    return Plan(target, knowledge, recipe, keys, parameters, size, options.sharpness, bound, why)
+    return Plan(target, knowledge, recipe, keys, parameters, size, options.sharpness, total(terms), why)
+
+
+def _meeting_recipe(
+    target: Target, knowledge: Knowledge, options: Options, rule: SpacingRule
+) -> tuple[GridRecipe, list[Term]]:
+    """The coarsest grid whose predicted bound meets the tolerance; what rounding takes is taken from the spacing's aim."""
+    aim, terms = options.tolerance, []
+    for _ in range(100):
+        counts = rule.counts(aim)
+        _refuse_large(counts, rule, target, options)
+        rates, windows = tuple(rule.rates(counts).tolist()), rule.half_windows(counts)
+        recipe = GridRecipe(counts, rates, windows, options.norm, options.tolerance, options.dtype)
+        terms = _predicted_terms(target, knowledge, recipe)
+        bound = total(terms)
+        if bound <= options.tolerance:
+            return recipe, terms
+        rest = bound - sum(t.value for t in terms if t.name in ("approximation", "jumps"))
+        aim = min(aim * (1 - 1e-9), aim - (bound - options.tolerance) * (1 + 1e-9))
+        if rest >= 0.5 * options.tolerance or aim <= 0:
+            break
+    raise ToleranceError(floor_message(target, options, terms))
 
 
 def _predicted_terms(target: Target, knowledge: Knowledge, recipe: GridRecipe) -> list[Term]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.certify.attack import sample_pairs
 from partita.certify.grid_bounds import Known
-from partita.errors import LipschitzContradictedError, NothingKnownError, ShapeError, UnsupportedError
+from partita.errors import DomainError, LipschitzContradictedError, NothingKnownError, ShapeError, UnsupportedError
 from partita.geometry.domains import PointCloud
 from partita.targets.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.targets.graph import Graph
@@ -55,6 +55,10 @@ def _declared(
     target: Target, lipschitz: float | Sequence[float] | None, modulus: Modulus | None, jumps: Jumps | None
 ) -> Known | None:
     per_axis = None
+    try:
+        lipschitz = None if lipschitz is None else np.asarray(lipschitz, dtype=float)  # type: ignore[assignment]
+    except (TypeError, ValueError):
+        raise DomainError(f"lipschitz is {lipschitz!r}; expected a number, or one per coordinate.") from None
     if lipschitz is not None and np.ndim(lipschitz) > 0:
         per_axis = AxisLipschitz(tuple(np.asarray(lipschitz, dtype=float).ravel()))
         if len(per_axis.constants) != target.domain.dimension:

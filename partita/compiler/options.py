@@ -51,11 +51,11 @@ class Options:
                 f"dtype is {dtype}: heads are certified in torch.float64 and torch.float32; others may be cast "
                 f"afterwards, uncertified."
             )
-        if not 1 <= sharpness < math.inf:
+        if not (isinstance(sharpness, (int, float, np.number)) and 1 <= sharpness < math.inf):
             raise UnsupportedError(
                 f"sharpness is {sharpness}; expected a finite κ = R h² of at least 1 (from 8 on a head is called hard)."
             )
-        if not max_bytes >= 1:
+        if not (isinstance(max_bytes, (int, float, np.number)) and 1 <= max_bytes < math.inf):
             raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
         if method not in METHODS:
             raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, METHODS))}.")

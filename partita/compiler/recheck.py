@@ -7,7 +7,7 @@ constants that interval arithmetic does not confirm; it is not an independent pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +16,23 @@ from scipy.spatial import KDTree
 
 from partita.arithmetic.rounding import up
 from partita.attention.grid_head import GridHead
+from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
-from partita.certify.certificate import Term, model_digest, total
+from partita.certify.certificate import Certificate, Term, model_digest, total
 from partita.certify.grid_bounds import Known, grid_terms
 from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
 from partita.compiler.knowledge import gather
-from partita.constructions.construction import value_size
+from partita.constructions.construction import describe_domain, semantics_of, stored_distance, value_size
 from partita.constructions.on_grid import GridRecipe, head_facts
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
+from partita.errors import ExpressionError, PartitaError, UnsupportedError
 from partita.geometry.covers import Cover
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array, Domain, PointCloud
 from partita.geometry.grid import ProductGrid
+from partita.targets.expressions import parse
+from partita.targets.knowledge import RoughBoxes
+from partita.targets.target import Target, variable_names
 
 __all__ = ["Check", "recheck"]
 
@@ -49,84 +54,113 @@ def recheck(compiled: Compiled) -> tuple[Check, ...]:
 
 
 def _checks(compiled: Compiled) -> Iterator[Check]:
-    certificate, head = compiled.certificate, compiled.head
+    certificate, head, target = compiled.certificate, compiled.head, compiled.target
     digest = model_digest(head.state_dict())
-    yield Check("tensors", digest == certificate.model["sha256"], f"sha256 {digest[:16]}…")
-    if compiled.target.graph is not None:
-        graph = compiled.target.graph.sha256
-        yield Check("function", graph == certificate.function.get("sha256"), f"graph sha256 {graph[:16]}…")
+    yield Check("tensors", digest == certificate.model.get("sha256"), f"sha256 {digest[:16]}…")
+    same = list(certificate.domain.get("arguments", [])) == [describe_domain(d) for d in target.domains]
+    yield Check("domain", same, " and ".join(str(d) for d in target.domains))
+    yield Check(
+        "arithmetic", certificate.semantics == semantics_of(head.dtype), f"the head is {semantics_of(head.dtype)}"
+    )
+    if target.graph is not None:
+        stated = (
+            certificate.function.get("sha256") == target.graph.sha256
+            and certificate.function.get("text") == target.label
+        )
+        yield Check(
+            "function", stated and _reads_as(target), f"{target.label}, graph sha256 {target.graph.sha256[:16]}…"
+        )
     known, source = _known(compiled)
     yield Check("knowledge", known is not None, source)
     if known is None:
         return
-    error = _value_error(compiled)
-    yield Check("values", error <= certificate.model["value_error"] * _SLACK, f"max |V_j − f(v_j)| ≤ {error:.3g}")
-    stated = {t.name: t.value for t in certificate.terms}
+    error = _value_error(compiled, known)
+    stated_error = float(certificate.model.get("value_error", -1.0))
+    yield Check("values", error <= stated_error * _SLACK, f"max |V_j − f(v_j)| ≤ {error:.3g}")
+    stated_terms = {t.name: t.value for t in certificate.terms}
     for term in _terms(compiled, known, error):
-        said = stated.get(term.name, 0.0)
+        said = stated_terms.get(term.name, 0.0)
         yield Check(term.name, term.value <= said * _SLACK, f"{term.value:.6g} (stated {said:.6g})")
     summed = total(certificate.terms)
     yield Check("sum", summed <= certificate.error_bound, f"{summed:.6g} ≤ {certificate.error_bound:.6g}")
-    yield Check(
-        "tolerance",
-        certificate.error_bound <= certificate.tolerance,
-        f"{certificate.error_bound:.6g} ≤ {certificate.tolerance:g}",
-    )
-    if certificate.witness is not None and compiled.target.ask is not None:
+    within = certificate.error_bound <= certificate.tolerance
+    yield Check("tolerance", within, f"{certificate.error_bound:.6g} ≤ {certificate.tolerance:g}")
+    if certificate.witness is not None and target.ask is not None:
         seen = float(compiled.errors_at(np.array([certificate.witness.point]))[0])
         inside = certificate.norm != "inf" or seen <= certificate.error_bound
         yield Check("witness", inside, f"error {seen:.6g} at the worst point on record")
 
 
+def _reads_as(target: Target) -> bool:
+    """Whether the text shown for f is the graph that the claim is about (or is printed from it)."""
+    graph, names = target.graph, variable_names(target.domains)
+    try:
+        return graph is not None and (target.label == graph.infix(names[0]) or parse(target.label, *names) == graph)
+    except ExpressionError:
+        return False
+
+
 def _known(compiled: Compiled) -> tuple[Known | None, str]:
-    """The moduli the certificate states, if they are still warranted: by interval arithmetic, or by whoever declared them."""
-    certificate = compiled.certificate
-    stated = Known.from_json(certificate.known)
-    norm = math.inf if certificate.norm == "inf" else float(certificate.norm)
-    if any(a.vouched_by == "caller" and a.worst_ratio is not None for a in certificate.assumptions):
+    """The moduli the certificate states, if they are still warranted: by interval arithmetic, or by whoever declared them.
+
+    A claim of kind `proved` is never taken at its word: its constants are computed again from the graph.
+    """
+    certificate, target = compiled.certificate, compiled.target
+    try:
+        stated = Known.from_json(certificate.known)
+    except (TypeError, ValueError, KeyError, PartitaError) as error:
+        return None, f"the certificate's moduli cannot be read: {error}"
+    declared = any(a.vouched_by == "caller" and "≤" in a.statement for a in certificate.assumptions)
+    if certificate.kind == "proved_given" and declared:
         return stated, "declared by the caller: not re-checked, only used"
-    again = gather(compiled.target, norm=norm, lipschitz=None, modulus=None, jumps=None)
-    ours = again.known
+    if target.graph is None:
+        return None, "nobody vouches for the moduli of this black box"
+    ours = gather(target, norm=_norm(certificate), lipschitz=None, modulus=None, jumps=None).known
     if ours.modulus is None or stated.modulus is None or ours.per_axis is None or stated.per_axis is None:
         return None, "the certificate states no modulus"
-    weaker = ours.modulus.constant <= stated.modulus.constant * _SLACK
-    weaker &= all(a <= b * _SLACK for a, b in zip(ours.per_axis.constants, stated.per_axis.constants, strict=True))
-    return (
-        (Known(stated.modulus, stated.per_axis, ours.jumps), again.source)
-        if weaker
-        else (None, "interval arithmetic does not confirm the constants")
-    )
+    pairs = [(ours.modulus.constant, stated.modulus.constant), *zip(ours.per_axis.constants, stated.per_axis.constants)]
+    fits = len(pairs) == 1 + target.domain.dimension and stated.modulus.exponent == 1
+    if not fits or any(a > b * _SLACK for a, b in pairs):
+        return None, "interval arithmetic does not confirm the constants"
+    return Known(stated.modulus, stated.per_axis, ours.jumps), "confirmed by interval arithmetic"
 
 
-def _value_error(compiled: Compiled) -> float:
+def _norm(certificate: Certificate) -> float:
+    return math.inf if certificate.norm == "inf" else float(certificate.norm)
+
+
+def _value_error(compiled: Compiled, known: Known) -> float:
     """`max |V_j − f(v_j)|` again, for a graph; a black box's answers are what they were."""
     graph, head = compiled.target.graph, compiled.head
     if graph is None:
-        return 0.0 if head.dtype == torch.float64 else compiled.certificate.model["value_error"]
-    worst, step = 0.0, 1 << 16
+        return 0.0 if head.dtype == torch.float64 else float(compiled.certificate.model.get("value_error", math.inf))
+    rough = known.jumps if isinstance(known.jumps, RoughBoxes) else None
+    centers, worst, step = _centers(compiled), 0.0, 1 << 16
     for start in range(0, head.num_keys, step):
-        points = _centers(compiled, start, min(start + step, head.num_keys))
-        enclosure = graph.enclose(points, points)
+        points = centers(start, min(start + step, head.num_keys))
         kept = head.values[start : start + len(points)].detach().double().numpy()
-        worst = max(worst, float(up(np.maximum(np.abs(enclosure.hi - kept), np.abs(kept - enclosure.lo))).max()))
+        worst = max(worst, float(stored_distance(graph.enclose(points, points), kept, points, rough).max()))
     return worst
 
 
-def _centers(compiled: Compiled, start: int, stop: int) -> Array:
-    if isinstance(compiled.partition, ProductGrid):
-        return compiled.partition.centers_of(np.arange(start, stop))
-    assert isinstance(compiled.head, ScatteredHead) and isinstance(compiled.target.domain, PointCloud)
-    return _cover_again(compiled.head, compiled.target.domain).centers[start:stop]
+def _centers(compiled: Compiled) -> Callable[[int, int], Array]:
+    """(start, stop) to the points where f was asked."""
+    partition, head, domain = compiled.partition, compiled.head, compiled.target.domain
+    if isinstance(partition, ProductGrid):
+        return lambda start, stop: partition.centers_of(np.arange(start, stop))
+    centers = _cover_again(head, domain).centers
+    return lambda start, stop: centers[start:stop]
 
 
 def _terms(compiled: Compiled, known: Known, value_error: float) -> list[Term]:
     head, certificate, domain = compiled.head, compiled.certificate, compiled.target.domain
-    norm = math.inf if certificate.norm == "inf" else float(certificate.norm)
+    norm = _norm(certificate)
     if isinstance(head, GridHead):
         rates = tuple(head.inverse_temperature.double().tolist())
         recipe = GridRecipe(head.counts, rates, head.half_windows, norm, certificate.tolerance, head.dtype)
         return grid_terms(head_facts(head, domain.bounding_box(), recipe, value_error), known, norm)
-    assert isinstance(head, ScatteredHead) and isinstance(domain, PointCloud) and known.modulus is not None
+    if not isinstance(domain, PointCloud) or known.modulus is None:
+        raise UnsupportedError("a scattered head is re-checked on a PointCloud with a Euclidean modulus.")
     cover = _cover_again(head, domain)
     recipe_on_cover = CoverRecipe(cover, float(head.inverse_temperature), certificate.tolerance, head.dtype)
     largest, spread = value_size(head.values)
@@ -135,8 +169,10 @@ def _terms(compiled: Compiled, known: Known, value_error: float) -> list[Term]:
     )
 
 
-def _cover_again(head: ScatteredHead, cloud: PointCloud) -> Cover:
+def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
     """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
+    if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
+        raise UnsupportedError("only a scattered head on a PointCloud rests on a cover.")
     stored = head.centers.double().numpy()
     _, labels = KDTree(cloud.flat).query(stored)
     centers = cloud.flat[labels]

@@ -54,10 +54,12 @@ class SpacingRule:
         """`R_i = κ/h_i²`."""
         with np.errstate(over="ignore", divide="ignore"):
             rates = self.sharpness / (self.box.sides / np.array(counts)) ** 2
-            if not np.isfinite(rates.astype(self.storage)).all():
-                axis = int(np.argmax(rates))
+            stored, limits = rates.astype(self.storage), np.finfo(self.storage)
+            bad = ~np.isfinite(stored) | (stored < 16 * limits.tiny)
+            if bad.any():
+                axis = int(np.flatnonzero(bad)[0])
                 raise DomainError(
-                    f"axis {axis} is {self.box.sides[axis]:.3g} long: the inverse temperature κ/h² of its cells is no finite "
+                    f"axis {axis} is {self.box.sides[axis]:.3g} long: the inverse temperature κ/h² of its cells is no ordinary "
                     f"{np.dtype(self.storage).name}. Rescale that variable."
                 )
         return rates.astype(self.storage).astype(np.float64)
@@ -115,24 +117,24 @@ class SpacingRule:
         ]
 
     def _isotropic(self, modulus: Modulus, tolerance: float) -> tuple[int, ...]:
-        sides = self.box.sides
         if modulus.constant == 0:
-            return (1,) * len(sides)
+            return (1,) * self.box.dimension
         power = max(modulus.exponent * self.norm, 2.0) if is_averaged(self.norm) else 2.0
-        radius = (tolerance / (modulus.constant * self._factor)) ** (1 / modulus.exponent) / self._unit(power)
-        return _fewest(np.ceil(sides * math.sqrt(len(sides)) / radius), sides**2, radius**2, power=2)
+        radius = _quotient(tolerance, modulus.constant * self._factor) ** (1 / modulus.exponent) / self._unit(power)
+        ratios = self.box.sides / radius  # Σ (ratio/count)² ≤ 1
+        return _fewest(np.ceil(ratios * math.sqrt(len(ratios))), ratios, power=2)
 
     def _per_axis(self, lipschitz: AxisLipschitz, tolerance: float) -> tuple[int, ...]:
-        moves = np.array(lipschitz.constants) * self.box.sides
-        allowance = tolerance / (self._unit(self.norm if is_averaged(self.norm) else 1.0) * self._factor)
-        free = moves > 0
+        allowance = _quotient(tolerance, self._unit(self.norm if is_averaged(self.norm) else 1.0) * self._factor)
+        ratios = np.array([_quotient(c, allowance) for c in lipschitz.constants]) * self.box.sides  # Σ ratio/count ≤ 1
+        free = ratios > 0
         while True:  # an axis that one cell settles leaves its share to the others
-            share = (allowance - moves[~free].sum()) / max(int(free.sum()), 1)
-            settled = free & (moves <= share)
+            share = (1 - ratios[~free].sum()) / max(int(free.sum()), 1)
+            settled = free & (ratios <= share)
             if not settled.any():
                 break
             free &= ~settled
-        return _fewest(np.where(free, np.ceil(moves / share), 1.0), moves, allowance, power=1)
+        return _fewest(np.where(free, np.ceil(ratios / share), 1.0), ratios, power=1)
 
     def _counts_with_jumps(self, tolerance: float) -> tuple[int, ...]:
         """The coarsest of near-cubic grids, from one cell to 1e5 per axis, that will do: jumps make the error fall like h^{1/p}."""
@@ -174,17 +176,24 @@ class SpacingRule:
         return {}
 
 
-def _fewest(start: Array, moves: Array, allowance: float, *, power: int) -> tuple[int, ...]:
-    """Lower the counts one axis at a time while `Σ moves_i / counts_i^power` stays within the allowance; fewest cells win."""
+def _quotient(a: float, b: float) -> float:
+    """a/b, infinite where b vanishes or the quotient overflows."""
+    return a / b if b > 0 and a < b * 1e300 else math.inf if a > 0 else 0.0
+
+
+def _fewest(start: Array, ratios: Array, *, power: int) -> tuple[int, ...]:
+    """Lower the counts one axis at a time while `Σ (ratio_i/count_i)^power ≤ 1`; fewest cells win."""
+    if not np.isfinite(start).all() or start.max(initial=1.0) > 1e18:
+        raise OverflowError
     best: tuple[int, ...] | None = None
     for order in (np.argsort(-start), np.argsort(start)):
         counts = np.maximum(start, 1.0)
-        while (moves / counts**power).sum() > allowance * (1 + 1e-12):  # the starting guess was rounded
-            counts = np.where(moves > 0, counts + np.maximum(1.0, counts * 1e-12), counts)
+        while ((ratios / counts) ** power).sum() > 1 + 1e-12:  # the starting guess was rounded
+            counts = np.where(ratios > 0, counts + np.maximum(1.0, counts * 1e-12), counts)
         for i in order:
-            left = allowance - np.delete(moves / counts**power, i).sum()
+            left = 1 - np.delete((ratios / counts) ** power, i).sum()
             if left > 0:
-                counts[i] = max(1.0, min(counts[i], math.ceil((moves[i] / left) ** (1 / power) * (1 - 1e-13))))
+                counts[i] = max(1.0, min(counts[i], math.ceil(ratios[i] * left ** (-1 / power) * (1 - 1e-13))))
         found = tuple(int(c) for c in counts)
         best = found if best is None or math.prod(found) < math.prod(best) else best
     return best or ()

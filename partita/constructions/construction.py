@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import up
 from partita.attention.head import FoldedHead
 from partita.certify.attack import sample_pairs
@@ -18,6 +19,7 @@ from partita.certify.grid_bounds import Known
 from partita.errors import LipschitzContradictedError
 from partita.geometry.domains import Array, Box, Domain
 from partita.geometry.partitions import Partition
+from partita.targets.knowledge import RoughBoxes
 from partita.targets.target import Target, sample_hash
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "environment",
     "platform_assumption",
     "semantics_of",
+    "stored_distance",
     "value_size",
     "value_table",
     "vouched",
@@ -91,7 +94,13 @@ def environment() -> dict[str, str]:
 
 
 def value_table(
-    target: Target, centers: Callable[[int, int], Array], count: int, dtype: torch.dtype, progress: Progress | None
+    target: Target,
+    centers: Callable[[int, int], Array],
+    count: int,
+    dtype: torch.dtype,
+    *,
+    rough: RoughBoxes | None = None,
+    progress: Progress | None = None,
 ) -> tuple[torch.Tensor, float]:
     """`V_j = f(v_j)` in `dtype`, `(count, out)`, and a bound of |V_j − f(v_j)|.
 
@@ -99,6 +108,8 @@ def value_table(
 
     Args:
         centers: (start, stop) to the flat centers of those cells.
+        rough: centers in these boxes may lie on a jump; any value between its two sides will do there, for the points that
+            such a center concerns are those of the jump term.
     """
     out = torch.empty(count, target.num_outputs, dtype=dtype)
     worst, step = 0.0, 1 << 16
@@ -110,7 +121,7 @@ def value_table(
             middle = enclosure.mid
             stored = torch.from_numpy(middle).to(dtype)
             kept = stored.double().numpy()
-            distance = np.maximum(up(np.abs(enclosure.hi - kept)), up(np.abs(kept - enclosure.lo)))
+            distance = stored_distance(enclosure, kept, points, rough)
         else:
             answers = target(points)
             stored = torch.from_numpy(answers).to(dtype)
@@ -120,6 +131,15 @@ def value_table(
         if progress is not None:
             progress("values", min(start + step, count), count)
     return out, worst
+
+
+def stored_distance(enclosure: Interval, kept: Array, points: Array, rough: RoughBoxes | None) -> Array:
+    """How far stored values may be from f, `(n, out)`: 0 where a center lies in a rough box."""
+    distance = np.maximum(up(np.abs(enclosure.hi - kept)), up(np.abs(kept - enclosure.lo)))
+    if rough is not None:
+        wide = np.flatnonzero(distance.max(axis=1) > 1e-9 * np.abs(kept).max())
+        distance[wide[rough.contain(points[wide])]] = 0.0
+    return distance
 
 
 def value_size(values: torch.Tensor) -> tuple[float, float]:
@@ -136,9 +156,14 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
         LipschitzContradictedError: a pair of points moves faster than declared.
     """
     statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
+    partial = []
+    if target.graph is not None and any(node.operation == "sqrt" for node in target.graph.nodes):
+        partial = [
+            Assumption("where a square root has no value, the claim is about its extension by 0", "construction")
+        ]
     if not declared:
         off = "" if known.jumps is None else f", {known.jumps}"
-        return [Assumption(" and ".join(statements) + off, "interval arithmetic")]
+        return [Assumption(" and ".join(statements) + off, "interval arithmetic"), *partial]
     x, y = sample_pairs(target.domain)
     tables = [PairTable(x, y, np.abs(target(x) - target(y)).max(axis=1), f"{len(x):,} pairs")] if len(x) else []
     tables += [] if table is None else [table]
@@ -149,6 +174,7 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
         found.append(Assumption(str(known.jumps), "caller", ratio, f"its height, on {attack}"))
     else:
         found = [Assumption(s, "caller", ratio, attack) for s in statements]
+    found += partial
     if target.graph is None:
         found.append(Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"))
     return found

@@ -29,6 +29,7 @@ from partita.constructions.construction import (
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry
+from partita.targets.knowledge import RoughBoxes
 from partita.targets.target import Target
 
 __all__ = ["GridRecipe", "build_on_grid", "grid_facts", "head_facts"]
@@ -62,7 +63,7 @@ def grid_facts(
         axes=tuple(AxisGeometry.of(a, x, y) for a, x, y in zip(axes, lo, hi)),
         rates=recipe.rates,
         half_windows=recipe.half_windows,
-        volume=float(up(box.volume, 4 * box.dimension)),
+        volume=box.volume,
         outputs=outputs,
         reach=float(up(math.sqrt((np.maximum(np.abs(lo), np.abs(hi)) ** 2).sum()), 8)),
         largest=largest,
@@ -79,7 +80,12 @@ def build_on_grid(
     box = target.domain.bounding_box()
     grid = ProductGrid.uniform(box, recipe.counts, dtype=np.float32 if recipe.dtype == torch.float32 else np.float64)
     values, value_error = value_table(
-        target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, recipe.dtype, progress
+        target,
+        lambda a, b: grid.centers_of(np.arange(a, b)),
+        grid.num_cells,
+        recipe.dtype,
+        rough=known.jumps if isinstance(known.jumps, RoughBoxes) else None,
+        progress=progress,
     )
     head = GridHead(
         grid,

@@ -64,14 +64,14 @@ def small_domain(
     and the centers, which are points of the cloud (caller, or interval arithmetic over the bounding box).
     """
     cloud = target.domain
-    if not isinstance(cloud, PointCloud) or known.modulus is None:
+    if not isinstance(cloud, PointCloud) or known.modulus is None or known.jumps is not None:
         raise UnsupportedError(
-            "Theorem 5.1 needs a PointCloud and a Lipschitz constant or modulus for the Euclidean distance."
+            "Theorem 5.1 needs a PointCloud and a modulus for the Euclidean distance, without jumps."
         )
     centers = torch.tensor(recipe.cover.centers).to(recipe.dtype)
     exact = centers.double().numpy()
     values, value_error = value_table(
-        target, lambda a, b: recipe.cover.centers[a:b], len(exact), recipe.dtype, progress
+        target, lambda a, b: recipe.cover.centers[a:b], len(exact), recipe.dtype, progress=progress
     )
     head = ScatteredHead(
         centers, recipe.rate, values, input_shapes=target.input_shapes, output_shape=target.output_shape

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial import KDTree
 
+from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
 
 __all__ = ["Box", "Domain", "PointCloud", "product"]
@@ -102,7 +103,8 @@ class Box:
 
     @property
     def volume(self) -> float:
-        return float(np.prod(self.sides))
+        """The product of the sides, rounded up once."""
+        return mul_up(*up(self.sides).tolist())
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which rows of `points`, `(n, m)`, lie in the closed box."""
@@ -196,7 +198,9 @@ class PointCloud:
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         _require_rows(points, self.dimension)
-        distance, _ = self._tree.query(points)
+        distance, index = self._tree.query(points)
+        if self.fill_distance == 0:  # tiny distances vanish when squared
+            return np.all(points == self.flat[index], axis=1)
         return distance <= self.fill_distance * (1 + 1e-12)
 
     def neighbours_of(self, points: Array) -> Array:
@@ -210,14 +214,16 @@ class PointCloud:
         nearest = self.flat[index]
         with np.errstate(divide="ignore", invalid="ignore"):
             shrink = np.where(distance > self.fill_distance, self.fill_distance / distance, 1.0)
-        return nearest + shrink[:, None] * (points - nearest)
+        moved = nearest + shrink[:, None] * (points - nearest)
+        return np.where(self.contains(moved)[:, None], moved, nearest)
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Random points of the domain: a listed point plus a uniform vector of its ball."""
         base = self.flat[rng.integers(len(self.points), size=count)]
         step = rng.standard_normal(base.shape)
         step /= np.maximum(np.linalg.norm(step, axis=1, keepdims=True), np.finfo(float).tiny)
-        return base + self.fill_distance * (1 - 1e-9) * step * rng.random((count, 1)) ** (1 / self.dimension)
+        points = base + self.fill_distance * (1 - 1e-9) * step * rng.random((count, 1)) ** (1 / self.dimension)
+        return np.where(self.contains(points)[:, None], points, base)  # far from zero a sum may round out of the ball
 
     def corners(self, limit: int = 1024) -> Array:
         return np.array(self.flat[:limit])
@@ -225,7 +231,7 @@ class PointCloud:
     def bounding_box(self) -> Box:
         """The smallest box that contains the domain (widened by an ulp where it would be flat)."""
         lo, hi = self.points.min(axis=0) - self.fill_distance, self.points.max(axis=0) + self.fill_distance
-        pad = 8 * np.spacing(np.maximum(np.abs(lo), np.abs(hi)))
+        pad = np.maximum(8 * np.spacing(np.maximum(np.abs(lo), np.abs(hi))), 1e-290)
         return Box(lo - pad, hi + pad)
 
     def __repr__(self) -> str:

@@ -18,7 +18,15 @@ from partita.arithmetic.rounding import up
 from partita.errors import DomainError
 from partita.geometry.domains import Array
 
-__all__ = ["AxisGeometry", "dropped_mass", "leakage", "moment_bounds", "soft_maximum_gap", "temperature_for_leakage"]
+__all__ = [
+    "AxisGeometry",
+    "distance_bounds",
+    "dropped_mass",
+    "leakage",
+    "moment_bounds",
+    "soft_maximum_gap",
+    "temperature_for_leakage",
+]
 
 _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
 
@@ -103,6 +111,19 @@ def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: flo
         beyond = r[1:] ** power + _tail((r[:-1], r[1:]), geometry, inverse_temperature, power)
         supremum, average = max(supremum, beyond.max()), max(average, float(beyond.mean()))
     return float(up(supremum * _INFLATE)), float(up(average * _INFLATE))
+
+
+def distance_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+    """`(sup_x E|x − c|^p)^{1/p}` and the same of the average, rounded up: lengths, computed in units that cannot underflow."""
+    unit = max(geometry.gap_max, geometry.overhang)
+    if unit == 0:
+        return 0.0, 0.0
+    scaled = AxisGeometry(
+        geometry.count, geometry.gap_min / unit, float(up(geometry.gap_max / unit)), float(up(geometry.overhang / unit))
+    )
+    rate = inverse_temperature * unit * unit * (1 - 1e-14)  # a softer head only looks farther
+    largest, average = (m ** (1 / power) * unit * _INFLATE for m in moment_bounds(scaled, rate, power))
+    return float(up(largest)), float(up(average))
 
 
 def dropped_mass(geometry: AxisGeometry, inverse_temperature: float, half_window: int) -> float:

@@ -42,6 +42,8 @@ def plot_head(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
+    if Path(path).suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")
     outputs = compiled.head.values.shape[-1]
     if not 0 <= output < outputs:
         raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")

@@ -40,24 +40,22 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         raise TruncatedFileError(
             f"{place} is not a folder; expected one with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
         )
-    description = _checked_description(place)
-    certificate = Certificate.from_json(read_json(place / CERTIFICATE))
-    tensors = _read_tensors(place / TENSORS)
     try:
-        domains = tuple(
-            _read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in enumerate(description["domains"])
-        )
-        head = _read_head(
-            description["head"],
-            {k.removeprefix("head."): t for k, t in tensors.items() if k.startswith("head.")},
-            domains,
-        )
+        description = _checked_description(place)
+        certificate = Certificate.from_json(read_json(place / CERTIFICATE))
+        tensors = _read_tensors(place / TENSORS)
+        named = enumerate(description["domains"])
+        domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in named)
+        own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
+        head = _read_head(description["head"], own, domains)
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
     except PartitaError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise FormatError(f"{place / DESCRIPTION}: {type(error).__name__}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
+        raise FormatError(
+            f"{place} does not hold a head as docs/format.md says: {type(error).__name__}: {error}"
+        ) from None
     if certificate.model.get("sha256") != model_digest(head.state_dict()):
         raise TamperedFileError(
             f"{place / CERTIFICATE} speaks of other tensors than {TENSORS} holds: this certificate is not about this head."
@@ -70,7 +68,7 @@ def _checked_description(place: Path) -> dict[str, Any]:
     if description.get("format") != "partita-head":
         raise FormatError(f"{place / DESCRIPTION}: format is {description.get('format')!r}, expected 'partita-head'.")
     version = description.get("version")
-    if not isinstance(version, int) or version < 1:
+    if type(version) is not int or version < 1:
         raise FormatError(f"{place / DESCRIPTION}: version is {version!r}, expected a whole number ≥ 1.")
     if version > FORMAT_VERSION:
         raise NewerVersionError(
@@ -161,6 +159,8 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
 
 def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...]) -> FoldedHead:
     inputs, output = tuple(tuple(s) for s in data["input_shapes"]), tuple(data["output_shape"])
+    if not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
+        raise FormatError(f"{DESCRIPTION}: shapes {inputs} and {output}, expected whole numbers ≥ 1.")
     if inputs != tuple(d.shape for d in domains):
         raise FormatError(f"{DESCRIPTION}: the head takes {inputs} and the domains have {[d.shape for d in domains]}.")
     if data["type"] == "scattered":
@@ -184,6 +184,8 @@ def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dom
     grid = ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
     rates = tensors["inverse_temperature"].double().numpy()
     windows = data["half_windows"]
+    if not all(type(q) is int and 1 <= q <= 1 << 20 for q in windows):
+        raise FormatError(f"{DESCRIPTION}: half_windows are {windows}, expected whole numbers ≥ 1.")
     return GridHead(grid, rates, tensors["values"], half_windows=windows, input_shapes=inputs, output_shape=output)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.rounding import add_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import DomainError
@@ -104,6 +105,13 @@ class RoughBoxes:
     hi: Array
     graph: Graph
     height: float
+
+    def contain(self, points: Array) -> NDArray[np.bool_]:
+        """Which rows of `points`, `(n, m)`, lie in one of the boxes."""
+        inside = np.zeros(len(points), dtype=bool)
+        for i, point in enumerate(points):
+            inside[i] = ((self.lo <= point) & (point <= self.hi)).all(axis=1).any()
+        return inside
 
     def near_measure(self, reach: Sequence[float], power: float, volume: float) -> float:
         """Upper bound of `∫ (height(x)/height)^p` over the boxes grown by the window, overlaps counted once on a lattice.

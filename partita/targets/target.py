@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from partita.geometry.domains import Array, Box, Domain, PointCloud, product
 from partita.targets.expressions import parse
 from partita.targets.graph import Graph
 
-__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "split_flat"]
+__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "split_flat", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
 _PROBES = 17
@@ -103,7 +104,7 @@ def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: b
     With `vectorize=True` a function of single points is called once per point instead.
     """
     domains = _domains(domain)
-    names, aliases = _variables(domains)
+    names, aliases = variable_names(domains)
     if isinstance(function, str):
         graph = parse(function, names, aliases)
         return graph_target(graph, domains, function)
@@ -120,9 +121,11 @@ def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: b
 
 def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
     """A target whose function is known as a graph, shown as `label`."""
-    return Target(
-        domains, graph.output_shape, graph, lambda points: graph.evaluate(points).reshape(len(points), -1), label
-    )
+    return Target(domains, graph.output_shape, graph, partial(_evaluate, graph), label)
+
+
+def _evaluate(graph: Graph, points: Array) -> Array:
+    return graph.evaluate(points).reshape(len(points), -1)
 
 
 def _domains(domain: Any) -> tuple[Domain, ...]:
@@ -133,7 +136,7 @@ def _domains(domain: Any) -> tuple[Domain, ...]:
     raise DomainError(f"the domain is {domain!r}; expected a Box, a PointCloud, or a pair of boxes (keys, queries).")
 
 
-def _variables(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:
+def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:
     """x0, x1, … (also x, y, z up to three); for pairs k0, k1, …, q0, q1, …, also numbered through as x0, x1, …"""
     if len(domains) == 2:
         names = [f"k{i}" for i in range(domains[0].dimension)] + [f"q{i}" for i in range(domains[1].dimension)]
@@ -207,7 +210,7 @@ def _probed(function: Callable[..., Any], domains: tuple[Domain, ...], vectorize
             f"{label} returned shape {answer.shape} for a batch of {_PROBES} points of shape {shapes}; expected ({_PROBES}, …): "
             "one value per row. For a function of a single point pass vectorize=True."
         )
-    if answer.ndim > 3:
+    if answer.ndim > 3 or answer.size == 0:
         raise ShapeError(
             f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
         )
