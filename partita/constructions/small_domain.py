@@ -78,11 +78,12 @@ def small_domain(
     )
     largest, spread = value_size(values)
     facts = scattered_facts(cloud, recipe, largest=largest, spread=spread, value_error=value_error)
-    assumptions = vouched(target, known, declared=declared)
-    assumptions.append(
-        Assumption(f"every point of the domain is within {cloud.fill_distance:g} of a listed point", "caller")
+    filled = f"every point of the domain is within {cloud.fill_distance:g} of a listed point"
+    assumptions = (
+        *vouched(target, known, declared=declared),
+        Assumption(filled, "caller"),
+        platform_assumption(recipe.dtype),
     )
-    assumptions.append(platform_assumption(recipe.dtype))
     terms = scattered_terms(facts, known.modulus)
     certificate = Certificate(
         kind="proved_given" if declared or cloud.fill_distance > 0 else "proved",
@@ -91,7 +92,7 @@ def small_domain(
         tolerance=recipe.tolerance,
         error_bound=total(terms),
         terms=tuple(terms),
-        assumptions=tuple(assumptions),
+        assumptions=assumptions,
         theorem="small-domain",
         function=describe_function(target, recipe.cover.centers, values.double().numpy()),
         domain={"arguments": [describe_domain(cloud)]},
@@ -116,9 +117,7 @@ def small_domain(
 def scattered_facts(
     cloud: PointCloud, recipe: CoverRecipe, *, largest: float, spread: float, value_error: float
 ) -> ScatteredFacts:
-    """`ScatteredFacts` of the head on this cover; ρ is the cover's radius, the fill distance and what rounding moves
-    z and centers.
-    """
+    """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
     centers = torch.tensor(recipe.cover.centers).to(recipe.dtype).double().numpy()
     u = UNIT_ROUNDOFF[recipe.semantics]
     reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance

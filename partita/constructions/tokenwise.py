@@ -45,15 +45,7 @@ def build_tokenwise(
     rate = max(temperature_for_leakage(partition.num_cells, margin, leak_allowed), 1.0 / margin)
     diagram = partition.to_power_diagram()
     at_center = values if slopes is None else values + np.einsum("com,cm->co", slopes, diagram.centers)
-    head = ScatteredHead(
-        torch.tensor(diagram.centers, dtype=dtype),
-        rate,
-        torch.tensor(at_center, dtype=dtype),
-        powers=torch.tensor(diagram.powers, dtype=dtype),
-        value_slopes=None if slopes is None else torch.tensor(slopes, dtype=dtype),
-        input_shapes=((partition.dimension,),),
-        output_shape=(values.shape[1],),
-    )
+    head = _head(diagram, at_center, slopes, rate, dtype)
     far = np.maximum(np.abs(domain.lo.ravel() - diagram.centers), np.abs(domain.hi.ravel() - diagram.centers))
     largest = np.abs(at_center) if slopes is None else np.abs(at_center) + np.einsum("com,cm->co", np.abs(slopes), far)
     leak = leakage(partition.num_cells, rate, margin)
@@ -82,6 +74,18 @@ def build_tokenwise(
         environment=environment(),
     )
     return Construction(head, partition, certificate)
+
+
+def _head(diagram: PowerDiagram, values: Array, slopes: Array | None, rate: float, dtype: torch.dtype) -> ScatteredHead:
+    return ScatteredHead(
+        torch.tensor(diagram.centers, dtype=dtype),
+        rate,
+        torch.tensor(values, dtype=dtype),
+        powers=torch.tensor(diagram.powers, dtype=dtype),
+        value_slopes=None if slopes is None else torch.tensor(slopes, dtype=dtype),
+        input_shapes=((diagram.dimension,),),
+        output_shape=(values.shape[1],),
+    )
 
 
 def _running(
