@@ -284,3 +284,12 @@ def test_options_are_checked_before_anything_is_asked():
     with pytest.raises(errors.ToleranceError):
         pa.compile(never, LINE, tolerance=-1, lipschitz=1.0)
     assert Options.checked(1, "inf", torch.float64, 8, 100, "auto").norm == math.inf
+
+
+def test_a_float32_module_is_asked_in_its_own_dtype():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    c = compile_line(net, lipschitz=20.0, tolerance=1.0)
+    z = torch.rand(100, 1)
+    assert c.target.output_shape == (1,)
+    assert (c(z) - net(z)).abs().max() <= c.error_bound

@@ -267,3 +267,11 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_children_can_evaluate():
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, -1e9])
+def test_rounding_inside_a_black_box_is_no_contradiction(offset):
+    c = pa.compile(lambda z: offset + np.sin(z[:, 0]), pa.Box([0.0], [3.0]), tolerance=0.1, lipschitz=1.0)
+    assert c.attack(samples=500).error <= c.error_bound
+    with pytest.raises(LipschitzContradictedError):
+        pa.compile(lambda z: offset + np.sin(z[:, 0]), pa.Box([0.0], [3.0]), tolerance=0.1, lipschitz=0.99)

@@ -74,7 +74,7 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
 
 
 def semantics_of(dtype: torch.dtype) -> str:
-    """ "float64" or "float32"."""
+    """The dtype's name: float64 or float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -164,9 +164,7 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
     if not declared:
         off = "" if known.jumps is None else f", {known.jumps}"
         return [Assumption(" and ".join(statements) + off, "interval arithmetic"), *partial]
-    x, y = sample_pairs(target.domain)
-    tables = [PairTable(x, y, np.abs(target(x) - target(y)).max(axis=1), f"{len(x):,} pairs")] if len(x) else []
-    tables += [] if table is None else [table]
+    tables = [t for t in (_sampled_table(target), table) if t is not None]
     ratio = max((worst_ratio(target.label, known, t) for t in tables), default=0.0)
     attack = " and ".join(t.name for t in tables)
     if known.jumps is not None:
@@ -182,19 +180,28 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
 
 @dataclass(frozen=True, eq=False)
 class PairTable:
-    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`."""
+    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`; `scale` is max|f|, to which f's own rounding relates."""
 
     x: Array
     y: Array
     moved: Array
+    scale: float
     name: str
+
+
+def _sampled_table(target: Target) -> PairTable | None:
+    x, y = sample_pairs(target.domain)
+    if not len(x):
+        return None
+    f_x, f_y = target(x), target(y)
+    return PairTable(x, y, np.abs(f_x - f_y).max(axis=1), float(np.abs(f_x).max()), f"{len(x):,} pairs")
 
 
 def worst_ratio(label: str, known: Known, table: PairTable) -> float:
     """The largest observed/allowed movement; an error if it exceeds 1 by more than rounding can explain."""
     step = np.abs(table.y - table.x)
     distance = np.sqrt((step**2).sum(axis=1))
-    noise = 1e-12 * float(table.moved.max(initial=0.0))
+    noise = 1e-14 * table.scale
     worst = 0.0
     for allowed, text in _allowances(known, step, distance):
         with np.errstate(divide="ignore", over="ignore"):
@@ -205,7 +212,8 @@ def worst_ratio(label: str, known: Known, table: PairTable) -> float:
             raise LipschitzContradictedError(
                 f"{label} moves by {table.moved[i]:.6g} between {table.x[i].tolist()} and {table.y[i].tolist()} "
                 f"(distance {distance[i]:.3g}), {ratio[i]:.4g} times what the declared {text} allows; "
-                f"the smallest value consistent with the samples is {ratio[i]:.6g} times larger."
+                f"the smallest value consistent with the samples is {ratio[i]:.6g} times larger. "
+                "(Rounding inside f counts too: a function that answers in float32 needs a little more than its exact constant.)"
             )
     return worst
 

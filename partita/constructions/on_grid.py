@@ -156,9 +156,8 @@ def head_facts(head: GridHead, box: Box, recipe: GridRecipe, value_error: float)
 def _steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
     """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
     table = values.double().numpy().reshape(*grid.counts, -1)
-    slack = float(np.abs(table).max()) * (
-        2.0**-22 if values.dtype == torch.float32 else 0.0
-    )  # storing the values moved them
+    scale = float(np.abs(table).max())
+    slack = scale * (2.0**-22 if values.dtype == torch.float32 else 0.0)  # storing the values moved them
     x, y, moved = [], [], []
     for i, axis in enumerate(grid.axes):
         if len(axis) < 2:
@@ -170,4 +169,8 @@ def _steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable |
         x.append(np.ravel_multi_index(index, grid.counts))
         index[i] += 1
         y.append(np.ravel_multi_index(index, grid.counts))
-    return PairTable(grid.centers_of(x), grid.centers_of(y), np.array(moved), "all neighbouring centers") if x else None
+    return (
+        PairTable(grid.centers_of(x), grid.centers_of(y), np.array(moved), scale, "all neighbouring centers")
+        if x
+        else None
+    )

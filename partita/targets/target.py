@@ -161,8 +161,9 @@ class _Asker:
 
     def raw(self, points: Array) -> np.ndarray:
         """The function's answer as an array whose first axis is the batch; its input checked for being left alone."""
-        inputs = [part.copy() for part in split_flat(points, self.shapes)]
-        given = [torch.from_numpy(a.copy()) for a in inputs] if self.kind == "torch" else [a.copy() for a in inputs]
+        number = np.float32 if self.kind == "torch float32" else np.float64
+        inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
+        given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
         with torch.no_grad():
             answer = self.function(*given)
         if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
@@ -223,14 +224,17 @@ def _choose_kind(
     function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, *, torch_only: bool
 ) -> tuple[_Asker, np.ndarray]:
     """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
-    answers, failures = {}, {}
-    for kind in ("torch",) if torch_only else ("numpy", "torch"):
+    answers: dict[str, tuple[_Asker, np.ndarray]] = {}
+    failures: dict[str, Exception] = {}
+    for kind in ("numpy", "torch", "torch float32"):  # float32 for modules whose weights are, when nothing else will do
+        if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
+            continue
         asker = _Asker(function, shapes, kind, label)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 answers[kind] = (asker, asker.raw(points))
-        except (MutatedInputError, KeyboardInterrupt):
+        except MutatedInputError:
             raise
         except Exception as error:
             failures[kind] = error
@@ -254,7 +258,7 @@ def _choose_kind(
                 f"{label} answers differently for numpy arrays and torch tensors; say which it means inside: "
                 "z = np.asarray(z), or z = torch.as_tensor(z)."
             )
-    return answers.get("numpy") or answers["torch"]
+    return next(iter(answers.values()))
 
 
 def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
