@@ -6,6 +6,7 @@ import torch
 from test_layers import oracle
 
 import partita as pa
+from partita.certify import literal_rounding
 from partita.constructions import indicator, reassignment, reassignment_layers
 from partita.errors import DomainError, ShapeError, UnsupportedError
 
@@ -102,3 +103,26 @@ def test_bad_reassignments_are_refused():
         indicator(p, BOX, margin=0.0, epsilon=0.1)
     with pytest.raises(UnsupportedError, match="tokens"):
         reassignment_layers(indicator(p, BOX, margin=0.1, epsilon=0.1), 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["indicator", "constant", "affine"])
+def test_layers_of_section_3_agree_within_the_rounding_bound(kind, dtype):
+    p, rng = partition(), np.random.default_rng(5)
+    if kind == "indicator":
+        built = indicator(p, BOX, margin=0.1, epsilon=0.05, dtype=dtype)
+    else:
+        slopes = rng.normal(size=(6, 2, 2)) if kind == "affine" else None
+        built = reassignment(
+            p, rng.normal(size=(6, 2)), BOX, margin=0.1, tolerance=0.1, value_slopes=slopes, dtype=dtype
+        )
+    network = reassignment_layers(built, 3, token_leak=1e-9)
+    z = torch.from_numpy(BOX.sample(600, rng).reshape(200, 3, 2)).to(dtype)
+    lo, hi = (np.tile(end.ravel(), 3) for end in (BOX.lo, BOX.hi))
+    running = sum(t.value for t in built.certificate.terms if t.name != "leakage")
+    spread = built.certificate.terms[0].inputs["spread"]
+    folded = literal_rounding(
+        reassignment_layers(built, 1), BOX.lo, BOX.hi
+    )  # near a boundary the head itself rounds so far
+    allowed = literal_rounding(network, lo, hi) + running + folded + 1e-9 * spread
+    assert (network(z).double() - built.head(z).double()).abs().max().item() <= allowed
