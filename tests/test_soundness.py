@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import partita as pa
-from partita.attention import AffineScores, log_cross
+from partita.attention import AffineScores, GridHead, log_cross
 from partita.constructions import reassignment
 from partita.errors import (
     DomainError,
@@ -275,3 +275,33 @@ def test_rounding_inside_a_black_box_is_no_contradiction(offset):
     assert c.attack(samples=500).error <= c.error_bound
     with pytest.raises(LipschitzContradictedError):
         pa.compile(lambda z: offset + np.sin(z[:, 0]), pa.Box([0.0], [3.0]), tolerance=0.1, lipschitz=0.99)
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "p"),
+    [
+        ("1000 + step(x0 - 0.3)", pa.Box([-1], [1]), 100),
+        ("1000000 + step(x0 - 0.3)", pa.Box([-1], [1]), 60),
+        ("step(x0)", pa.Box([-1e-100] * 3, [1e-100] * 3), 100),
+        ("step(x0)", pa.Box([-1e-80] * 4, [1e-80] * 4), 60),
+    ],
+)
+def test_small_jumps_and_small_boxes_do_not_vanish_in_large_powers(text, box, p):
+    """The L_p error of a jump of 1 is about (measure of the transition)^{1/p}, and no power may underflow on the way."""
+    truth = (box.volume * 1e-9) ** (1 / p) / 4  # at least a 1e-9 share of the box is half a jump off
+    try:
+        c = pa.compile(text, box, tolerance=0.97 * box.volume ** (1 / p), norm=p)
+    except (SizeError, ToleranceError):
+        return
+    assert c.error_bound >= truth
+    errors = c.errors_at(box.sample(20000, np.random.default_rng(0)))
+    assert errors.max() * (np.mean((errors / errors.max()) ** p) * box.volume) ** (1 / p) <= c.error_bound
+
+
+def test_the_window_is_right_on_huge_float32_axes():
+    grid = pa.ProductGrid.uniform(pa.Box([1.0], [2.0]), [6_000_000], dtype=np.float32)
+    head = GridHead(grid, 64 * 6e6**2, torch.zeros(6_000_000, 1), half_windows=1, input_shapes=((1,),), output_shape=())
+    x = torch.from_numpy(np.random.default_rng(0).uniform(1, 2, 20000).astype(np.float32))
+    _, start = head.axis_window(x, 0)
+    exact = (torch.searchsorted(head.axes[0], x, right=True) - 1).clamp(0, 6_000_000 - 2)
+    assert torch.equal(start, exact)

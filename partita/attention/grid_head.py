@@ -95,9 +95,10 @@ class GridHead(FoldedHead):
         centers, count, width = self.axes[axis], self.counts[axis], self.widths[axis]
         start = torch.zeros(x.shape, dtype=torch.long, device=x.device)
         if width < count:
-            step = (centers[-1] - centers[0]) / (count - 1)
-            k = ((x.detach() - centers[0]) / step).nan_to_num(0.0).floor().clamp(0, count - 2).long()
-            k = (k - (x < centers[k]).long()).clamp(0, count - 2)  # the division rounds: settle by comparison
+            first, last = centers[0].double(), centers[-1].double()  # float32 could miss by more than a cell
+            guess = (x.detach().double() - first) * ((count - 1) / (last - first))
+            k = guess.nan_to_num(0.0).floor().clamp(0, count - 2).long()
+            k = (k - (x < centers[k]).long()).clamp(0, count - 2)  # the guess is rounded: settle by comparison
             k = (k + (x >= centers[k + 1]).long()).clamp(0, count - 2)
             start = (k - width // 2 + 1).clamp(0, count - width)
         near = centers[start[:, None] + torch.arange(width, device=x.device)]

@@ -188,11 +188,10 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
-    near = mul_up(
-        jumps.height, _root_up(mul_up(float(facts.outputs), jumps.near_measure(reach, norm, facts.volume)), norm)
-    )
+    height, measure = jumps.near(reach, norm, facts.volume)
+    near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
     far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
-    inputs = {"height": jumps.height, "reach": max(reach), "mass beyond": add_up(*beyond)}
+    inputs = {"height": height, "measure": measure, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [
         Term(
             "jumps",

@@ -78,11 +78,11 @@ class Jumps:
     def coefficients(self) -> tuple[float, ...]:
         return self.tube  # type: ignore[return-value]
 
-    def near_measure(self, reach: Sequence[float], power: float, volume: float) -> float:
-        """Upper bound of the measure of the points whose window, `reach_i` along axis i, may cross the set."""
+    def near(self, reach: Sequence[float], power: float, volume: float) -> tuple[float, float]:
+        """H and an upper bound of `∫ (movement/H)^p` over the points whose window, `reach_i` along axis i, may cross the set."""
         distance = sqrt_up(add_up(*(mul_up(r, r) for r in reach)))
         near = add_up(*(mul_up(t, pow_up(distance, k)) for k, t in enumerate(self.coefficients, 1)))
-        return min(near, volume)
+        return self.height, min(near, volume)
 
     def __str__(self) -> str:
         tube = " + ".join(f"{t:g}·r" + ("" if k == 1 else f"^{k}") for k, t in enumerate(self.coefficients, 1))
@@ -113,8 +113,8 @@ class RoughBoxes:
             inside[i] = ((self.lo <= point) & (point <= self.hi)).all(axis=1).any()
         return inside
 
-    def near_measure(self, reach: Sequence[float], power: float, volume: float) -> float:
-        """Upper bound of `∫ (height(x)/height)^p` over the boxes grown by the window, overlaps counted once on a lattice.
+    def near(self, reach: Sequence[float], power: float, volume: float) -> tuple[float, float]:
+        """H and an upper bound of `∫ (movement/H)^p` over the boxes grown by the window, overlaps counted once on a lattice.
 
         Near a box f moves by at most the width of its enclosure over the box grown by two windows (x and its centers
         both lie there).
@@ -128,15 +128,16 @@ class RoughBoxes:
         last = np.floor((self.hi + r - origin) / cell).astype(np.int64) + 1
         shape = (last - first).max(axis=0) + 1
         if len(first) * math.prod(int(n) for n in shape) > 20_000_000:
-            return volume
+            return self.height, volume
         offsets = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, len(r))
         labels = first[:, None, :] + offsets
         keep = (labels <= last[:, None, :]).all(axis=2)
         _, inverse = np.unique(labels[keep], axis=0, return_inverse=True)
         tallest = np.zeros(int(inverse.max()) + 1)
         np.maximum.at(tallest, inverse.ravel(), np.repeat(heights, keep.sum(axis=1)))
-        relative = (tallest / self.height) ** power if self.height else tallest
-        return min(float(relative.sum() * np.prod(cell) * (1 + 1e-12)), volume)
+        highest = float(tallest.max())  # relative to it powers cannot all vanish
+        shares = float(((tallest / highest) ** power).sum()) if highest else 0.0
+        return highest, min(mul_up(shares * (1 + 1e-12), *cell.tolist()), volume)
 
     def __str__(self) -> str:
         return f"off {len(self.lo):,} boxes where f may jump, and f never moves by more than {self.height:.4g}"
