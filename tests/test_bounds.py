@@ -51,3 +51,13 @@ def test_softness_of_scattered_heads_is_needed_and_enough():
         assert seen <= bound
         if rate == 30.0:
             assert seen > radius  # without softness the bound would be false
+
+
+def test_clouds_waste_nothing_either():
+    """error_bound ≤ 1.01·L·(covering radius + fill distance), also where the balls come out much smaller than allowed."""
+    rng = np.random.default_rng(1)
+    clumps = np.concatenate([center + 1e-3 * rng.normal(size=(50, 3)) for center in 10 * rng.normal(size=(8, 3))])
+    for tolerance in (3.0, 0.1, 0.002):
+        c = pa.compile(lambda z: z[:, 0], pa.PointCloud(clumps, fill_distance=1e-4), tolerance=tolerance, lipschitz=1.0)
+        assert c.error_bound <= 1.01 * c.certificate.facts["covering_radius"] and c.error_bound <= tolerance
+        assert c.attack(samples=1000).error <= c.error_bound

@@ -84,10 +84,10 @@ class _Shares:
         return modulus.constant * reach**modulus.exponent / (1 - self.rounding)
 
     def rate(self, cells: int, radius: float, allowed: float, options: Options) -> float:
-        """R such that a finite temperature adds its share of ρ², or of the radius allowed where ρ is much smaller."""
+        """R such that a finite temperature adds its share of ρ², or of the radius allowed where ρ is 0."""
         if cells == 1 or math.isinf(allowed):
             return 1.0
-        added = max(self.softness * radius**2, 1e-4 * allowed**2)
+        added = self.softness * radius**2 or 1e-4 * allowed**2
         with np.errstate(over="ignore"):
             rate = float(np.asarray(rate_for(added, cells) if added else math.inf, dtype=options.storage))
         if not 16 * np.finfo(options.storage).tiny < rate < math.inf:
