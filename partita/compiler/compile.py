@@ -83,17 +83,18 @@ def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = 
     certificate = construction.certificate
     if certificate.error_bound > planned.recipe.tolerance:
         raise ToleranceError(
-            f"{planned.target.label}: the finished head has the bound {certificate.error_bound:.6g}, above the "
-            f"tolerance {planned.recipe.tolerance:g}; "
-            f"rounding took the rest. Ask for {1.01 * certificate.error_bound:.3g}."
+            f"{planned.target.label}: the finished head has the bound {certificate.error_bound:.6g}, above the tolerance "
+            f"{planned.recipe.tolerance:g}: {max(certificate.terms[1:], key=lambda t: t.value).name} took more than was planned. "
+            f"Ask for {1.01 * certificate.error_bound:.3g}."
         )
     compiled = Compiled(construction.head, construction.partition, certificate, planned.target, outside, planned.why)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
     if seen > certificate.error_bound:
         raise LipschitzContradictedError(
-            f"{planned.target.label} is {witness.error:.6g} away from the head at {list(witness.point)}, more than the bound "
-            f"{certificate.error_bound:.6g}: what is declared of it does not hold, or it does not always answer the same."
+            f"{planned.target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
+            f"{certificate.error_bound:.6g} (worst point seen: {list(witness.point)}): what is declared of it does not hold, "
+            "or it does not always answer the same."
         )
     return replace(compiled, certificate=certificate.with_witness(witness, seed))
 

@@ -100,9 +100,8 @@ class Compiled:
     def errors_at(self, points: np.ndarray) -> np.ndarray:
         """`|f − head|_∞` at flat points `(n, m)`."""
         with torch.no_grad():
-            got = (
-                self.head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)).double().numpy()
-            )
+            z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
+            got = self.head.evaluate(z).double().numpy()
         return np.abs(got - self.target(points)).max(axis=1)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -135,8 +134,8 @@ class Compiled:
         row = int(np.flatnonzero(~inside)[0])
         raise OutsideDomainError(
             f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is "
-            f"{points[row].tolist()}; the certificate says nothing "
-            "there. Use outside='clamp' or outside='allow' when compiling (or c.with_outside(…)) if you want values all the same."
+            f"{points[row].tolist()}; the certificate says nothing there. Use outside='clamp' or outside='allow' when "
+            "compiling (or c.with_outside(…)) if you want values all the same."
         )
 
     def __repr__(self) -> str:
@@ -146,8 +145,10 @@ class Compiled:
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:
-    """A head that `Compiled.save` wrote, every hash, shape and number checked. Expressions come back whole, black boxes without
-    their function."""
+    """A head that `Compiled.save` wrote, every hash, shape and number checked.
+
+    Expressions come back whole, black boxes without their function.
+    """
     head, certificate, target, outside, why = storage.load_parts(folder)
     if isinstance(head, GridHead):
         partition: Partition = ProductGrid(target.domain.bounding_box(), tuple(a.double().numpy() for a in head.axes))

@@ -65,13 +65,12 @@ def _meeting_recipe(
 def _predicted_terms(target: Target, knowledge: Knowledge, recipe: GridRecipe) -> list[Term]:
     """The terms of the bound, with |f| ≤ magnitude in place of the values that nobody has asked for yet."""
     box = target.domain.bounding_box()
-    axes = ProductGrid.uniform(
-        box, recipe.counts, dtype=np.float32 if recipe.dtype == torch.float32 else np.float64
-    ).axes
-    u = UNIT_ROUNDOFF[recipe.semantics]
-    roundings = (1 if recipe.dtype != torch.float64 else 0) + (64 if target.graph is not None else 0) * UNIT_ROUNDOFF[
-        "float64"
-    ] / u
+    storage = np.float32 if recipe.dtype == torch.float32 else np.float64
+    axes = ProductGrid.uniform(box, recipe.counts, dtype=storage).axes
+    stored = (
+        UNIT_ROUNDOFF["float32"] if storage is np.float32 else 0.0
+    )  # a black box's float64 answers are stored as they are
+    computed = 64 * UNIT_ROUNDOFF["float64"] if target.graph is not None else 0.0
     facts = grid_facts(
         list(axes),
         box,
@@ -79,7 +78,7 @@ def _predicted_terms(target: Target, knowledge: Knowledge, recipe: GridRecipe) -
         outputs=target.num_outputs,
         largest=knowledge.magnitude,
         spread=2 * knowledge.magnitude,
-        value_error=roundings * u * knowledge.magnitude,
+        value_error=(stored + computed) * knowledge.magnitude,
     )
     return grid_terms(facts, knowledge.known, recipe.norm)
 

@@ -56,20 +56,20 @@ def _declared(
 ) -> Known | None:
     per_axis = None
     try:
-        lipschitz = None if lipschitz is None else np.asarray(lipschitz, dtype=float)  # type: ignore[assignment]
+        constants = None if lipschitz is None else np.asarray(lipschitz, dtype=float)
     except (TypeError, ValueError):
         raise DomainError(f"lipschitz is {lipschitz!r}; expected a number, or one per coordinate.") from None
-    if lipschitz is not None and np.ndim(lipschitz) > 0:
-        per_axis = AxisLipschitz(tuple(np.asarray(lipschitz, dtype=float).ravel()))
+    if constants is not None and constants.ndim > 0:
+        per_axis = AxisLipschitz(tuple(constants.ravel().tolist()))
         if len(per_axis.constants) != target.domain.dimension:
             raise ShapeError(
                 f"{len(per_axis.constants)} Lipschitz constants for a domain in R^{target.domain.dimension}; "
-                f"expected one per coordinate, or one number."
+                "expected one per coordinate, or one number."
             )
-    elif lipschitz is not None:
+    elif constants is not None:
         if modulus is not None:
             raise UnsupportedError("give lipschitz=L or modulus=Modulus(C, exponent), not both.")
-        modulus = Modulus(float(np.asarray(lipschitz, dtype=float)))
+        modulus = Modulus(float(constants))
     if modulus is None and per_axis is None:
         if jumps is not None:
             raise UnsupportedError("jumps= says where f leaves its modulus; declare lipschitz=… or modulus=… as well.")
@@ -93,9 +93,8 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -
         lo, hi = found.rough_lo[0], found.rough_hi[0]
         raise UnsupportedError(
             f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
-            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or "
-            f"norm=2, shrink the domain, "
-            "or declare modulus=Modulus(constant, exponent) if it is continuous."
+            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or norm=2, "
+            "shrink the domain, or declare modulus=Modulus(constant, exponent) if it is continuous."
         )
     rough = RoughBoxes(found.rough_lo, found.rough_hi, graph, 2 * found.magnitude)
     known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)), rough)

@@ -142,8 +142,7 @@ class SpacingRule:
         if self._jump_bound(last) > tolerance:
             raise ToleranceError(
                 f"tolerance {tolerance:g} in L{self.norm:g} is below what is known of the jumps allows, "
-                f"{self._jump_bound(last):.3g}. "
-                "Ask for more, or declare lipschitz= and jumps= yourself."
+                f"{self._jump_bound(last):.3g}. Ask for more, or declare lipschitz= and jumps= yourself."
             )
         while first < last:
             middle = (first + last) // 2
