@@ -1,6 +1,8 @@
-"""Outward rounding, intervals and slopes over boxes; knows nothing of attention."""
+"""Outward rounding, intervals, slopes and Taylor models over boxes; knows nothing of attention."""
 
 from partita.arithmetic.dual import Dual
 from partita.arithmetic.interval import Interval
+from partita.arithmetic.polynomial import Basis
+from partita.arithmetic.taylor import TaylorModel, TaylorModels
 
-__all__ = ["Dual", "Interval"]
+__all__ = ["Basis", "Dual", "Interval", "TaylorModel", "TaylorModels"]

@@ -272,13 +272,14 @@ def _increasing(
 
 @_quiet
 def _may_hold(x: Interval, offset: float, period: float) -> Mask:
-    """Where X may hold a point (k + offset) · period with k an integer; never False when it does.
+    """Where X, if it has a width, may hold a point (k + offset) · period with k an integer; never False when it does.
 
-    For |x| ≤ 10⁶ the quotient x / period errs by less than 3·10⁻¹⁰ and the margin is 10⁻⁹; beyond, the answer is True.
+    For |x| ≤ 10⁶ the quotient x / period errs by less than 3·10⁻¹⁰ and the margin is 10⁻⁹; beyond, the answer is True. A
+    single float needs no answer: it is no multiple of π/2 but 0, and the library's value at it is within its ulps.
     """
     first = np.ceil(x.lo / period - (offset + _TURN_MARGIN))
     last = np.floor(x.hi / period - (offset - _TURN_MARGIN))
-    return (first <= last) | (x.magnitude > _LARGEST_ANGLE)
+    return ((first <= last) | (x.magnitude > _LARGEST_ANGLE)) & (x.lo < x.hi)
 
 
 @_quiet

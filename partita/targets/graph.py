@@ -1,7 +1,7 @@
 """The expression graph: what f means in a claim. A list of operations in single assignment form, with exact constants.
 
-One walk over the list serves every interpretation: numbers (numpy, torch), enclosures of values (`Interval`) and
-enclosures of values with slopes (`Dual`). Constants mean their exact binary64 value.
+One walk over the list serves every interpretation: numbers (numpy, torch), enclosures of values (`Interval`), of values
+with slopes (`Dual`) and by polynomials (`TaylorModel`). Constants mean their exact binary64 value.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from partita.arithmetic import Dual, Interval
-from partita.errors import FormatError, ShapeError
+from partita.arithmetic import Basis, Dual, Interval, TaylorModel, TaylorModels
+from partita.errors import DomainError, FormatError, ShapeError
 from partita.targets.infix import infix
 from partita.targets.operations import OPERATIONS, Node, encode, is_count
 
@@ -26,6 +26,7 @@ __all__ = ["Graph", "GraphBuilder"]
 MAX_NODES = 100_000
 MAX_INPUTS = 100_000
 MAX_RANK = 8
+MAX_DEGREE = 64
 _KEYS = {"inputs", "nodes", "outputs", "shape"}
 _EXPECTED = {
     "graph": f"an object with the keys {sorted(_KEYS)}",
@@ -100,6 +101,33 @@ class Graph:
         duals = self._walk("enclose", inputs, lambda v: Dual.constant(v, dim), _undefined_stays)
         boxes = lo.shape[1:]
         return _stack([dual.value for dual in duals], boxes), _stack([dual.gradient for dual in duals], (*boxes, dim))
+
+    @np.errstate(all="ignore")
+    def taylor(self, centers: ArrayLike, radii: ArrayLike, degree: int) -> TaylorModels:
+        """Polynomials with proved remainders on the boxes of centers c and radii r ≥ 0, (boxes, m), in exact arithmetic:
+            |f(c + r ∘ t) - Σ_{|α| ≤ degree} coefficients[:, α] t^α| ≤ remainder   for every t ∈ [-1, 1]ᵐ
+
+        The remainder is inf where f is not proved to be defined and bounded on the whole box. Raises `DomainError` for
+        centers or radii that are not finite, radii < 0 and degrees outside 0, …, 64; `SizeError` for more than 100 000
+        monomials.
+
+        >>> builder = GraphBuilder(1)
+        >>> graph = builder.finish([builder.add("exp", builder.add("input", parameters=(0,)))], ())
+        >>> models = graph.taylor([[0.0]], [[0.5]], 2)
+        >>> models.coefficients[0, :, 0].round(9).tolist(), bool(models.remainder[0, 0] <= 0.5**3 / 6 * 1.65)
+        ([1.0, 0.5, 0.125], True)
+        """
+        centers, radii = self._boxes(centers, radii)
+        if not (np.isfinite(centers).all() and np.isfinite(radii).all() and (radii >= 0.0).all()):
+            raise DomainError(
+                "Graph.taylor: found centers or radii that are NaN, infinite or < 0, expected finite boxes: check them"
+            )
+        if not is_count(degree, MAX_DEGREE + 1):
+            raise DomainError(f"Graph.taylor: found the degree {degree!r}, expected an integer from 0 to {MAX_DEGREE}")
+        basis, boxes = Basis.of(self.num_inputs, degree), centers.shape[1]
+        inputs = [TaylorModel.variable(basis, i, center=centers[i], radius=radii[i]) for i in range(self.num_inputs)]
+        models = self._walk("enclose", inputs, lambda v: TaylorModel.constant(basis, v), _undefined_stays)
+        return TaylorModels.of(models, boxes)
 
     def to_json(self) -> dict[str, Any]:
         """The graph as JSON values; floats as hexadecimal strings, so nothing is rounded."""
