@@ -11,6 +11,7 @@ __all__ = [
     "MutatedInputError",
     "NewerVersionError",
     "NonFiniteValueError",
+    "NotContinuousError",
     "NotDeterministicError",
     "NotVectorizedError",
     "NothingKnownError",
@@ -52,6 +53,10 @@ class SizeError(PartitaError):
 
 class UnsupportedError(PartitaError):
     """A combination of options that no construction covers."""
+
+
+class NotContinuousError(UnsupportedError):
+    """A function that may jump or be infinitely steep, asked for in a norm that does not forgive it."""
 
 
 class NothingKnownError(PartitaError):

@@ -15,7 +15,8 @@ from partita.errors import FormatError
 
 __all__ = ["Assumption", "Certificate", "Kind", "Term", "Witness", "model_digest", "total"]
 
-Kind = Literal["proved", "proved_given"]
+Kind = Literal["proved", "proved_given", "estimated"]
+_CONFIDENCE = 1e-6  # β of the statement that an estimate makes
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,13 @@ class Certificate:
     """A claim `‖f − net‖ ≤ error_bound` on the domain, for the stored tensors as evaluated in `semantics`.
 
     Attributes:
-        kind: `proved` (f is known as a graph), or `proved_given` (if the assumptions of the caller hold).
+        kind: `proved` (f is known as a graph), `proved_given` (if the assumptions of the caller hold), or `estimated`
+            (f was sampled: nothing is proved, the bound is infinite).
         norm: "inf", or p as a number.
         error_bound: the sum of the terms, rounded up.
         theorem: key into docs/theorems.md.
+        error_estimate: for `estimated`, the largest error seen in `samples` points drawn after the head was finished.
+        proof: how the approximation term was found, with what is needed to find it again.
         function, domain, model: JSON descriptions with hashes. known: the moduli that the terms use.
         facts: numbers that people ask for (covering radius, sharpness, optimal ratio, …).
     """
@@ -80,17 +84,28 @@ class Certificate:
     witness: Witness | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+    error_estimate: float | None = None
+    samples: int = 0
+    proof: Mapping[str, Any] = field(default_factory=dict)
 
     def with_witness(self, witness: Witness, seed: int) -> Certificate:
         """The same claim with the worst point that an attack with this seed found."""
         return replace(self, witness=witness, seed=seed)
 
+    def with_estimate(self, error: float) -> Certificate:
+        """The same estimate after a search that found this error: the samples are still those drawn before it."""
+        seen = replace(self.terms[0], value=error)
+        return replace(self, error_estimate=error, terms=(seen, *self.terms[1:]))
+
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
-        lines = [
-            f"{self.kind}: {norm} error ≤ {self.error_bound:.6g} (asked: {self.tolerance:g}), {self.semantics} arithmetic"
-        ]
+        lines = [f"{self.kind}: {norm} error {self.claim} (asked: {self.tolerance:g}), {self.semantics} arithmetic"]
+        if self.kind == "estimated":
+            lines.append(
+                f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
+                f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved of its supremum"
+            )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         for a in self.assumptions:
             attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
@@ -102,9 +117,24 @@ class Certificate:
             )
         return "\n".join(lines)
 
+    @property
+    def claim(self) -> str:
+        """The number in words: "≤ 0.05" where it is proved, "≈ 0.05 (estimate)" where it was sampled."""
+        if self.error_estimate is not None:
+            return f"≈ {self.error_estimate:.4g} (estimate)"
+        return f"≤ {self.error_bound:.6g}"
+
+    @property
+    def error(self) -> float:
+        """The bound where there is one, else the estimate: for sorting and comparing, not for claiming."""
+        return self.error_bound if self.error_estimate is None else self.error_estimate
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; every float as a hex string, so that nothing is lost."""
-        return _hex_floats({"schema": 1, **asdict(self)})
+        data = {"schema": 1, **asdict(self)}
+        if self.kind == "estimated":
+            data["error_bound"] = None  # JSON has no infinity
+        return _hex_floats(data)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
@@ -113,6 +143,8 @@ class Certificate:
             fields = _unhex(dict(data))
             if fields.pop("schema") != 1:
                 raise FormatError("certificate.json: unknown schema; this version reads schema 1.")
+            if fields["error_bound"] is None:
+                fields["error_bound"] = math.inf
             fields["terms"] = tuple(Term(**t) for t in fields["terms"])
             fields["assumptions"] = tuple(Assumption(**a) for a in fields["assumptions"])
             if fields["witness"] is not None:
@@ -128,18 +160,22 @@ class Certificate:
     def _faults(self) -> Iterator[str]:
         """What cannot be in a certificate, one sentence each."""
         if self.kind not in get_args(Kind):
-            yield f"kind is {self.kind!r}, expected proved or proved_given"
+            yield f"kind is {self.kind!r}, expected one of {', '.join(get_args(Kind))}"
+        estimated = self.kind == "estimated"
+        if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
+            yield "an estimate has an infinite bound and a number seen, a proof a finite bound and no estimate"
         if self.semantics not in ("float64", "float32"):
             yield f"semantics is {self.semantics!r}, expected float64 or float32"
         if self.norm != "inf" and not float(self.norm) >= 1:
             yield f"norm is {self.norm!r}, expected inf or a number ≥ 1"
-        numbers = {"error_bound": self.error_bound, "tolerance": self.tolerance} | {t.name: t.value for t in self.terms}
+        numbers = {"tolerance": self.tolerance} | {t.name: t.value for t in self.terms}
+        numbers["error"] = self.error
         for name, value in numbers.items():
             if not (isinstance(value, float) and 0 <= value < math.inf):
                 yield f"{name} is {value!r}, expected a finite number ≥ 0"
         if len({t.name for t in self.terms}) != len(self.terms) or not self.terms:
             yield "terms are missing or have the same name twice"
-        for name in ("function", "domain", "model", "known", "facts", "environment"):
+        for name in ("function", "domain", "model", "known", "facts", "environment", "proof"):
             if not isinstance(getattr(self, name), Mapping):
                 yield f"{name} is {getattr(self, name)!r}, expected an object"
         if self.witness is not None and not all(

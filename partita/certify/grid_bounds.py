@@ -13,7 +13,7 @@ from typing import Any
 
 from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up
 from partita.certify.certificate import Term
-from partita.certify.deployment import UNIT_ROUNDOFF, running_terms
+from partita.certify.deployment import UNIT_ROUNDOFF, added_terms, running_terms
 from partita.errors import UnsupportedError
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
 from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
@@ -23,10 +23,12 @@ __all__ = [
     "Known",
     "approximation_term",
     "deployment_terms",
+    "domain_factor",
     "grid_terms",
     "is_averaged",
     "optimal_ratio",
     "score_error",
+    "soft_terms",
     "window_for",
 ]
 
@@ -119,7 +121,7 @@ def _root_up(value: float, power: float) -> float:
     return mul_up(pow_up(value, 1 / power), 1 + 1e-12)
 
 
-def _domain_factor(facts: GridFacts, norm: float) -> float:
+def domain_factor(facts: GridFacts, norm: float) -> float:
     """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
     return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
 
@@ -137,13 +139,13 @@ def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
     averaged = is_averaged(norm)
     power = max(modulus.exponent * norm, 2.0) if averaged else 2.0
     distance = sqrt_up(add_up(*(mul_up(d, d) for d in _distances(facts, power, averaged))))
-    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), _domain_factor(facts, norm))
+    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
     inputs = {
         "constant": modulus.constant,
         "exponent": modulus.exponent,
         "distance": distance,
-        "factor": _domain_factor(facts, norm),
+        "factor": domain_factor(facts, norm),
     }
     return Term("approximation", value, "constant · (√Σ_i E(x_i − v_i)²)^exponent · factor", theorem, inputs)
 
@@ -153,7 +155,7 @@ def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
     averaged = is_averaged(norm)
     power = norm if averaged else 1.0
     distances = _distances(facts, power, averaged)
-    factor = _domain_factor(facts, norm)
+    factor = domain_factor(facts, norm)
     value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
     inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {
         f"distance{i}": d for i, d in enumerate(distances)
@@ -190,7 +192,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
     height, measure = jumps.near(reach, norm, facts.volume)
     near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
-    far = mul_up(add_up(*beyond), jumps.height, _domain_factor(facts, norm))
+    far = mul_up(add_up(*beyond), jumps.height, domain_factor(facts, norm))
     inputs = {"height": height, "measure": measure, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [
         Term(
@@ -205,7 +207,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
 
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
     """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
-    u, factor = UNIT_ROUNDOFF[facts.semantics], _domain_factor(facts, norm)
+    u, factor = UNIT_ROUNDOFF[facts.semantics], domain_factor(facts, norm)
     dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     delta = score_error(facts)
     if facts.semantics != "float64" and not math.isinf(norm):
@@ -225,6 +227,39 @@ def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation:
     if facts.semantics != "float64":
         terms.append(_input_rounding(facts, known, mul_up(u, facts.reach), factor))
     return terms
+
+
+def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]:
+    """What running adds to the proved error of a head with any values, for every order of summation per axis."""
+    widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
+    whole = all(w == a.count for w, a in zip(widths, facts.axes))  # then every evaluator sums axis by axis
+    terms = added_terms(
+        mass_left_out=add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows))),
+        score_error=min(score_error(facts), _mean_score_error(facts)),
+        operations=float((sum(widths) if whole else math.prod(widths)) + sum(widths) + 6 * len(widths) + 8),
+        unit_roundoff=UNIT_ROUNDOFF[facts.semantics],
+        largest=facts.largest,
+        spread=facts.spread,
+        factor=domain_factor(facts, norm),
+    )
+    if facts.semantics != "float64" and known is not None:
+        distance = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach)
+        terms.append(_input_rounding(facts, known, distance, domain_factor(facts, norm)))
+    return terms
+
+
+def _mean_score_error(facts: GridFacts) -> float:
+    """`score_error` as the weights see it: far centers have the worst scores and next to no weight.
+
+    Unnormalised weights are off by factors `1 + ε_j`, `|ε_j| ≤ e^{e_j} − 1 ≤ 1.006 e_j`, `e_j = Σ_i (8u R_i d_i²/2 + 16u)`; the
+    output moves by at most `Σ w|ε| spread/(1 − Σ w|ε|)`, which is half of what is returned times the spread.
+    """
+    worst = score_error(facts)
+    if worst > 0.01:
+        return worst
+    moments = [distance_bounds(axis, rate, 2.0)[0] for axis, rate in zip(facts.axes, facts.rates)]
+    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, moments)))
+    return mul_up(2.04, UNIT_ROUNDOFF[facts.semantics], add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
 
 
 def score_error(facts: GridFacts) -> float:
