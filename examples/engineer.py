@@ -1,6 +1,7 @@
 """The engineer: an expensive function on a box and a tolerance in, a certified surrogate and an ONNX file out.
 
-The "simulator" below is a black box: all that is declared of it is a Lipschitz constant, and the certificate says so.
+The "simulator" below is a black box: all that is declared of it is a Lipschitz constant, and the certificate says so. Written as
+an expression, the same function needs a hundredth of the keys for a thousandth of the error, and is proved without assumptions.
 """
 
 import argparse
@@ -29,6 +30,10 @@ def main() -> None:
     print("before anything is built:", plan.why[0])
     surrogate = pa.compile(simulator, box, tolerance=0.25, lipschitz=47.0)
     print(surrogate.certificate.explain())
+
+    formula = "4/(x0*x1), exp(-3.141592653589793*x0/sqrt(1 - x0^2))"
+    smaller = pa.compile(formula, box, tolerance=2.5e-4)
+    print(f"as an expression: {smaller}\n{smaller.report()}")
 
     folder = surrogate.save(out / "surrogate", overwrite=True)
     onnx = surrogate.export_onnx(out / "surrogate.onnx")

@@ -28,7 +28,7 @@ def main() -> None:
             f"{tolerance:10g} {c.num_keys:8,} {papers:20,} {c.error_bound:12.6f} {c.attack().error:11.6f} {ratio:14.7f}"
         )
 
-    c = pa.compile(f, box, tolerance=0.5, lipschitz=math.sqrt(2))
+    c = pa.compile(f, box, tolerance=0.5, lipschitz=math.sqrt(2), method="hard")
     for form in ("log", "indexed"):
         layers = c.layers(form)
         print(f"\n{form} form: {layers.num_keys} columns, {layers.num_parameters:,} stored numbers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,8 @@ from rich.table import Table
 
 from partita.compiler import Compiled, build, load, plan, recheck
 from partita.compiler.compiled import require_outside
-from partita.compiler.options import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS
-from partita.compiler.planned import Plan
+from partita.compiler.options import DEFAULT_MAX_BYTES
+from partita.compiler.planned import Plan, report
 from partita.errors import DomainError, ExpressionError, PartitaError, UnsupportedError
 from partita.geometry import Box
 from partita.plots import plot_head
@@ -59,7 +60,23 @@ Lipschitz = Annotated[
         "--lipschitz", help="Declare a Lipschitz constant (2-norm) instead of the one computed from the expression."
     ),
 ]
-Sharpness = Annotated[float, typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects.")]
+Sharpness = Annotated[
+    float | None,
+    typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects; each method's own choice by default."),
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, pieces or train: how values are chosen.",
+    ),
+]
+Accept = Annotated[
+    str,
+    typer.Option(
+        "--accept", help="strongest: a proof before anything else. estimated: the smallest head, proof or not."
+    ),
+]
 MaxBytes = Annotated[int, typer.Option("--max-bytes", min=1, help="Refuse heads that are larger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
 Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder that `partita compile --out` wrote.")]
@@ -101,8 +118,10 @@ def _plan(
     norm: str,
     dtype: str,
     lipschitz: float | None,
-    sharpness: float,
+    sharpness: float | None,
     max_bytes: int,
+    method: str,
+    accept: str,
 ) -> Plan:
     return plan(
         expression,
@@ -113,6 +132,8 @@ def _plan(
         lipschitz=lipschitz,
         sharpness=sharpness,
         max_bytes=max_bytes,
+        method=method,
+        accept=accept,
     )
 
 
@@ -124,16 +145,18 @@ def plan_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
-    sharpness: Sharpness = DEFAULT_SHARPNESS,
+    method: Method = "auto",
+    accept: Accept = "strongest",
+    sharpness: Sharpness = None,
     max_bytes: MaxBytes = DEFAULT_MAX_BYTES,
     as_json: AsJson = False,
 ) -> None:
     """Sizes before anything is built: keys, stored numbers, bytes, bound, and why."""
-    planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes)
+    planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes, method, accept)
     _emit(
         planned.to_json(),
         as_json,
-        f"{planned}\nthe certificate will be {planned.kind}: error ≤ {planned.error_bound:.6g} (asked: {tolerance:g})",
+        f"{planned}\n\n{report(planned.candidates)}\n\nthe certificate will be {planned.kind} (asked: {tolerance:g})",
     )
 
 
@@ -146,7 +169,9 @@ def compile_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
-    sharpness: Sharpness = DEFAULT_SHARPNESS,
+    method: Method = "auto",
+    accept: Accept = "strongest",
+    sharpness: Sharpness = None,
     max_bytes: MaxBytes = DEFAULT_MAX_BYTES,
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
@@ -160,7 +185,7 @@ def compile_command(
     """Build the head, certify it, attack it, and save it."""
     require_free(out, overwrite=overwrite)
     require_outside(outside)
-    planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes)
+    planned = _plan(expression, domain, tolerance, norm, dtype, lipschitz, sharpness, max_bytes, method, accept)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -179,11 +204,17 @@ def compile_command(
     place = compiled.save(out, overwrite=overwrite)
     summary = {
         **planned.to_json(),
-        "error_bound": compiled.error_bound,
+        "method": compiled.candidates[0].method,
+        "kind": compiled.certificate.kind,
+        "keys": compiled.num_keys,
+        "parameters": compiled.num_parameters,
+        "error_bound": None if compiled.error_estimate is not None else compiled.error_bound,
+        "error_estimate": compiled.error_estimate,
+        "candidates": [asdict(c) for c in compiled.candidates],
         "worst_error_seen": compiled.certificate.witness and compiled.certificate.witness.error,
         "saved": str(place),
     }
-    _emit(summary, as_json, f"{compiled.explain()}\nsaved in {place}/")
+    _emit(summary, as_json, f"{compiled.explain()}\n\n{compiled.report()}\n\nsaved in {place}/")
 
 
 @app.command("eval")

@@ -13,7 +13,7 @@ import partita as pa
 
 @dataclass(frozen=True)
 class Case:
-    """One call of `pa.compile`: small enough that even the log form of its layers fits."""
+    """One call of `pa.compile`: small enough that even the log form of its layers fits. Hard heads unless the options say so."""
 
     name: str
     function: Any
@@ -21,6 +21,9 @@ class Case:
     tolerance: float
     options: dict[str, Any] = field(default_factory=dict)
     true_lipschitz: float | None = None  # of the 2-norm, where it is declared
+
+    def __post_init__(self) -> None:
+        self.options.setdefault("method", "hard")
 
 
 def _circle(points: int = 2000) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""The windowed product-grid sum as native loops (extra: `fast`): the torch path's arithmetic without its temporaries.
+"""The product-grid sum as native loops (extra: `fast`): the torch path's arithmetic without its temporaries.
 
 Queries go in blocks, and every inner loop runs over the queries of a block: the compiler makes vector instructions of
 the window search and of the softmax weights, exponential included, and the reads of the values need not wait for each
-other.
+other. Where windows cover much of the grid (`whole`), every query reads the same values, so that one load serves the
+block. Either way axis after axis is summed: an output passes through `Σ_i width_i` additions, not `Π_i width_i`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ except ImportError:  # the torch path does the same, slower
 else:
     AVAILABLE = True
 
-__all__ = ["AVAILABLE", "grid_window_sum"]
+__all__ = ["AVAILABLE", "grid_sum"]
 
 _PROCESS = os.getpid()
 _BLOCK = 128  # queries whose weights are held at once
 _BLOCK_ENTRIES = 1 << 15  # window rows held at once: wide windows get smaller blocks
+_BLOCK_WHOLE = 256  # the same where all queries of a block read the same values
 _CHUNK = 2048  # queries that one thread takes at a time; fewer than two chunks start no threads
 _LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
 _SMALLEST_EXPONENT = -708.0  # e^x below is taken as 0
@@ -92,23 +94,32 @@ if AVAILABLE:
     @_loop
     def _weights(x, centers, rate, start, smallest, weights):
         """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
-        total = smallest
+        total, n = smallest, len(x)
         smallest[:] = np.inf
         for row in range(len(weights)):
-            for i in range(len(x)):
-                d = x[i] - centers[np.uint64(start[i] + row)]
-                weights[row, i] = rate * d * d
+            if len(weights) == len(centers):  # the window is the axis: one center for all queries
+                c = centers[row]
+                for i in range(n):
+                    d = x[i] - c
+                    weights[row, i] = rate * d * d
+            else:
+                for i in range(n):
+                    d = x[i] - centers[np.uint64(start[i] + row)]
+                    weights[row, i] = rate * d * d
+            for i in range(n):
                 smallest[i] = min(smallest[i], weights[row, i])
         for row in range(len(weights)):
-            for i in range(len(x)):
+            for i in range(n):
                 weights[row, i] = _exp(smallest[i] - weights[row, i])
         total[:] = 0
         for row in range(len(weights)):
-            for i in range(len(x)):
+            for i in range(n):
                 total[i] += weights[row, i]
+        for i in range(n):
+            total[i] = 1 / total[i]
         for row in range(len(weights)):
-            for i in range(len(x)):
-                weights[row, i] /= total[i]
+            for i in range(n):
+                weights[row, i] *= total[i]
 
     @_fused
     def _gather(values, cells, shift, step, weights, sums):
@@ -140,25 +151,85 @@ if AVAILABLE:
         return filled // width
 
     @_fused
-    def _gather_vectors(values, cells, rows, widths, weights, products, out):
-        """`out[i] = Σ_b products[b] Σ_a weights[last, a, i]·V[cells[i] + rows[b] + a]` for long vectors V[cell]."""
+    def _gather_vectors(values, cells, rows, widths, weights, sums, out):
+        """The same for long vectors `V[cell]`, one query after the other; `sums`, `(rows, step)`, holds one vector per row."""
         last, step = len(widths) - 1, out.shape[1]
         for i in range(len(cells)):
-            products[0], filled = 1, 1
-            for axis in range(last):
-                width = widths[axis]
-                for b in range(filled - 1, -1, -1):  # backwards: entry b spreads over b·width … b·width + width − 1
-                    here = products[b]
-                    for a in range(width):
-                        products[b * width + a] = here * weights[axis, a, i]
-                filled *= width
-            total = out[i]
-            total[:] = 0
             for b in range(len(rows)):
+                row, at = sums[b], (cells[i] + rows[b]) * step
+                row[:] = 0
                 for a in range(widths[last]):
-                    scaled, at = products[b] * weights[last, a, i], (cells[i] + rows[b] + a) * step
+                    scale = weights[last, a, i]
                     for o in range(step):
-                        total[o] += scaled * values[np.uint64(at + o)]
+                        row[o] += scale * values[np.uint64(at + a * step + o)]
+            filled = len(rows)
+            for axis in range(last - 1, -1, -1):
+                filled //= widths[axis]
+                for b in range(filled):
+                    row, first, scale = sums[b], sums[b * widths[axis]], weights[axis, 0, i]
+                    for o in range(step):
+                        row[o] = scale * first[o]
+                    for a in range(1, widths[axis]):
+                        other, scale = sums[b * widths[axis] + a], weights[axis, a, i]
+                        for o in range(step):
+                            row[o] += scale * other[o]
+            out[i] = sums[0]
+
+    @_loop
+    def _spread(weights, width, start, n):
+        """Window weights moved to their places among all centers of the axis, zeros elsewhere: adding those does not round."""
+        for row in range(len(weights) - 1, -1, -1):  # downwards: what is still to be moved lies below
+            for i in range(n):
+                k = row - start[i]
+                weights[row, i] = weights[np.uint64(k), i] if 0 <= k < width else 0
+
+    @_fused
+    def _two_rows(values, first, second, step, weights, r, s, n):
+        """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
+        r[:n] = 0
+        s[:n] = 0
+        fours = len(weights) - len(weights) % 4
+        for a in range(0, fours, 4):
+            p, q = first + a * step, second + a * step
+            p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
+            q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
+            w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
+            for i in range(n):
+                r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
+                s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
+        for a in range(fours, len(weights)):
+            p0, q0, w0 = values[first + a * step], values[second + a * step], weights[a]
+            for i in range(n):
+                r[i] += p0 * w0[i]
+                s[i] += q0 * w0[i]
+
+    @_fused
+    def _contract(values, step, column, counts, weights, sums, n):
+        """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[cell·step + column]`, depth first: sums in progress stay in the cache."""
+        last, row = len(counts) - 1, counts[-1] * step
+        r, s = sums[last], sums[last + 1]
+        own = weights[last, : counts[last]]
+        if last == 0:
+            _two_rows(values, column, column, step, own, r, s, n)
+            return
+        inner, total = weights[last - 1], sums[last - 1]
+        for b in range(counts[:last].prod() // counts[last - 1]):
+            total[:n] = 0
+            for a in range(0, counts[last - 1], 2):
+                first, both = column + (b * counts[last - 1] + a) * row, a + 1 < counts[last - 1]
+                _two_rows(values, first, first + row if both else first, step, own, r, s, n)
+                for i in range(n):
+                    total[i] += inner[a, i] * r[i] + (inner[a + 1, i] * s[i] if both else 0)
+            index = b
+            for axis in range(last - 2, -1, -1):  # one entry more on this axis; the last one ends it
+                a = index % counts[axis]
+                if a == 0:
+                    sums[axis, :n] = 0
+                for i in range(n):
+                    sums[axis, i] += weights[axis, a, i] * sums[axis + 1, i]
+                if a + 1 < counts[axis]:
+                    break
+                index //= counts[axis]
 
     @_loop
     def _rows_of_window(counts, widths):
@@ -169,14 +240,45 @@ if AVAILABLE:
         return rows * counts[-1]
 
     @_loop
-    def _sum_serially(points, centers, firsts, counts, rates, widths, values, out):
-        m, step = points.shape[1], out.shape[1]
-        rows = _rows_of_window(counts, widths)
-        block = max(8, min(_BLOCK, _BLOCK_ENTRIES // len(rows)))
-        coordinate, scratch = np.empty(block, points.dtype), np.empty(block, points.dtype)
+    def _sum_table(values, whole, cells, scaled, rows, counts, widths, weights, sums, out):
+        """One table of values, `(cells, step)` flat, for the queries of a block: `out`, `(n, step)`."""
+        n, (m, step) = len(cells), (len(counts), out.shape[1])
+        if step >= _LONG_VECTOR and not whole:
+            _gather_vectors(values, cells, rows, widths, weights, np.empty((len(rows), step), out.dtype), out)
+            return
+        for i in range(n):
+            scaled[i] = cells[i] * step
+        for o in range(step):
+            if whole:
+                _contract(values, step, o, counts, weights, sums, n)
+            else:
+                for b in range(len(rows)):
+                    _gather(values, scaled, rows[b] * step + o, step, weights[m - 1, : widths[m - 1]], sums[b])
+                filled = len(rows)
+                for i in range(m - 2, -1, -1):
+                    filled = _fold(sums, filled, weights[i, : widths[i]], n)
+            out[:, o] = sums[0, :n]
+
+    @_fused
+    def _add_tilted(points, origin, tilts, out):
+        """`out[i, o] += Σ_k (points[i, k] − origin[k])·tilts[i, o·m + k]`."""
+        m = len(origin)
+        for i in range(len(out)):
+            for o in range(out.shape[1]):
+                for k in range(m):
+                    out[i, o] += (points[i, k] - origin[k]) * tilts[i, o * m + k]
+
+    @_loop
+    def _sum_serially(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
+        m, dtype = points.shape[1], points.dtype
+        rows = _rows_of_window(counts[-1:] if whole else counts, widths)
+        block = _BLOCK_WHOLE if whole else max(8, min(_BLOCK, _BLOCK_ENTRIES // len(rows)))
+        block = max(1, min(block, len(points)))
+        coordinate, scratch = np.empty(block, dtype), np.empty(block, dtype)
         starts, cells = np.empty(block, np.int64), np.empty(block, np.int64)
-        weights = np.empty((m, widths.max(), block), points.dtype)
-        sums = np.empty((len(rows), block), points.dtype)
+        weights = np.empty((m, counts.max() if whole else widths.max(), block), dtype)
+        sums = np.empty((m + 1 if whole else len(rows), block), dtype)
+        tilts = np.empty((block if len(slopes) else 0, out.shape[1] * m), dtype)
         for begin in range(0, len(points), block):
             n = min(block, len(points) - begin)
             x, start, cell = coordinate[:n], starts[:n], cells[:n]
@@ -193,34 +295,34 @@ if AVAILABLE:
                     _two_weights(x, axis, rates[i], start, scratch, weights[i])
                 else:
                     _weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
-            if step >= _LONG_VECTOR:
-                _gather_vectors(values, cell, rows, widths, weights, sums.ravel()[: len(rows)], out[begin : begin + n])
-                continue
-            cell *= step
-            for o in range(step):
-                for b in range(len(rows)):
-                    _gather(values, cell, rows[b] * step + o, step, weights[m - 1, : widths[m - 1]], sums[b])
-                filled = len(rows)
-                for i in range(m - 2, -1, -1):
-                    filled = _fold(sums, filled, weights[i, : widths[i]], n)
-                out[begin : begin + n, o] = sums[0, :n]
+                if whole and widths[i] < counts[i]:
+                    _spread(weights[i, : counts[i]], widths[i], start, n)
+            part = slice(begin, begin + n)
+            _sum_table(values, whole, cell, start, rows, counts, widths, weights, sums, out[part])
+            if len(slopes):
+                _sum_table(slopes, whole, cell, start, rows, counts, widths, weights, sums, tilts[:n])
+                _add_tilted(points[part], origin, tilts, out[part])
 
     @njit(cache=True, nogil=True, parallel=True)
-    def _sum_in_parallel(points, centers, firsts, counts, rates, widths, values, out):
+    def _sum_in_parallel(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
         for chunk in prange((len(points) + _CHUNK - 1) // _CHUNK):
             part = slice(chunk * _CHUNK, min(len(points), (chunk + 1) * _CHUNK))
-            _sum_serially(points[part], centers, firsts, counts, rates, widths, values, out[part])
+            _sum_serially(
+                points[part], centers, firsts, counts, rates, widths, whole, values, slopes, origin, out[part]
+            )
 
 
-def grid_window_sum(points, centers, firsts, counts, rates, widths, values, out):  # numpy arrays, all contiguous
-    """`out[n, o] = Σ_cells Π_i softmax_i(x_n)·values[cell, o]` over the window around each point.
+def grid_sum(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
+    """`out[n, o] = Σ_cells Π_i softmax_i(x_n)·(values[cell, o] + slopes[cell, o]·(x_n − origin))` over each point's window.
 
-    Args: points `(n, m)`; centers of all axes joined, axis i at `firsts[i]`, `counts[i]` long; rates `R_i/2`;
-    widths of the windows; values `(cells, out)` row-major; out `(n, out)`.
+    Args, contiguous arrays: points `(n, m)`; centers of all axes joined, axis i at `firsts[i]`, `counts[i]` long; rates `R_i/2`;
+    widths of the windows; whole: run over all cells with weight zero outside the window, instead of gathering the window;
+    values `(cells, out)` row-major; slopes `(cells, out, m)`, or empty for none; origin `(m,)`; out `(n, out)`.
     """
     if not AVAILABLE:
         raise MissingExtraError("the native kernel needs the extra 'fast': pip install 'partita[fast]'.")
     # threads of the process that forked this one are not here: work alone then
     threaded = len(points) >= 2 * _CHUNK and os.getpid() == _PROCESS
     work = _sum_in_parallel if threaded else _sum_serially
-    work(points, centers, firsts, counts, rates, widths, values.reshape(-1), out)
+    flat = values.reshape(-1), slopes.reshape(-1)
+    work(points, centers, firsts, counts, rates, widths, whole, *flat, origin, out)

@@ -40,10 +40,12 @@ class AffineScores:
         powers: Array | None = None,
         origin: Array | None = None,
         value_slopes: Array | None = None,
+        value_origin: Array | None = None,
     ) -> AffineScores:
         """From `−Σ_i R_i(z_i − c_i)²/2 + R p/2`, less the score of a center at `origin`: same softmax, smaller numbers.
 
-        `value_slopes` here multiply `z − c_j` (the form in which tangents are stored) and are rewritten for z.
+        `value_slopes` here multiply `z − value_origin`, or `z − c_j` if that is None (the forms in which tangents are
+        stored), and are rewritten for z.
         """
         o = np.zeros(centers.shape[1]) if origin is None else origin
         r = np.broadcast_to(inverse_temperature, centers.shape[1])
@@ -52,5 +54,6 @@ class AffineScores:
         if powers is not None:
             offsets = offsets + 0.5 * r.max() * powers
         if value_slopes is not None:
-            values = values - np.einsum("com,cm->co", value_slopes, centers)
+            about = centers if value_origin is None else np.broadcast_to(value_origin, centers.shape)
+            values = values - np.einsum("com,cm->co", value_slopes, about)
         return cls(slopes, offsets, values, value_slopes)

@@ -25,6 +25,7 @@ __all__ = [
     "deployment_terms",
     "domain_factor",
     "grid_terms",
+    "input_rounding",
     "is_averaged",
     "optimal_ratio",
     "score_error",
@@ -225,26 +226,24 @@ def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation:
         factor=factor,
     )
     if facts.semantics != "float64":
-        terms.append(_input_rounding(facts, known, mul_up(u, facts.reach), factor))
+        terms.append(input_rounding(facts, known, norm))
     return terms
 
 
 def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]:
     """What running adds to the proved error of a head with any values, for every order of summation per axis."""
     widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
-    whole = all(w == a.count for w, a in zip(widths, facts.axes))  # then every evaluator sums axis by axis
     terms = added_terms(
         mass_left_out=add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows))),
         score_error=min(score_error(facts), _mean_score_error(facts)),
-        operations=float((sum(widths) if whole else math.prod(widths)) + sum(widths) + 6 * len(widths) + 8),
+        operations=float(2 * sum(widths) + 6 * len(widths) + 8),  # every evaluator sums axis by axis
         unit_roundoff=UNIT_ROUNDOFF[facts.semantics],
         largest=facts.largest,
         spread=facts.spread,
         factor=domain_factor(facts, norm),
     )
     if facts.semantics != "float64" and known is not None:
-        distance = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach)
-        terms.append(_input_rounding(facts, known, distance, domain_factor(facts, norm)))
+        terms.append(input_rounding(facts, known, norm))
     return terms
 
 
@@ -275,8 +274,9 @@ def _lattice_error(facts: GridFacts) -> float:
     return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
-def _input_rounding(facts: GridFacts, known: Known, distance: float, factor: float) -> Term:
+def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
+    distance, factor = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach), domain_factor(facts, norm)
     moves = []
     if known.modulus is not None:
         moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))

@@ -75,7 +75,8 @@ def bound_ranges(
     """
     bounds = np.zeros(coefficients.shape[1])
     maps, weights = half_maps(exponents), np.array(exponents, dtype=float)
-    current, rest, owner = coefficients, remainder, np.arange(len(bounds))
+    current, rest = coefficients, remainder
+    owner: np.ndarray = np.arange(len(bounds))
     pieces, depth, dimension = 0, 0, weights.shape[1]
     while current.shape[1]:
         pieces += current.shape[1]
@@ -93,8 +94,8 @@ def bound_ranges(
 
 
 def _halved(
-    current: Array, rest: Array, owner: Array, maps: tuple[tuple[csr_array, csr_array], ...], weights: Array
-) -> tuple[Array, Array, Array]:
+    current: Array, rest: Array, owner: np.ndarray, maps: tuple[tuple[csr_array, csr_array], ...], weights: Array
+) -> tuple[Array, Array, np.ndarray]:
     """Both halves of every cube, along the axis that matters most; rounding goes into the remainder."""
     size = np.abs(current)
     axis = (weights.T @ size).argmax(axis=0)

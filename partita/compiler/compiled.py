@@ -16,8 +16,10 @@ from partita.attention.forms import literal_layers
 from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead, flatten_inputs
 from partita.attention.layers import CrossNetwork, SelfNetwork
+from partita.attention.scattered_head import ScatteredHead
 from partita.certify.attack import search_worst
 from partita.certify.certificate import Certificate, Witness
+from partita.compiler.planned import Candidate, report
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition, PowerDiagram
@@ -42,7 +44,7 @@ class Compiled:
         head: the `nn.Module`. partition: the cells it makes. certificate: what is proved of it.
         target: the function and its domains (without the function itself if it was a black box and read from a file).
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow" (then nothing is claimed of them).
-        why: the plan's explanation.
+        why: the plan's explanation. candidates: every method that was considered, this one first (not stored in files).
     """
 
     head: FoldedHead
@@ -51,14 +53,20 @@ class Compiled:
     target: Target
     outside: str = "raise"
     why: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
     def __post_init__(self) -> None:
         require_outside(self.outside)
 
     @property
     def error_bound(self) -> float:
-        """The proved bound of `‖f − head‖` on the domain, rounding included."""
+        """The proved bound of `‖f − head‖` on the domain, rounding included; infinite where nothing is proved."""
         return self.certificate.error_bound
+
+    @property
+    def error_estimate(self) -> float | None:
+        """The largest error sampled, where the claim is an estimate; None where there is a bound."""
+        return self.certificate.error_estimate
 
     @property
     def num_keys(self) -> int:
@@ -93,16 +101,25 @@ class Compiled:
         """Why these sizes, and what is claimed on which grounds."""
         return "\n".join([*self.why, self.certificate.explain()])
 
+    def report(self) -> str:
+        """Every candidate with keys, stored numbers, size of the values, rounding and error; the arrow marks this head."""
+        return report(self.candidates)
+
     def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
         """Search for the worst error: random points, corners, cell corners, local search. An estimate from below."""
         return search_worst(self.errors_at, self.target.domain, partition=self.partition, samples=samples, seed=seed)
 
     def errors_at(self, points: np.ndarray) -> np.ndarray:
-        """`|f − head|_∞` at flat points `(n, m)`."""
+        """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off."""
         with torch.no_grad():
             z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
             got = self.head.evaluate(z).double().numpy()
-        return np.abs(got - self.target(points)).max(axis=1)
+        answers = self.target(points)
+        error = np.abs(got - answers)
+        if self.target.graph is not None:
+            enclosure = self.target.graph.enclose(points, points)
+            error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
+        return error.max(axis=1)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all.
@@ -140,7 +157,7 @@ class Compiled:
 
     def __repr__(self) -> str:
         c = self.certificate
-        size = f"{self.num_keys:,} keys, {c.kind} error ≤ {c.error_bound:.4g} in L{c.norm}, {c.semantics}"
+        size = f"{self.num_keys:,} keys, {c.kind} error {c.claim} in L{c.norm}, {c.semantics}"
         return f"Compiled({self.target.label!r}: {size})"
 
 
@@ -153,5 +170,7 @@ def load(folder: str | os.PathLike[str]) -> Compiled:
     if isinstance(head, GridHead):
         partition: Partition = ProductGrid(target.domain.bounding_box(), tuple(a.double().numpy() for a in head.axes))
     else:
-        partition = PowerDiagram(head.get_buffer("centers").double().numpy())
+        powers = head.powers if isinstance(head, ScatteredHead) else None
+        centers = head.get_buffer("centers").double().numpy()
+        partition = PowerDiagram(centers, None if powers is None else powers.double().numpy())
     return Compiled(head, partition, certificate, target, outside, why)

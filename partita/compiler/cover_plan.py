@@ -13,7 +13,7 @@ from partita.certify.deployment import UNIT_ROUNDOFF
 from partita.certify.scattered_bounds import rate_for, scattered_terms
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
-from partita.compiler.planned import Plan, floor_message, size_text
+from partita.compiler.planned import Plan, floor_message, rounding_of, size_text
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.covers import Cover, farthest_point_cover
@@ -57,7 +57,21 @@ def plan_cover(target: Target, knowledge: Knowledge, options: Options) -> Plan:
         f"what is known of f is {knowledge.source}",
         f"{parameters:,} stored numbers, {size_text(size)} in {options.semantics}",
     )
-    return Plan(target, knowledge, recipe, cells, parameters, size, recipe.rate * radius**2, total(terms), why)
+    return Plan(
+        target=target,
+        knowledge=knowledge,
+        recipe=recipe,
+        method="hard",
+        kind="proved_given" if knowledge.declared or cloud.fill_distance > 0 else "proved",
+        keys=cells,
+        parameters=parameters,
+        bytes=size,
+        sharpness=recipe.rate * radius**2,
+        error_bound=total(terms),
+        largest=knowledge.magnitude,
+        rounding=rounding_of(terms),
+        why=why,
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class _Shares:
 
     @classmethod
     def of(cls, options: Options) -> _Shares:
-        return cls(max(4e-2 / options.sharpness, 1e-4), 2e-2 if options.dtype == torch.float32 else 1e-9)
+        return cls(max(4e-2 / options.hard_sharpness, 1e-4), 2e-2 if options.dtype == torch.float32 else 1e-9)
 
     def radius(self, modulus: Modulus, tolerance: float) -> float:
         """The largest ρ with `ω(ρ√(1 + softness)) ≤ (1 − rounding)·tolerance`."""

@@ -12,20 +12,34 @@ from partita.certify.deployment import UNIT_ROUNDOFF
 from partita.certify.grid_bounds import grid_terms
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
-from partita.compiler.planned import Plan, floor_message, size_text
+from partita.compiler.planned import Candidate, Plan, floor_message, rounding_of, size_text
 from partita.compiler.spacing import SpacingRule
 from partita.constructions.on_grid import GridRecipe, grid_facts
 from partita.errors import SizeError, ToleranceError
 from partita.geometry.grid import ProductGrid
 from partita.targets.target import Target
 
-__all__ = ["plan_grid"]
+__all__ = ["forecast_grid", "plan_grid"]
+
+
+def forecast_grid(target: Target, knowledge: Knowledge, options: Options) -> Candidate:
+    """The size of a hard head by the spacing rule alone: nothing is allocated, however many keys it takes."""
+    counts = _rule(target, knowledge, options).counts(options.tolerance)
+    keys = math.prod(counts)
+    return Candidate(
+        "hard",
+        "proved_given" if knowledge.declared else "proved",
+        "a forecast, not built",
+        keys=keys,
+        parameters=keys * target.num_outputs + sum(counts) + len(counts),
+        largest=knowledge.magnitude,
+        error=options.tolerance,
+    )
 
 
 def plan_grid(target: Target, knowledge: Knowledge, options: Options) -> Plan:
     """A plan on the box (or the product of two): sizes and the reasons for them."""
-    box = target.domain.bounding_box()
-    rule = SpacingRule(knowledge.known, options.norm, options.sharpness, box, target.num_outputs, options.storage)
+    rule = _rule(target, knowledge, options)
     recipe, terms = _meeting_recipe(target, knowledge, options, rule)
     counts = recipe.counts
     keys = math.prod(counts)
@@ -38,7 +52,26 @@ def plan_grid(target: Target, knowledge: Knowledge, options: Options) -> Plan:
         f"what is known of f is {knowledge.source}",
         f"{parameters:,} stored numbers, {size_text(size)} in {options.semantics}; a query looks at {window} of the keys",
     )
-    return Plan(target, knowledge, recipe, keys, parameters, size, options.sharpness, total(terms), why)
+    return Plan(
+        target=target,
+        knowledge=knowledge,
+        recipe=recipe,
+        method="hard",
+        kind="proved_given" if knowledge.declared else "proved",
+        keys=keys,
+        parameters=parameters,
+        bytes=size,
+        sharpness=options.hard_sharpness,
+        error_bound=total(terms),
+        largest=knowledge.magnitude,
+        rounding=rounding_of(terms),
+        why=why,
+    )
+
+
+def _rule(target: Target, knowledge: Knowledge, options: Options) -> SpacingRule:
+    box = target.domain.bounding_box()
+    return SpacingRule(knowledge.known, options.norm, options.hard_sharpness, box, target.num_outputs, options.storage)
 
 
 def _meeting_recipe(

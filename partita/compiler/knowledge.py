@@ -10,7 +10,14 @@ import numpy as np
 
 from partita.certify.attack import sample_pairs
 from partita.certify.grid_bounds import Known
-from partita.errors import DomainError, LipschitzContradictedError, NothingKnownError, ShapeError, UnsupportedError
+from partita.errors import (
+    DomainError,
+    LipschitzContradictedError,
+    NotContinuousError,
+    NothingKnownError,
+    ShapeError,
+    UnsupportedError,
+)
 from partita.geometry.domains import PointCloud
 from partita.targets.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.targets.graph import Graph
@@ -91,7 +98,7 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -
         return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes")
     if math.isinf(norm) or isinstance(target.domain, PointCloud):
         lo, hi = found.rough_lo[0], found.rough_hi[0]
-        raise UnsupportedError(
+        raise NotContinuousError(
             f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
             f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or norm=2, "
             "shrink the domain, or declare modulus=Modulus(constant, exponent) if it is continuous."

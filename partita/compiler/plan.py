@@ -1,22 +1,30 @@
-"""The planner: from tolerance, domain and what is known of f to sizes, before anything is allocated."""
+"""The planner: from tolerance, domain and what is known of f to the smallest head, and why that one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from partita.compiler.affine_plan import forecast_affine_grid, plan_affine_grid, plan_pieces
 from partita.compiler.cover_plan import plan_cover
-from partita.compiler.grid_plan import plan_grid
-from partita.compiler.knowledge import gather
-from partita.compiler.options import DEFAULT_MAX_BYTES, DEFAULT_SHARPNESS, Options
-from partita.compiler.planned import Plan
+from partita.compiler.grid_plan import forecast_grid, plan_grid
+from partita.compiler.knowledge import Knowledge, gather
+from partita.compiler.options import DEFAULT_MAX_BYTES, Options
+from partita.compiler.planned import Candidate, Plan
+from partita.compiler.soft_plan import forecast_averaged, plan_averaged, plan_fitted
+from partita.constructions.construction import Progress
+from partita.errors import NotContinuousError, NothingKnownError, PartitaError, SizeError, ToleranceError
 from partita.geometry.domains import Box, Domain, PointCloud
 from partita.targets.knowledge import Jumps, Modulus
 from partita.targets.target import Target, make_target
 
 __all__ = ["make_plan", "plan"]
+
+_STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
 
 def plan(
@@ -29,19 +37,24 @@ def plan(
     jumps: Jumps | None = None,
     norm: float | str = "inf",
     method: str = "auto",
+    accept: str = "strongest",
     dtype: torch.dtype = torch.float64,
-    sharpness: float = DEFAULT_SHARPNESS,
+    sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     vectorize: bool = False,
+    progress: Progress | None = None,
 ) -> Plan:
-    """Sizes, sharpness and bound of the head that `compile` would build, and why. Arguments as in `compile`.
+    """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
+
+    A hard head is planned without asking f; the others are found by asking f at samples inside the domain.
 
     >>> import partita as pa
-    >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15).why[0])
+    >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
     7 keys
     """
-    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method)
-    return make_plan(make_target(function, domain, vectorize=vectorize), options, lipschitz, modulus, jumps)
+    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
+    target = make_target(function, domain, vectorize=vectorize)
+    return make_plan(target, options, lipschitz, modulus, jumps, progress=progress)
 
 
 def make_plan(
@@ -50,7 +63,135 @@ def make_plan(
     lipschitz: float | Sequence[float] | None,
     modulus: Modulus | None,
     jumps: Jumps | None,
+    *,
+    progress: Progress | None = None,
 ) -> Plan:
-    """The plan for a target that has been made already: proved or declared knowledge first, then sizes."""
-    knowledge = gather(target, norm=options.norm, lipschitz=lipschitz, modulus=modulus, jumps=jumps)
-    return (plan_cover if isinstance(target.domain, PointCloud) else plan_grid)(target, knowledge, options)
+    """The plan for a target that has been made already: the best of the methods asked for, the others as alternatives.
+
+    Raises:
+        PartitaError: what stood in the way, if no method will do.
+    """
+    knowledge, obstacle = _known(target, options, lipschitz, modulus, jumps)
+    plans: list[Plan] = []
+    refused: list[Candidate] = []
+    errors: list[PartitaError] = [] if obstacle is None else [obstacle]
+    for method, propose in _proposers(target, knowledge, options, progress):
+        try:
+            found = propose(plans)
+        except (SizeError, ToleranceError) as error:
+            errors.append(error)
+            refused.append(Candidate(method, "", str(error).split(". ")[0]))
+            continue
+        if isinstance(found, Plan):
+            plans.append(found)
+        else:
+            refused.append(found)
+    if not plans:
+        raise _no_way(target, options, errors, refused)
+    rank = _rank_by_size if options.accept == "estimated" else _rank_by_claim
+    best, *others = sorted(plans, key=rank)
+    rows = [best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)]
+    rows += [p.as_candidate(_compared(p, best)) for p in others] + refused
+    return replace(best, candidates=tuple(rows), alternatives=tuple(others))
+
+
+def _known(
+    target: Target,
+    options: Options,
+    lipschitz: float | Sequence[float] | None,
+    modulus: Modulus | None,
+    jumps: Jumps | None,
+) -> tuple[Knowledge | None, PartitaError | None]:
+    """What is known of f, or why nothing is; a hard head cannot do without."""
+    try:
+        return gather(target, norm=options.norm, lipschitz=lipschitz, modulus=modulus, jumps=jumps), None
+    except (NothingKnownError, NotContinuousError) as error:
+        if options.method == "hard" or isinstance(target.domain, PointCloud):
+            raise
+        return None, error
+
+
+Propose = Callable[[list[Plan]], Plan | Candidate]
+
+
+def _proposers(
+    target: Target, knowledge: Knowledge | None, options: Options, progress: Progress | None
+) -> list[tuple[str, Propose]]:
+    """The methods to try, in an order in which later ones may profit from earlier ones."""
+
+    def hard(plans: list[Plan]) -> Plan | Candidate:
+        if knowledge is None:
+            return Candidate("hard", "", "nothing is known of how fast f moves")
+        if isinstance(target.domain, PointCloud):
+            return plan_cover(target, knowledge, options)
+        forecast = forecast_grid(target, knowledge, options)
+        if any(_is_beaten(forecast, p, options) for p in plans):
+            return forecast
+        return plan_grid(target, knowledge, options)
+
+    def fitted(_: list[Plan]) -> Plan | Candidate:
+        return plan_fitted(target, knowledge, options, progress=progress)
+
+    def pieces(_: list[Plan]) -> Plan | Candidate:
+        return plan_pieces(target, knowledge, options)
+
+    def affine(plans: list[Plan]) -> Plan | Candidate:
+        if options.method == "auto":
+            forecast = forecast_affine_grid(target, options)
+            if forecast.parameters is None or any(_is_beaten(forecast, p, options) for p in plans):
+                return forecast
+        return plan_affine_grid(target, knowledge, options)
+
+    def averaged(plans: list[Plan], *, method: str) -> Plan | Candidate:
+        if options.method == "auto":  # a forecast is cheap, and next to always says that others are smaller
+            forecast = forecast_averaged(target, options, method)
+            if forecast.parameters is None or any(_is_beaten(forecast, p, options) for p in plans):
+                return forecast
+        return plan_averaged(target, knowledge, options, method)
+
+    every: dict[str, Propose] = {
+        "pieces": pieces,
+        "fitted": fitted,
+        "hard": hard,
+        "affine": affine,
+        "tuned": partial(averaged, method="tuned"),
+        "corrected": partial(averaged, method="corrected"),
+    }
+    if options.method != "auto":
+        return [(options.method, every[options.method])]
+    if isinstance(target.domain, PointCloud) or options.sharpness is not None:
+        return [("hard", hard)]
+    return list(every.items())
+
+
+def _is_beaten(forecast: Candidate, plan: Plan, options: Options) -> bool:
+    """Whether a plan is smaller and its claim as strong as the forecast's could be."""
+    kind = _STRENGTH.get(forecast.kind, 0 if plan.target.graph is not None else 2)
+    strong_enough = _STRENGTH[plan.kind] <= kind or options.accept == "estimated"
+    return strong_enough and forecast.parameters is not None and plan.parameters <= forecast.parameters
+
+
+def _rank_by_claim(plan: Plan) -> tuple[int, int]:
+    return _STRENGTH[plan.kind], plan.parameters
+
+
+def _rank_by_size(plan: Plan) -> tuple[int, int]:
+    return plan.parameters, _STRENGTH[plan.kind]
+
+
+def _compared(plan: Plan, best: Plan) -> str:
+    if plan.kind != best.kind and plan.parameters < best.parameters:
+        return "smaller, but a weaker claim"
+    ratio = plan.parameters / best.parameters
+    return "as many numbers" if ratio == 1 else f"{ratio:.3g} times the numbers"
+
+
+def _no_way(target: Target, options: Options, errors: list[PartitaError], refused: list[Candidate]) -> PartitaError:
+    """The error that helps most: what the first obstacle says, with what the other methods found."""
+    tried = "; ".join(f"{c.method}: {c.note}" for c in refused if c.note)
+    if errors:
+        first = errors[0]
+        return type(first)(f"{first} Tried: {tried}." if tried and len(refused) > 1 else str(first))
+    return ToleranceError(
+        f"tolerance {options.tolerance:g} is out of reach for {target.label} with method={options.method!r}: {tried}."
+    )

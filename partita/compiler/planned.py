@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,12 +12,34 @@ import torch
 from partita.certify.certificate import Term
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
+from partita.constructions.affine_grid import AffineRecipe
 from partita.constructions.on_grid import GridRecipe
+from partita.constructions.piecewise_affine import PiecesRecipe
 from partita.constructions.small_domain import CoverRecipe
-from partita.geometry.domains import PointCloud
+from partita.constructions.soft_grid import SoftRecipe
 from partita.targets.target import Target
 
-__all__ = ["Plan", "floor_message", "size_text"]
+__all__ = ["Candidate", "Plan", "floor_message", "report", "rounding_of", "size_text"]
+
+Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make the head, as the report shows it; None where a figure was not found out.
+
+    `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built.
+    """
+
+    method: str
+    kind: str
+    note: str
+    keys: int | None = None
+    parameters: int | None = None
+    largest: float | None = None
+    rounding: float | None = None
+    error: float | None = None
+    chosen: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,38 +47,52 @@ class Plan:
     """A head before it exists: how large, how sharp, how good, and why.
 
     Attributes:
-        keys, parameters, bytes: of the folded head.
-        error_bound: what the certificate will say or slightly more, |f| being bounded before it is known at the centers.
+        method: how its values are chosen. kind: of the claim that building it will give.
+        keys, parameters, bytes: of the folded head. sharpness: κ, the smallest of its axes.
+        error_bound: what the certificate will say or slightly more; infinite if the claim will be an estimate.
+        error_estimate: the largest error sampled while planning, None if nothing was sampled.
+        largest: of the values. rounding: the part of the error that running in floats adds.
         why: sentences that explain the numbers.
+        candidates: every method that was considered. alternatives: plans to fall back on, best first.
     """
 
     target: Target
-    knowledge: Knowledge
-    recipe: GridRecipe | CoverRecipe
+    knowledge: Knowledge | None
+    recipe: Recipe
+    method: str
+    kind: str
     keys: int
     parameters: int
     bytes: int
     sharpness: float
     error_bound: float
+    largest: float
+    rounding: float
     why: tuple[str, ...]
+    error_estimate: float | None = None
+    candidates: tuple[Candidate, ...] = ()
+    alternatives: tuple[Plan, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...] | None:
         """Keys per axis; None for scattered centers."""
+        if isinstance(self.recipe, SoftRecipe | AffineRecipe):
+            return self.recipe.grid.counts
         return self.recipe.counts if isinstance(self.recipe, GridRecipe) else None
 
-    @property
-    def kind(self) -> str:
-        """The kind of claim that building it will give."""
-        filled = isinstance(self.target.domain, PointCloud) and self.target.domain.fill_distance > 0
-        return "proved_given" if self.knowledge.declared or filled else "proved"
+    def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
+        """The plan as a row of the report."""
+        error = self.error_bound if self.error_estimate is None else self.error_estimate
+        return Candidate(
+            self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "function": self.target.label,
             "domain": [str(d) for d in self.target.domains],
             "tolerance": self.recipe.tolerance,
-            "method": "hard",
+            "method": self.method,
             "kind": self.kind,
             "keys": self.keys,
             "keys_per_axis": self.counts,
@@ -62,12 +100,50 @@ class Plan:
             "bytes": self.bytes,
             "sharpness": self.sharpness,
             "dtype": self.recipe.semantics,
-            "error_bound": self.error_bound,
+            "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
+            "error_estimate": self.error_estimate,
             "why": list(self.why),
+            "candidates": [asdict(c) for c in self.candidates],
         }
 
     def __str__(self) -> str:
         return "\n".join(self.why)
+
+
+def report(candidates: Sequence[Candidate]) -> str:
+    """A table of what was considered, the chosen one marked."""
+    rows: list[tuple[str, ...]] = [
+        ("", "method", "claim", "keys", "stored numbers", "max |V|", "rounding", "error", "")
+    ]
+    for c in candidates:
+        sign = "≈ " if c.kind == "estimated" or not c.chosen else "≤ "
+        figures = (
+            "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
+            for x in (c.keys, c.parameters, c.largest, c.rounding)
+        )
+        rows.append(
+            (
+                "→" if c.chosen else "",
+                c.method,
+                c.kind,
+                *figures,
+                "" if c.error is None else f"{sign}{c.error:.3g}",
+                c.note,
+            )
+        )
+    widths = [max(len(r[i]) for r in rows) for i in range(8)]
+    lines = [
+        "  ".join(
+            (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:8], widths[3:])), r[8])
+        )
+        for r in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def rounding_of(terms: Sequence[Term]) -> float:
+    """What the terms other than the approximation itself sum to."""
+    return float(sum(t.value for t in terms if t.name not in ("approximation", "jumps", "temperature", "seen")))
 
 
 def size_text(count: float) -> str:

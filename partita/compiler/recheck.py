@@ -23,9 +23,13 @@ from partita.certify.grid_bounds import Known, grid_terms
 from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
 from partita.compiler.knowledge import gather
+from partita.constructions.affine_grid import affine_terms
 from partita.constructions.construction import describe_domain, semantics_of, stored_distance, value_size
+from partita.constructions.estimate import sampled_error
 from partita.constructions.on_grid import GridRecipe, head_facts
+from partita.constructions.pieces import pieces_terms
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
+from partita.constructions.soft_grid import proved_terms
 from partita.errors import ExpressionError, PartitaError, UnsupportedError
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Domain, PointCloud
@@ -70,25 +74,91 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
         yield Check(
             "function", stated and _reads_as(target), f"{target.label}, graph sha256 {target.graph.sha256[:16]}…"
         )
-    known, source = _known(compiled)
-    yield Check("knowledge", known is not None, source)
-    if known is None:
-        return
-    error = _value_error(compiled, known)
-    stated_error = float(certificate.model.get("value_error", -1.0))
-    yield Check("values", error <= stated_error * _SLACK, f"max |V_j − f(v_j)| ≤ {error:.3g}")
-    stated_terms = {t.name: t.value for t in certificate.terms}
-    for term in _terms(compiled, known, error):
-        said = stated_terms.get(term.name, 0.0)
-        yield Check(term.name, term.value <= said * _SLACK, f"{term.value:.6g} (stated {said:.6g})")
-    summed = total(certificate.terms)
-    yield Check("sum", summed <= certificate.error_bound, f"{summed:.6g} ≤ {certificate.error_bound:.6g}")
-    within = certificate.error_bound <= certificate.tolerance
-    yield Check("tolerance", within, f"{certificate.error_bound:.6g} ≤ {certificate.tolerance:g}")
+    if certificate.kind == "estimated":
+        yield from _estimate_again(compiled)
+    else:
+        yield from _terms_again(compiled)
+        summed = total(certificate.terms)
+        yield Check("sum", summed <= certificate.error_bound, f"{summed:.6g} ≤ {certificate.error_bound:.6g}")
+    yield Check(
+        "tolerance", certificate.error <= certificate.tolerance, f"{certificate.error:.6g} ≤ {certificate.tolerance:g}"
+    )
     if certificate.witness is not None and target.ask is not None:
         seen = float(compiled.errors_at(np.array([certificate.witness.point]))[0])
         inside = certificate.norm != "inf" or seen <= certificate.error_bound
         yield Check("witness", inside, f"error {seen:.6g} at the worst point on record")
+
+
+def _terms_again(compiled: Compiled) -> Iterator[Check]:
+    """Every term from the stored tensors, by the route that the certificate says it was found by."""
+    certificate = compiled.certificate
+    if certificate.proof.get("method") == "taylor":
+        terms = _taylor_terms(compiled)
+    elif certificate.proof.get("method") == "cells":
+        terms = _cell_terms(compiled)
+    elif certificate.proof.get("method") == "pieces":
+        terms = _pieces_terms(compiled)
+    else:
+        known, source = _known(compiled)
+        yield Check("knowledge", known is not None, source)
+        if known is None:
+            return
+        error = _value_error(compiled, known)
+        stated_error = float(certificate.model.get("value_error", -1.0))
+        yield Check("values", error <= stated_error * _SLACK, f"max |V_j − f(v_j)| ≤ {error:.3g}")
+        terms = _terms(compiled, known, error)
+    stated_terms = {t.name: t.value for t in certificate.terms}
+    for term in terms:
+        said = stated_terms.get(term.name, 0.0)
+        yield Check(term.name, term.value <= said * _SLACK, f"{term.value:.6g} (stated {said:.6g})")
+
+
+def _taylor_terms(compiled: Compiled) -> list[Term]:
+    """The proof of a soft grid once more, from its tensors and the graph."""
+    head, certificate, target = compiled.head, compiled.certificate, compiled.target
+    if not isinstance(head, GridHead) or target.graph is None:
+        raise UnsupportedError("a Taylor proof is about a grid head and an expression.")
+    return proved_terms(head, target, _grid_recipe(head, certificate), _moduli(compiled))[0]
+
+
+def _cell_terms(compiled: Compiled) -> list[Term]:
+    """The proof of affine cells once more."""
+    head, certificate, target = compiled.head, compiled.certificate, compiled.target
+    if not isinstance(head, GridHead) or head.value_slopes is None or target.graph is None:
+        raise UnsupportedError("a proof cell by cell is about a grid head with slopes and an expression.")
+    box = target.domain.bounding_box()
+    return affine_terms(head, target.graph, box, _grid_recipe(head, certificate), _moduli(compiled))
+
+
+def _moduli(compiled: Compiled) -> Known | None:
+    """What rounding the inputs moves f by, for heads below float64: computed again."""
+    if compiled.head.dtype == torch.float64:
+        return None
+    norm = _norm(compiled.certificate)
+    return gather(compiled.target, norm=norm, lipschitz=None, modulus=None, jumps=None).known
+
+
+def _grid_recipe(head: GridHead, certificate: Certificate) -> GridRecipe:
+    rates = tuple(head.inverse_temperature.double().tolist())
+    return GridRecipe(head.counts, rates, head.half_windows, _norm(certificate), certificate.tolerance, head.dtype)
+
+
+def _pieces_terms(compiled: Compiled) -> list[Term]:
+    head, target = compiled.head, compiled.target
+    if not isinstance(head, ScatteredHead) or target.graph is None:
+        raise UnsupportedError("a head made of pieces is a scattered head of an expression.")
+    return pieces_terms(head, target.graph, target.domain.bounding_box())
+
+
+def _estimate_again(compiled: Compiled) -> Iterator[Check]:
+    """Fresh samples, other than those that the estimate rests on."""
+    certificate, target = compiled.certificate, compiled.target
+    if target.ask is None:
+        yield Check("estimate", True, "the function was not stored: nothing to compare with")
+        return
+    seen = sampled_error(compiled.head, target, _norm(certificate), seed=certificate.seed + 1)
+    holds = seen.estimate <= certificate.tolerance
+    yield Check("estimate", holds, f"{seen.estimate:.6g} at {seen.samples:,} fresh points; nothing is proved")
 
 
 def _reads_as(target: Target) -> bool:
@@ -154,11 +224,9 @@ def _centers(compiled: Compiled) -> Callable[[int, int], Array]:
 
 def _terms(compiled: Compiled, known: Known, value_error: float) -> list[Term]:
     head, certificate, domain = compiled.head, compiled.certificate, compiled.target.domain
-    norm = _norm(certificate)
     if isinstance(head, GridHead):
-        rates = tuple(head.inverse_temperature.double().tolist())
-        recipe = GridRecipe(head.counts, rates, head.half_windows, norm, certificate.tolerance, head.dtype)
-        return grid_terms(head_facts(head, domain.bounding_box(), recipe, value_error), known, norm)
+        recipe = _grid_recipe(head, certificate)
+        return grid_terms(head_facts(head, domain.bounding_box(), recipe, value_error), known, recipe.norm)
     if not isinstance(domain, PointCloud) or known.modulus is None:
         raise UnsupportedError("a scattered head is re-checked on a PointCloud with a Euclidean modulus.")
     cover = _cover_again(head, domain)

@@ -31,7 +31,9 @@ __all__ = [
     "environment",
     "platform_assumption",
     "semantics_of",
+    "some_answers",
     "stored_distance",
+    "undefined_roots",
     "value_size",
     "value_table",
     "vouched",
@@ -71,6 +73,12 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
     if target.graph is not None:
         return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
     return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+
+
+def some_answers(target: Target) -> tuple[Array, Array]:
+    """Some answers of a black box, by which a certificate knows it; none of a graph, which is known itself."""
+    points = target.domain.sample(256, np.random.default_rng(0))[: 0 if target.graph is not None else None]
+    return points, target(points)
 
 
 def semantics_of(dtype: torch.dtype) -> str:
@@ -156,11 +164,7 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
         LipschitzContradictedError: a pair of points moves faster than declared.
     """
     statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
-    partial = []
-    if target.graph is not None and any(node.operation == "sqrt" for node in target.graph.nodes):
-        partial = [
-            Assumption("where a square root has no value, the claim is about its extension by 0", "construction")
-        ]
+    partial = undefined_roots(target)
     if not declared:
         off = "" if known.jumps is None else f", {known.jumps}"
         return [Assumption(" and ".join(statements) + off, "interval arithmetic"), *partial]
@@ -176,6 +180,13 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
     if target.graph is None:
         found.append(Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"))
     return found
+
+
+def undefined_roots(target: Target) -> list[Assumption]:
+    """What a claim about an expression with square roots is about."""
+    if target.graph is None or all(node.operation != "sqrt" for node in target.graph.nodes):
+        return []
+    return [Assumption("where a square root has no value, the claim is about its extension by 0", "construction")]
 
 
 @dataclass(frozen=True, eq=False)

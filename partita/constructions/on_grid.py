@@ -32,7 +32,7 @@ from partita.geometry.moments import AxisGeometry
 from partita.targets.knowledge import RoughBoxes
 from partita.targets.target import Target
 
-__all__ = ["GridRecipe", "build_on_grid", "grid_facts", "head_facts"]
+__all__ = ["GridRecipe", "build_on_grid", "grid_facts", "head_facts", "norm_name", "sample_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +101,14 @@ def build_on_grid(
     terms = grid_terms(facts, known, recipe.norm)
     certificate = Certificate(
         kind="proved_given" if declared else "proved",
-        norm=_norm_name(recipe.norm),
+        norm=norm_name(recipe.norm),
         semantics=recipe.semantics,
         tolerance=recipe.tolerance,
         error_bound=total(terms),
         terms=tuple(terms),
         assumptions=(*assumptions, platform_assumption(recipe.dtype)),
         theorem=theorem,
-        function=describe_function(target, *_sample_of(grid, values)),
+        function=describe_function(target, *sample_of(grid, values)),
         domain={"arguments": [describe_domain(d) for d in target.domains]},
         model=_describe_model(head, recipe, value_error),
         known=known.to_json(),
@@ -118,11 +118,13 @@ def build_on_grid(
     return Construction(head, grid, certificate)
 
 
-def _norm_name(norm: float) -> str:
+def norm_name(norm: float) -> str:
+    """As certificates write it: "inf", or p."""
     return "inf" if math.isinf(norm) else str(int(norm)) if norm.is_integer() else repr(norm)
 
 
-def _sample_of(grid: ProductGrid, values: torch.Tensor) -> tuple[Array, Array]:
+def sample_of(grid: ProductGrid, values: torch.Tensor) -> tuple[Array, Array]:
+    """The first centers and their values: what a black box is known by."""
     count = min(grid.num_cells, 4096)
     return grid.centers_of(np.arange(count)), values[:count].double().numpy()
 

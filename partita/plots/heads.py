@@ -77,7 +77,7 @@ def _title(compiled: Compiled, output: int) -> str:
     shown = label if len(label) <= 60 else label[:59] + "…"
     which = "" if compiled.head.values.shape[-1] == 1 else f", output {output}"
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
-    return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error ≤ {certificate.error_bound:.3g}{norm}"
+    return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error {certificate.claim}{norm}"
 
 
 def _names(compiled: Compiled) -> list[str]:
@@ -118,10 +118,10 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
         panels[1].plot(x, error, color=_ACCENT, lw=1.0)
         panels[1].set_ylim(bottom=0)
         if compiled.certificate.norm == "inf":
-            panels[1].axhline(compiled.error_bound, color=_INK, lw=0.9)
-            panels[1].set_ylim(0, 1.15 * compiled.error_bound)
-            where = (x[0, 0], compiled.error_bound)
-            panels[1].annotate("error_bound", where, xytext=(2, 3), textcoords="offset points", color=_INK)
+            top, name = compiled.certificate.error, _top_name(compiled)
+            panels[1].axhline(top, color=_INK, lw=0.9)
+            panels[1].set_ylim(0, 1.15 * top)
+            panels[1].annotate(name, (x[0, 0], top), xytext=(2, 3), textcoords="offset points", color=_INK)
         _clean(panels[1], "|head − function|")
     for panel in panels:
         panel.set_xlabel("x0")
@@ -150,9 +150,11 @@ def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int
     panels[1].imshow(got.reshape(_PIXELS, _PIXELS), cmap="cividis", alpha=0.35, **picture)
     magnified = _draw_cells(compiled, panels[1], Box([lo[i], lo[j]], [hi[i], hi[j]]), (i, j))
     if error is not None:
-        top = compiled.error_bound if compiled.certificate.norm == "inf" else None
+        top = compiled.certificate.error if compiled.certificate.norm == "inf" else None
         image = panels[2].imshow(error.reshape(_PIXELS, _PIXELS), cmap="magma", vmin=0, vmax=top, **picture)
-        panels[2].figure.colorbar(image, ax=panels[2], shrink=0.8, label="" if top is None else "0 … error_bound")
+        panels[2].figure.colorbar(
+            image, ax=panels[2], shrink=0.8, label="" if top is None else f"0 … {_top_name(compiled)}"
+        )
     rest = ", ".join(f"{names[k]} = {middle[k]:.3g}" for k in range(len(lo)) if k not in axes)
     titles = (
         "what the head computes" + (f" at {rest}" if rest else ""),
@@ -168,6 +170,7 @@ def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int
 def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, int]) -> str:
     """Cells in the plane: a grid's lines (magnified where they are too many), exact polygons in 2-D, centers otherwise."""
     from matplotlib.collections import LineCollection, PolyCollection
+    from matplotlib.patches import Rectangle
 
     i, j = axes
     (x0, y0), (x1, y1) = window.lo, window.hi
@@ -176,6 +179,10 @@ def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, i
         columns, rows = partition.axes[i], partition.axes[j]
         factor = max(1.0, max(len(columns), len(rows)) / _CELLS_ACROSS)
         x1, y1 = x0 + (x1 - x0) / factor, y0 + (y1 - y0) / factor
+        if columns[0] < x0 or rows[0] < y0:  # ghosts: show them, and the domain as a frame
+            panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=_INK, linewidth=1.4))
+            (x0, x1), (y0, y1) = _reach(columns, x0, x1, factor), _reach(rows, y0, y1, factor)
+            panel.plot(*(g.ravel() for g in np.meshgrid(columns, rows)), ".", color=_ACCENT, ms=3)
         across, up = ((a[1:] + a[:-1]) / 2 for a in (columns, rows))
         lines = [[(e, y0), (e, y1)] for e in across if e < x1] + [[(x0, e), (x1, e)] for e in up if e < y1]
         panel.add_collection(LineCollection(lines, colors=_INK, linewidths=0.5))
@@ -190,6 +197,16 @@ def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, i
         panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=_INK, linewidths=0.5))
     panel.plot(centers[:, i], centers[:, j], ".", color=_ACCENT, ms=3)
     return ""
+
+
+def _reach(centers: Array, lo: float, hi: float, factor: float) -> tuple[float, float]:
+    """From half a gap before the first center to half a gap behind the last, or as much of it as is shown."""
+    gap = float(centers[1] - centers[0]) if len(centers) > 1 else 0.0
+    return min(lo, centers[0] - gap / 2), hi if factor > 1.5 else max(hi, centers[-1] + gap / 2)
+
+
+def _top_name(compiled: Compiled) -> str:
+    return "error_bound" if compiled.error_estimate is None else "error_estimate"
 
 
 def _clean(panel: Axes, title: str) -> None:

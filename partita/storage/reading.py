@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +177,34 @@ def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dom
         )
     if data["type"] != "grid":
         raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid or scattered.")
-    m = sum(math.prod(s) for s in inputs)
-    names = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}
-    _require_names(tensors, names, names)
+    return _read_grid_head(data["half_windows"], tensors, domains, input_shapes=inputs, output_shape=output)
+
+
+def _read_grid_head(
+    windows: Sequence[int],
+    tensors: Mapping[str, torch.Tensor],
+    domains: tuple[Domain, ...],
+    *,
+    input_shapes: tuple[tuple[int, ...], ...],
+    output_shape: tuple[int, ...],
+) -> GridHead:
+    m = sum(math.prod(s) for s in input_shapes)
+    names, affine = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}, {"value_slopes", "origin"}
+    _require_names(tensors, names | affine, names | affine if affine & set(tensors) else names)
     box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
     grid = ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
-    rates = tensors["inverse_temperature"].double().numpy()
-    windows = data["half_windows"]
     if not all(type(q) is int and 1 <= q <= 1 << 20 for q in windows):
         raise FormatError(f"{DESCRIPTION}: half_windows are {windows}, expected whole numbers ≥ 1.")
-    return GridHead(grid, rates, tensors["values"], half_windows=windows, input_shapes=inputs, output_shape=output)
+    return GridHead(
+        grid,
+        tensors["inverse_temperature"].double().numpy(),
+        tensors["values"],
+        value_slopes=tensors.get("value_slopes"),
+        origin=tensors.get("origin"),
+        half_windows=windows,
+        input_shapes=input_shapes,
+        output_shape=output_shape,
+    )
 
 
 def _require_names(tensors: Mapping[str, torch.Tensor], known: set[str], needed: set[str]) -> None:

@@ -1,0 +1,150 @@
+"""The lesson in two charts: error against keys for every way to choose values, and error against temperature.
+
+python benchmarks/lesson.py --out docs/images    # a minute or two; writes lesson.svg, sharpness.svg and prints the tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from accuracy import FUNCTIONS, chebyshev_error
+
+import partita as pa
+from partita.attention import GridHead
+from partita.constructions.averaged import corrected_values, tuned_values
+from partita.targets.target import make_target
+
+EXPRESSION = "sin(3*x0) + x0*cos(2*x1)"
+BOX = pa.Box([-1, -1], [1, 1])
+TOLERANCES = {
+    "hard": (0.5, 0.25, 0.1, 0.05, 0.02, 0.01),
+    "tuned": (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3),
+    "corrected": (0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5),
+    "affine": (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3),
+    "fitted": (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10),
+}
+# colours that stay apart for colour-blind readers and in grey, with markers of their own
+STYLE = {
+    "hard": ("#000000", "s"),
+    "tuned": ("#0072b2", "o"),
+    "corrected": ("#009e73", "^"),
+    "affine": ("#cc79a7", "D"),
+    "fitted": ("#d55e00", "o"),
+    "Chebyshev": ("#999999", "x"),
+}
+
+
+def curves() -> dict[str, list[tuple[int, int, float]]]:
+    """Keys, stored numbers and proved bound of the smallest head of each method, tolerance by tolerance."""
+    found: dict[str, list[tuple[int, int, float]]] = {}
+    for method, tolerances in TOLERANCES.items():
+        for tolerance in tolerances:
+            c = pa.compile(EXPRESSION, BOX, tolerance=tolerance, method=method)
+            found.setdefault(method, []).append((c.num_keys, c.num_parameters, c.error_bound))
+            print(
+                f"| {method} | {tolerance:g} | {c.num_keys:,} | {c.num_parameters:,} | {c.error_bound:.3g} |",
+                flush=True,
+            )
+    function = next(f for f in FUNCTIONS if f.name == "sin 3x + x cos 2y")
+    sizes = [(n, n) for n in range(2, 22)]
+    found["Chebyshev"] = [(n * m, n * m, chebyshev_error(function, (n, m))) for n, m in sizes]
+    return found
+
+
+def sharpness_curve(cells: int = 32) -> dict[str, list[tuple[float, float]]]:
+    """The largest sampled error of a 1-D head on sin 3x with a fixed grid, as the temperature changes; ghosts 4."""
+    box, target = pa.Box([-1.0], [1.0]), make_target("sin(3*x0)", pa.Box([-1.0], [1.0]))
+    points = np.linspace(-1, 1, 4001)[:, None]
+    truth, h, ghosts = np.sin(3 * points), 2 / cells, 4
+    grid = pa.ProductGrid.uniform(box, cells + 2 * ghosts, ghosts=ghosts)
+    found: dict[str, list[tuple[float, float]]] = {"tuned": [], "corrected": []}
+    for kappa in np.geomspace(0.6, 64, 60):
+        for name in found:
+            values = (
+                tuned_values(target, grid) if name == "tuned" else corrected_values(target, grid, (ghosts,), (kappa,))
+            )
+            head = GridHead(
+                grid,
+                kappa / h**2,
+                torch.from_numpy(values),
+                half_windows=grid.counts[0],
+                input_shapes=((1,),),
+                output_shape=(1,),
+            )
+            error = float(np.abs(head.evaluate(torch.from_numpy(points)).numpy() - truth).max())
+            found[name].append((float(kappa), error))
+    return found
+
+
+def draw_lesson(found: dict[str, list[tuple[int, int, float]]], path: Path) -> None:
+    figure, panel = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, rows in found.items():
+        colour, marker = STYLE[name]
+        line = ":" if name == "Chebyshev" else "-"
+        panel.loglog([r[0] for r in rows], [r[2] for r in rows], line, color=colour, marker=marker, ms=4, lw=1.4)
+        keys, _, error = rows[-1]
+        panel.annotate(name, (keys, error), xytext=(6, 0), textcoords="offset points", color=colour, va="center")
+    panel.set_xlabel("keys (for Chebyshev: coefficients)")
+    panel.set_ylabel("proved error (Chebyshev: measured)")
+    panel.set_title("sin 3x + x cos 2y on [−1, 1]²: the same head, other values", fontsize=10)
+    panel.margins(x=0.16)
+    panel.grid(True, which="major", lw=0.3)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def draw_sharpness(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
+    figure, panel = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for name, rows in found.items():
+        panel.loglog(*zip(*rows), color=STYLE[name][0], lw=1.6)
+        best = min(rows, key=lambda r: r[1])
+        panel.plot(*best, STYLE[name][1], color=STYLE[name][0], ms=5)
+        text = f"{name}: best κ = {best[0]:.2g}, error {best[1]:.1g}"
+        panel.annotate(text, best, xytext=(8, -10), textcoords="offset points", color=STYLE[name][0], fontsize=9)
+    panel.axhline(found["tuned"][-1][1], color="#000000", lw=0.8, ls="--")
+    panel.annotate(
+        "the hard limit", (1.0, found["tuned"][-1][1]), xytext=(0, 4), textcoords="offset points", fontsize=9
+    )
+    panel.set_xlabel("sharpness κ = R h²  (inverse temperature →)")
+    panel.set_ylabel("largest error sampled")
+    panel.set_title("sin 3x, 32 cells and 4 ghosts on each side: the limit is the wrong end", fontsize=10)
+    panel.grid(True, which="major", lw=0.3)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="where the charts go")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    plt.rcParams.update(
+        {"svg.hashsalt": "partita", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    sharpness = sharpness_curve()
+    draw_sharpness(sharpness, out / "sharpness.svg")
+    for name, rows in sharpness.items():
+        kappa, error = min(rows, key=lambda r: r[1])
+        print(f"{name}: best κ {kappa:.2f}, error {error:.2e}; at κ = {rows[-1][0]:.0f}: {rows[-1][1]:.2e}")
+    print("| method | tolerance | keys | stored numbers | proved error |\n|---|---|---|---|---|")
+    found = curves()
+    draw_lesson(found, out / "lesson.svg")
+    for name, rows in found.items():
+        steps = [(a, b) for a, b in itertools.pairwise(rows) if b[0] > a[0] and b[2] < a[2]]
+        last = steps[-1] if steps else None
+        if last:
+            slope = math.log(last[1][2] / last[0][2]) / math.log(last[1][0] / last[0][0])
+            print(f"{name}: last slope of log error against log keys {slope:.1f}")
+
+
+if __name__ == "__main__":
+    main()
