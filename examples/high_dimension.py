@@ -47,6 +47,7 @@ def describe(name: str, fit: TrainFit, seconds: float) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # small matrices: threads would mostly wait for each other
     small = TrainLimits(rank=24, evaluations=400_000)
     for name, f, dimension, tolerance, outputs in (
         ("1/(1+|x|²)", peak, 10, 1e-6, 1),

@@ -15,6 +15,7 @@ from partita.attention.layers import CrossAttention, CrossNetwork, LinearSum, Se
 from partita.attention.scattered_head import ScatteredHead
 from partita.attention.scores import AffineScores
 from partita.attention.tokenwise import tokenwise_layers
+from partita.attention.train_head import TrainHead
 
 __all__ = [
     "LOG_FORM_COLUMNS",
@@ -28,6 +29,7 @@ __all__ = [
     "ScatteredHead",
     "SelfAttention",
     "SelfNetwork",
+    "TrainHead",
     "indexed_cross",
     "indexed_self",
     "literal_layers",

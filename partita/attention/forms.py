@@ -39,7 +39,7 @@ def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
     if form == "log":
         _refuse_log(2 * _matrix_shape(head.output_shape)[0] * head.num_keys, _matrix_shape(head.output_shape)[1])
     else:
-        _refuse_indexed(head.num_keys * _matrix_shape(head.output_shape)[1], head.dimension + head.values.shape[1])
+        _refuse_indexed(head.num_keys * _matrix_shape(head.output_shape)[1], head.dimension + head.num_outputs)
     scores, r = head.affine_scores(), head.sharpest_rate()
     if len(head.input_shapes) == 1:
         build = log_self if form == "log" else indexed_self

@@ -49,6 +49,7 @@ class GridHead(FoldedHead):
     """
 
     inverse_temperature: Tensor
+    values: Tensor
     value_slopes: Tensor | None
     origin: Tensor | None
 

@@ -58,8 +58,8 @@ class FoldedHead(nn.Module, ABC):
         output_shape: `()`, `(out,)` or `(tokens, dim)`.
     """
 
-    values: Tensor
     inverse_temperature: Tensor
+    value_names: tuple[str, ...] = ("values",)  # buffers that `unfreeze` turns into parameters
 
     def __init__(self, *, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -97,7 +97,11 @@ class FoldedHead(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.values.dtype
+        return self.inverse_temperature.dtype
+
+    @property
+    def num_outputs(self) -> int:
+        return math.prod(self.output_shape)
 
     @property
     def num_parameters(self) -> int:
@@ -119,23 +123,23 @@ class FoldedHead(nn.Module, ABC):
 
     def unfreeze(self) -> FoldedHead:
         """Make the values trainable parameters (same names in `state_dict`)."""
-        values = self.values
-        if not isinstance(values, nn.Parameter):
-            del self._buffers["values"]
-            self.values = nn.Parameter(values.detach().clone())
+        for name in self.value_names:
+            held = self._buffers.pop(name, None)
+            if held is not None:
+                self.register_parameter(name, nn.Parameter(held.detach().clone()))
         return self
 
     def freeze(self) -> FoldedHead:
         """Make them constants again."""
-        values = self.values
-        if isinstance(values, nn.Parameter):
-            del self._parameters["values"]
-            self.register_buffer("values", values.detach().clone())
+        for name in self.value_names:
+            held = self._parameters.pop(name, None)
+            if held is not None:
+                self.register_buffer(name, held.detach().clone())
         return self
 
     def as_attention(self) -> DotProductAttention:
         """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
-        if self.num_keys * (self.dimension + 1 + self.values.shape[-1]) > _KEYS_LISTED_AT_MOST:
+        if self.num_keys * (self.dimension + 1 + self.num_outputs) > _KEYS_LISTED_AT_MOST:
             raise SizeError(
                 f"as_attention() would list {self.num_keys:,} keys; this head is a product grid because they are that many."
             )
@@ -161,7 +165,7 @@ class DotProductAttention(nn.Module):
             raise UnsupportedError("values that are affine in z are no plain v; use layers(form='indexed').")
         self.register_buffer("origin", torch.as_tensor(head.middle()).to(head.dtype))
         self.register_buffer("key", torch.as_tensor(np.column_stack([scores.slopes, scores.offsets])).to(head.dtype))
-        self.register_buffer("value", head.values.detach().reshape(head.num_keys, -1).clone())
+        self.register_buffer("value", torch.as_tensor(scores.values).to(head.dtype).reshape(head.num_keys, -1).clone())
 
     def query(self, *inputs: Tensor) -> Tensor:
         """`(n, m + 1)`."""

@@ -44,6 +44,7 @@ class ScatteredHead(FoldedHead):
 
     centers: Tensor
     inverse_temperature: Tensor
+    values: Tensor
     powers: Tensor | None
     value_slopes: Tensor | None
 

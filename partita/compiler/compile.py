@@ -24,6 +24,7 @@ from partita.constructions.piecewise_affine import PiecesRecipe, piecewise_affin
 from partita.constructions.self_attention import self_attention
 from partita.constructions.small_domain import CoverRecipe, small_domain
 from partita.constructions.soft_grid import SoftRecipe, soft_grid
+from partita.constructions.tensor_train import TrainRecipe, tensor_train
 from partita.errors import LipschitzContradictedError, PartitaError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Box, Domain
 from partita.targets.knowledge import Jumps, Modulus
@@ -205,6 +206,8 @@ def _built(planned: Plan, progress: Progress | None, seed: int) -> Construction:
         return soft_grid(target, recipe, known, progress=progress, seed=seed)
     if isinstance(recipe, AffineRecipe):
         return affine_grid(target, recipe, known, progress=progress, seed=seed)
+    if isinstance(recipe, TrainRecipe):
+        return tensor_train(target, recipe, seed=seed)
     if isinstance(recipe, PiecesRecipe):
         return piecewise_affine(target, recipe, progress=progress)
     if knowledge is None or known is None:

@@ -17,6 +17,7 @@ from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead, flatten_inputs
 from partita.attention.layers import CrossNetwork, SelfNetwork
 from partita.attention.scattered_head import ScatteredHead
+from partita.attention.train_head import TrainHead
 from partita.certify.attack import search_worst
 from partita.certify.certificate import Certificate, Witness
 from partita.compiler.planned import Candidate, report
@@ -167,7 +168,7 @@ def load(folder: str | os.PathLike[str]) -> Compiled:
     Expressions come back whole, black boxes without their function.
     """
     head, certificate, target, outside, why = storage.load_parts(folder)
-    if isinstance(head, GridHead):
+    if isinstance(head, GridHead | TrainHead):
         partition: Partition = ProductGrid(target.domain.bounding_box(), tuple(a.double().numpy() for a in head.axes))
     else:
         powers = head.powers if isinstance(head, ScatteredHead) else None

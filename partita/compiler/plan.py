@@ -16,6 +16,7 @@ from partita.compiler.knowledge import Knowledge, gather
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.planned import Candidate, Plan
 from partita.compiler.soft_plan import forecast_averaged, plan_averaged, plan_fitted
+from partita.compiler.train_plan import MANY_VARIABLES, plan_train
 from partita.constructions.construction import Progress
 from partita.errors import NotContinuousError, NothingKnownError, PartitaError, SizeError, ToleranceError
 from partita.geometry.domains import Box, Domain, PointCloud
@@ -24,6 +25,7 @@ from partita.targets.target import Target, make_target
 
 __all__ = ["make_plan", "plan"]
 
+_MOST_KEYS = 1 << 20  # of a head whose values are found by search
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
 
@@ -80,7 +82,7 @@ def make_plan(
             found = propose(plans)
         except (SizeError, ToleranceError) as error:
             errors.append(error)
-            refused.append(Candidate(method, "", str(error).split(". ")[0]))
+            refused.append(_refused(method, error, target, knowledge, options))
             continue
         if isinstance(found, Plan):
             plans.append(found)
@@ -93,6 +95,18 @@ def make_plan(
     rows = [best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)]
     rows += [p.as_candidate(_compared(p, best)) for p in others] + refused
     return replace(best, candidates=tuple(rows), alternatives=tuple(others))
+
+
+def _refused(
+    method: str, error: PartitaError, target: Target, knowledge: Knowledge | None, options: Options
+) -> Candidate:
+    """The row of a method that raised: for a hard grid that is too large, how large."""
+    if isinstance(error, SizeError) and knowledge is not None and not isinstance(target.domain, PointCloud):
+        try:
+            return replace(forecast_grid(target, knowledge, options), note="more keys than max_bytes hold")
+        except SizeError:
+            pass
+    return Candidate(method, "", str(error).split(". ")[0])
 
 
 def _known(
@@ -138,16 +152,22 @@ def _proposers(
     def affine(plans: list[Plan]) -> Plan | Candidate:
         if options.method == "auto":
             forecast = forecast_affine_grid(target, options)
-            if forecast.parameters is None or any(_is_beaten(forecast, p, options) for p in plans):
+            if _is_hopeless(forecast) or any(_is_beaten(forecast, p, options) for p in plans):
                 return forecast
         return plan_affine_grid(target, knowledge, options)
 
     def averaged(plans: list[Plan], *, method: str) -> Plan | Candidate:
         if options.method == "auto":  # a forecast is cheap, and next to always says that others are smaller
             forecast = forecast_averaged(target, options, method)
-            if forecast.parameters is None or any(_is_beaten(forecast, p, options) for p in plans):
+            if _is_hopeless(forecast) or any(_is_beaten(forecast, p, options) for p in plans):
                 return forecast
         return plan_averaged(target, knowledge, options, method)
+
+    def train(plans: list[Plan]) -> Plan | Candidate:
+        few = target.domain.dimension < MANY_VARIABLES
+        if options.method == "auto" and (few or any(p.kind != "estimated" for p in plans)):
+            return Candidate("train", "", "for five variables and more, where nothing stronger is found")
+        return plan_train(target, knowledge, options, progress=progress)
 
     every: dict[str, Propose] = {
         "pieces": pieces,
@@ -156,12 +176,17 @@ def _proposers(
         "affine": affine,
         "tuned": partial(averaged, method="tuned"),
         "corrected": partial(averaged, method="corrected"),
+        "train": train,
     }
     if options.method != "auto":
         return [(options.method, every[options.method])]
     if isinstance(target.domain, PointCloud) or options.sharpness is not None:
         return [("hard", hard)]
     return list(every.items())
+
+
+def _is_hopeless(forecast: Candidate) -> bool:
+    return forecast.keys is None or forecast.keys > _MOST_KEYS
 
 
 def _is_beaten(forecast: Candidate, plan: Plan, options: Options) -> bool:

@@ -17,11 +17,12 @@ from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import PiecesRecipe
 from partita.constructions.small_domain import CoverRecipe
 from partita.constructions.soft_grid import SoftRecipe
+from partita.constructions.tensor_train import TrainRecipe
 from partita.targets.target import Target
 
 __all__ = ["Candidate", "Plan", "floor_message", "report", "rounding_of", "size_text"]
 
-Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe
+Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe | TrainRecipe
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,10 @@ def _value_error(compiled: Compiled, known: Known) -> float:
         return 0.0 if head.dtype == torch.float64 else float(compiled.certificate.model.get("value_error", math.inf))
     rough = known.jumps if isinstance(known.jumps, RoughBoxes) else None
     centers, worst, step = _centers(compiled), 0.0, 1 << 16
+    table = head.get_buffer("values").detach()
     for start in range(0, head.num_keys, step):
         points = centers(start, min(start + step, head.num_keys))
-        kept = head.values[start : start + len(points)].detach().double().numpy()
+        kept = table[start : start + len(points)].double().numpy()
         worst = max(worst, float(stored_distance(graph.enclose(points, points), kept, points, rough).max()))
     return worst
 
@@ -231,7 +232,7 @@ def _terms(compiled: Compiled, known: Known, value_error: float) -> list[Term]:
         raise UnsupportedError("a scattered head is re-checked on a PointCloud with a Euclidean modulus.")
     cover = _cover_again(head, domain)
     recipe_on_cover = CoverRecipe(cover, float(head.inverse_temperature), certificate.tolerance, head.dtype)
-    largest, spread = value_size(head.values)
+    largest, spread = value_size(head.get_buffer("values"))
     return scattered_terms(
         scattered_facts(domain, recipe_on_cover, largest=largest, spread=spread, value_error=value_error), known.modulus
     )

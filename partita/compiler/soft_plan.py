@@ -54,9 +54,9 @@ def plan_fitted(
         return Candidate(
             "fitted",
             "",
-            f"{fit.status}: the best of the grids tried leaves {fit.error_estimate:.3g}",
-            keys=fit.num_cells,
-            error=fit.error_estimate,
+            f"{fit.status}: the best of the grids tried leaves {fit.error_estimate:.3g}" if fit.values.size else fit.status,
+            keys=fit.num_cells if fit.values.size else None,
+            error=fit.error_estimate if fit.values.size else None,
         )
     return _plan(
         target, knowledge, options, "fitted", fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate

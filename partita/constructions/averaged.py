@@ -219,7 +219,7 @@ def averaged_grid(
     def at(scale: float) -> AveragedGrid | None:
         inner = np.where(moving, np.maximum(np.ceil(scale * need), 2), 1).astype(int)
         grids = [
-            _one(target, method, box, inner, slopes, test, truth, storage, k)
+            _one(target, method, box, inner, slopes, test, truth, storage, k, max_cells)
             for k in _choices(method, sharpness)
             if inner.prod() <= max_cells
         ]
@@ -278,6 +278,7 @@ def _one(
     truth: Array,
     storage: type[np.floating],
     kappa: float | None,
+    max_cells: int,
 ) -> AveragedGrid | None:
     """The grid with these many cells inside the box, its values and its error at the test points."""
     spacing = box.sides / inner
@@ -287,6 +288,8 @@ def _one(
     ]
     ghosts = tuple(math.ceil(math.sqrt(2 * math.log(1e4) / k)) if n > 1 else 0 for k, n in zip(kappas, inner))
     counts = tuple(int(n) + 2 * g for n, g in zip(inner, ghosts))
+    if math.prod(counts) > max_cells:
+        return None
     grid = ProductGrid.uniform(box, counts, ghosts=ghosts, dtype=storage)
     rates = tuple((np.array(kappas) / spacing**2).astype(storage).astype(float).tolist())
     values = tuned_values(target, grid) if method == "tuned" else corrected_values(target, grid, ghosts, tuple(kappas))

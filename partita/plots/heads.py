@@ -44,7 +44,7 @@ def plot_head(
         raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
     if Path(path).suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")
-    outputs = compiled.head.values.shape[-1]
+    outputs = compiled.head.num_outputs
     if not 0 <= output < outputs:
         raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
     one = compiled.head.dimension == 1
@@ -75,7 +75,7 @@ def _can_compare(compiled: Compiled) -> bool:
 def _title(compiled: Compiled, output: int) -> str:
     label, certificate = compiled.target.label, compiled.certificate
     shown = label if len(label) <= 60 else label[:59] + "…"
-    which = "" if compiled.head.values.shape[-1] == 1 else f", output {output}"
+    which = "" if compiled.head.num_outputs == 1 else f", output {output}"
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
     return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error {certificate.claim}{norm}"
 

@@ -18,6 +18,7 @@ import torch
 from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
+from partita.attention.train_head import TrainHead
 from partita.certify.certificate import Certificate, model_digest
 from partita.errors import FormatError, NewerVersionError, PartitaError, TamperedFileError, TruncatedFileError
 from partita.geometry.domains import Box, Domain, PointCloud, product
@@ -175,8 +176,10 @@ def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dom
             input_shapes=inputs,
             output_shape=output,
         )
+    if data["type"] == "train":
+        return _read_train_head(tensors, domains, input_shapes=inputs, output_shape=output)
     if data["type"] != "grid":
-        raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid or scattered.")
+        raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid, scattered or train.")
     return _read_grid_head(data["half_windows"], tensors, domains, input_shapes=inputs, output_shape=output)
 
 
@@ -191,8 +194,7 @@ def _read_grid_head(
     m = sum(math.prod(s) for s in input_shapes)
     names, affine = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}, {"value_slopes", "origin"}
     _require_names(tensors, names | affine, names | affine if affine & set(tensors) else names)
-    box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
-    grid = ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
+    grid = _read_axes(tensors, domains, m)
     if not all(type(q) is int and 1 <= q <= 1 << 20 for q in windows):
         raise FormatError(f"{DESCRIPTION}: half_windows are {windows}, expected whole numbers ≥ 1.")
     return GridHead(
@@ -205,6 +207,30 @@ def _read_grid_head(
         input_shapes=input_shapes,
         output_shape=output_shape,
     )
+
+
+def _read_train_head(
+    tensors: Mapping[str, torch.Tensor],
+    domains: tuple[Domain, ...],
+    *,
+    input_shapes: tuple[tuple[int, ...], ...],
+    output_shape: tuple[int, ...],
+) -> TrainHead:
+    m = sum(math.prod(s) for s in input_shapes)
+    names = {f"{part}_{i}" for part in ("centers", "core") for i in range(m)} | {"inverse_temperature"}
+    _require_names(tensors, names, names)
+    return TrainHead(
+        _read_axes(tensors, domains, m),
+        tensors["inverse_temperature"].double().numpy(),
+        [tensors[f"core_{i}"] for i in range(m)],
+        input_shapes=input_shapes,
+        output_shape=output_shape,
+    )
+
+
+def _read_axes(tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...], m: int) -> ProductGrid:
+    box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
+    return ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
 
 
 def _require_names(tensors: Mapping[str, torch.Tensor], known: set[str], needed: set[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
+from partita.attention.train_head import TrainHead
 from partita.certify.certificate import Certificate, model_digest
 from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.geometry.domains import Box, Domain, PointCloud
@@ -111,6 +112,8 @@ def _describe_head(head: FoldedHead) -> dict[str, Any]:
     }
     if isinstance(head, GridHead):
         return {"type": "grid", "half_windows": list(head.half_windows), **common}
+    if isinstance(head, TrainHead):
+        return {"type": "train", **common}
     return {"type": "scattered", **common}
 
 
