@@ -9,7 +9,7 @@ OUT ?= demo-output
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fast,onnx,plot,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fast,onnx,plot,sklearn,dev]"
 	touch $@
 
 demo: $(VENV)/.ready
@@ -28,6 +28,7 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/grids.py
+	$(BIN)/python benchmarks/accuracy.py
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache

@@ -68,7 +68,7 @@ Method = Annotated[
     str,
     typer.Option(
         "--method",
-        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, pieces or train: how values are chosen.",
+        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, pieces or train.",
     ),
 ]
 Accept = Annotated[

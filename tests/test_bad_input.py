@@ -94,19 +94,19 @@ def test_a_function_of_single_points_on_request():
 @pytest.mark.parametrize("lipschitz", [1.0, [1.0, 1.0]])
 def test_a_contradicted_lipschitz_constant_names_the_pair(lipschitz):
     with pytest.raises(errors.LipschitzContradictedError) as caught:
-        pa.compile(lambda z: 3 * z[:, 0] + z[:, 1], BOX, tolerance=0.1, lipschitz=lipschitz)
+        pa.compile(lambda z: 3 * z[:, 0] + z[:, 1], BOX, method="hard", tolerance=0.1, lipschitz=lipschitz)
     assert "between [" in str(caught.value) and "times" in str(caught.value)
 
 
 def test_a_lipschitz_constant_contradicted_only_between_centers_is_found():
     """A step that random pairs are unlikely to straddle closely: the neighbouring centers show it."""
     with pytest.raises(errors.LipschitzContradictedError):
-        pa.compile(lambda z: (z[:, 0] > 0.4321) * 0.4, LINE, tolerance=0.05, lipschitz=1.0)
+        pa.compile(lambda z: (z[:, 0] > 0.4321) * 0.4, LINE, method="hard", tolerance=0.05, lipschitz=1.0)
 
 
 def test_an_expression_steeper_than_declared_is_refused():
     with pytest.raises(errors.LipschitzContradictedError, match="slope"):
-        pa.compile("sin(9*x0)", LINE, tolerance=0.1, lipschitz=2.0)
+        pa.compile("sin(9*x0)", LINE, method="hard", tolerance=0.1, lipschitz=2.0)
 
 
 @pytest.mark.parametrize("tolerance", [0, -1, math.nan, math.inf, "small", None])
@@ -117,33 +117,33 @@ def test_bad_tolerances(tolerance):
 
 def test_tolerance_below_the_rounding_floor_names_the_floor():
     with pytest.raises(errors.ToleranceError, match="float32 can promise") as caught:
-        pa.compile(lambda z: 1e6 + z[:, 0], LINE, tolerance=0.05, lipschitz=1.0, dtype=torch.float32)
+        pa.compile(lambda z: 1e6 + z[:, 0], LINE, method="hard", tolerance=0.05, lipschitz=1.0, dtype=torch.float32)
     assert "float64" in str(caught.value)
     with pytest.raises(errors.ToleranceError, match="float64 can promise"):
-        pa.compile("1e12 + x0", LINE, tolerance=1e-4)
+        pa.compile("1e12 + x0", LINE, method="hard", tolerance=1e-4)
 
 
 def test_tolerance_below_the_fill_distance_is_refused():
     cloud = pa.PointCloud(np.random.default_rng(0).normal(size=(50, 2)), fill_distance=0.2)
     with pytest.raises(errors.ToleranceError, match="fill_distance"):
-        pa.compile(lambda z: z[:, 0], cloud, tolerance=0.1, lipschitz=1.0)
+        pa.compile(lambda z: z[:, 0], cloud, method="hard", tolerance=0.1, lipschitz=1.0)
 
 
 def test_a_grid_that_does_not_fit_names_the_best_tolerance_that_does():
     with pytest.raises(errors.SizeError) as caught:
-        pa.compile(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=1e-3, lipschitz=1.0)
+        pa.compile(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), method="hard", tolerance=1e-3, lipschitz=1.0)
     message = str(caught.value)
     assert "keys" in message and "best tolerance that fits" in message
     best = float(message.split("best tolerance that fits is about ")[1].split()[0])
-    planned = pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=best, lipschitz=1.0)
+    planned = pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), method="hard", tolerance=best, lipschitz=1.0)
     assert planned.bytes <= 4 << 30
     with pytest.raises(errors.SizeError):
-        pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), tolerance=0.8 * best, lipschitz=1.0)
+        pa.plan(lambda z: z[:, 0], pa.Box([-1] * 6, [1] * 6), method="hard", tolerance=0.8 * best, lipschitz=1.0)
 
 
 def test_nothing_known_is_said_with_a_suggestion():
     with pytest.raises(errors.NothingKnownError, match="estimate"):
-        pa.compile(lambda z: z[:, 0], LINE, tolerance=0.1)
+        pa.compile(lambda z: z[:, 0], LINE, method="hard", tolerance=0.1)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_bad_options(options, error):
 @pytest.mark.parametrize("domain", [None, [0, 1], (LINE,), (LINE, pa.PointCloud([[0.0]])), "[0,1]"])
 def test_bad_domains(domain):
     with pytest.raises(errors.DomainError):
-        pa.compile("x0", domain, tolerance=0.1)
+        pa.compile("x0", domain, method="hard", tolerance=0.1)
 
 
 def test_bad_moduli():
@@ -204,20 +204,20 @@ def test_bad_moduli():
 )
 def test_expressions_that_are_none(text, error):
     with pytest.raises(error):
-        pa.compile(text, LINE, tolerance=0.1)
+        pa.compile(text, LINE, method="hard", tolerance=0.1)
 
 
 @pytest.mark.parametrize("text", ["1/x0", "9**9**9**9", "log(x0 - 0.5)", "sqrt(x0 - 2)", "tan(3*x0)"])
 def test_expressions_undefined_on_the_domain(text):
     with pytest.raises(errors.NonFiniteValueError):
-        pa.compile(text, LINE, tolerance=0.1)
+        pa.compile(text, LINE, method="hard", tolerance=0.1)
 
 
 @pytest.mark.parametrize("text", ["step(x0 - 0.3)", "sqrt(x0)"])
 def test_expressions_without_a_lipschitz_constant(text):
     with pytest.raises(errors.UnsupportedError, match="norm=1"):
-        pa.compile(text, LINE, tolerance=0.1)
-    assert pa.compile(text, LINE, tolerance=0.1, norm=1).error_bound <= 0.1
+        pa.compile(text, LINE, method="hard", tolerance=0.1)
+    assert pa.compile(text, LINE, method="hard", tolerance=0.1, norm=1).error_bound <= 0.1
 
 
 def test_a_jump_in_the_supremum_norm_is_impossible():
@@ -241,7 +241,7 @@ def test_inputs_outside_raise_clamp_or_pass():
 
 def test_inputs_outside_a_cloud():
     cloud = pa.PointCloud(np.array([[0.0, 0.0], [1.0, 0.0]]), fill_distance=0.1)
-    c = pa.compile(lambda z: z[:, 0], cloud, tolerance=0.3, lipschitz=1.0)
+    c = pa.compile(lambda z: z[:, 0], cloud, method="hard", tolerance=0.3, lipschitz=1.0)
     assert c(np.array([[0.05, 0.0]])).shape == (1,)
     with pytest.raises(errors.OutsideDomainError):
         c(np.array([[0.5, 0.0]]))
@@ -260,7 +260,7 @@ def test_calls_with_nan():
 
 
 def test_calls_take_arrays_tensors_lists_single_points_and_batches():
-    c = pa.compile("x0 + x1", BOX, tolerance=0.1)
+    c = pa.compile("x0 + x1", BOX, method="hard", tolerance=0.1)
     assert isinstance(c([0.1, 0.2]), np.ndarray) and c([0.1, 0.2]).shape == ()
     assert isinstance(c(torch.zeros(3, 2)), torch.Tensor) and c(torch.zeros(3, 2)).shape == (3,)
     assert c(np.zeros((4, 3, 2))).shape == (4, 3) and c(np.zeros((0, 2))).shape == (0,)
@@ -282,7 +282,7 @@ def test_options_are_checked_before_anything_is_asked():
         raise AssertionError("asked")
 
     with pytest.raises(errors.ToleranceError):
-        pa.compile(never, LINE, tolerance=-1, lipschitz=1.0)
+        pa.compile(never, LINE, method="hard", tolerance=-1, lipschitz=1.0)
     assert Options.checked(1, "inf", torch.float64, 8, 100, "auto").norm == math.inf
 
 

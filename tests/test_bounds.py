@@ -10,7 +10,9 @@ from partita.certify import ScatteredFacts, scattered_terms
 
 def test_summation_rounds_by_no_more_than_its_term():
     """All values equal: the exact head is constant, so what is left is the rounding of weights and sums."""
-    c = pa.compile("3.3 + 0*x0 + 0*x1 + 0*x2 + 0*x3", pa.Box([0] * 4, [1] * 4), tolerance=0.1, dtype=torch.float32)
+    c = pa.compile(
+        "3.3 + 0*x0 + 0*x1 + 0*x2 + 0*x3", pa.Box([0] * 4, [1] * 4), method="hard", tolerance=0.1, dtype=torch.float32
+    )
     term = next(t for t in c.certificate.terms if t.name == "summation").value
     grid = pa.ProductGrid.uniform(pa.Box([0] * 4, [1] * 4), 5, dtype=np.float32)
     values = torch.full((grid.num_cells, 1), 3.3, dtype=torch.float32)
@@ -58,6 +60,12 @@ def test_clouds_waste_nothing_either():
     rng = np.random.default_rng(1)
     clumps = np.concatenate([center + 1e-3 * rng.normal(size=(50, 3)) for center in 10 * rng.normal(size=(8, 3))])
     for tolerance in (3.0, 0.1, 0.002):
-        c = pa.compile(lambda z: z[:, 0], pa.PointCloud(clumps, fill_distance=1e-4), tolerance=tolerance, lipschitz=1.0)
+        c = pa.compile(
+            lambda z: z[:, 0],
+            pa.PointCloud(clumps, fill_distance=1e-4),
+            method="hard",
+            tolerance=tolerance,
+            lipschitz=1.0,
+        )
         assert c.error_bound <= 1.01 * c.certificate.facts["covering_radius"] and c.error_bound <= tolerance
         assert c.attack(samples=1000).error <= c.error_bound

@@ -89,7 +89,7 @@ def test_export_and_verify(head, tmp_path):
         (["bake"], 64, "bake"),
         ([], 64, ""),
         (["plan", "x0", "--domain", "[-1,1]", "--tolerance", "-1"], 64, "> 0"),
-        (["plan", "x0", "--domain", "[-1,1]^8", "--tolerance", "1e-9"], 1, "best tolerance"),
+        (["plan", "x0", "--domain", "[-1,1]^8", "--tolerance", "1e-9", "--method", "hard"], 1, "best tolerance"),
         (["eval", "nowhere", "points.csv"], 1, "not a folder"),
     ],
 )

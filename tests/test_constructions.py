@@ -116,7 +116,7 @@ def test_computed_lipschitz_constant_assumes_nothing_of_the_caller():
 
 
 def test_declared_constant_that_intervals_confirm_stays_proved():
-    c = pa.compile("sin(3*x0)", pa.Box([-1], [1]), tolerance=0.1, lipschitz=5.0)
+    c = pa.compile("sin(3*x0)", pa.Box([-1], [1]), method="hard", tolerance=0.1, lipschitz=5.0)
     assert c.certificate.kind == "proved"
 
 
@@ -124,7 +124,9 @@ def test_float32_rounding_is_part_of_the_bound():
     single, double = compiled("single 2-D"), None
     names = {t.name for t in single.certificate.terms}
     assert {"score rounding", "summation", "stored values", "input rounding"} <= names
-    double = pa.compile(lambda z: z[:, 0] * z[:, 1], pa.Box([-1, -1], [1, 1]), tolerance=0.25, lipschitz=1.5)
+    double = pa.compile(
+        lambda z: z[:, 0] * z[:, 1], pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.25, lipschitz=1.5
+    )
     assert single.error_bound > double.error_bound
     assert single.certificate.semantics == "float32" and single.head.values.dtype == torch.float32
     doubles = torch.rand(100, 2, dtype=torch.float64)  # not representable: rounding them is covered too
@@ -135,8 +137,12 @@ def test_small_domain_takes_a_third_of_the_papers_radius():
     """Theorem 5.1 with ρ = ε/L: on a curve about a third of the paper's balls."""
     t = np.linspace(0, 1, 5000)
     curve = np.stack([t, np.sin(3 * t), t**2], axis=1)
-    ours = pa.compile(lambda z: z[:, 0], pa.PointCloud(curve, fill_distance=1e-3), tolerance=0.1, lipschitz=1.0)
-    papers = pa.compile(lambda z: z[:, 0], pa.PointCloud(curve, fill_distance=1e-3), tolerance=0.1 / 3, lipschitz=1.0)
+    ours = pa.compile(
+        lambda z: z[:, 0], pa.PointCloud(curve, fill_distance=1e-3), method="hard", tolerance=0.1, lipschitz=1.0
+    )
+    papers = pa.compile(
+        lambda z: z[:, 0], pa.PointCloud(curve, fill_distance=1e-3), method="hard", tolerance=0.1 / 3, lipschitz=1.0
+    )
     assert 2 <= papers.num_keys / ours.num_keys <= 4
     facts = ours.certificate.facts
     n = ours.num_keys
@@ -151,5 +157,5 @@ def test_points_of_the_cloud_are_the_only_places_f_is_asked():
         asked.append(z.copy())
         return z[:, 0]
 
-    pa.compile(f, pa.PointCloud(points), tolerance=0.5, lipschitz=1.0)
+    pa.compile(f, pa.PointCloud(points), method="hard", tolerance=0.5, lipschitz=1.0)
     assert {tuple(row) for row in np.concatenate(asked)} <= {tuple(row) for row in points}

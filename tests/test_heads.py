@@ -150,7 +150,7 @@ def test_a_common_affine_function_on_the_scores_changes_nothing():
 
 
 def test_the_hard_limit_is_a_table_lookup():
-    c = pa.compile("sin(3*x0) + x1", pa.Box([-1, -1], [1, 1]), tolerance=0.3, sharpness=1e6)
+    c = pa.compile("sin(3*x0) + x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.3, sharpness=1e6)
     points = sample(c, 500)
     points = points[c.partition.margin(points) > 1e-3]
     table = c.head.values.numpy()[c.partition.cell(points)]

@@ -18,9 +18,11 @@ ORDER = [
     "targets",
     "attention",
     "certify",
+    "fitting",
     "constructions",
     "storage",
     "compiler",
+    "learn",
     "plots",
     "cli",
 ]

@@ -123,7 +123,7 @@ def test_token_mixing_is_undone_exactly(tokens):
 
 
 def test_the_log_form_refuses_what_does_not_fit_and_shows_the_number():
-    c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.02)
+    c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.02)
     with pytest.raises(SizeError, match="8,192"):
         c.layers("log")
     assert c.layers("indexed").num_keys == c.num_keys

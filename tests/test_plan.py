@@ -36,7 +36,7 @@ def test_planning_allocates_nothing_large_and_builds_nothing():
         asked.append(len(z))
         return z[:, 0]
 
-    planned = pa.plan(f, pa.Box([0, 0], [1, 1]), tolerance=1e-4, lipschitz=1.0)
+    planned = pa.plan(f, pa.Box([0, 0], [1, 1]), method="hard", tolerance=1e-4, lipschitz=1.0)
     assert planned.keys > 10**7 and sum(asked) < 5000
 
 
@@ -52,7 +52,7 @@ def test_no_axis_can_lose_a_cell(m, tolerance, sides, constants):
     box = pa.Box(np.zeros(m), np.array(sides[:m]))
     try:
         counts = pa.plan(
-            lambda z: 0 * z[:, 0], box, tolerance=tolerance, lipschitz=constants[:m], max_bytes=1 << 40
+            lambda z: 0 * z[:, 0], box, method="hard", tolerance=tolerance, lipschitz=constants[:m], max_bytes=1 << 40
         ).counts
     except pa.PartitaError:
         return
@@ -65,36 +65,40 @@ def test_no_axis_can_lose_a_cell(m, tolerance, sides, constants):
 
 
 def test_unequal_sides_get_near_cubic_cells():
-    counts = pa.plan(lambda z: z[:, 0], pa.Box([0, 0], [1, 10]), tolerance=0.05, lipschitz=1.0).counts
+    counts = pa.plan(lambda z: z[:, 0], pa.Box([0, 0], [1, 10]), method="hard", tolerance=0.05, lipschitz=1.0).counts
     assert math.isclose(counts[1] / counts[0], 10, rel_tol=0.1)
 
 
 def test_one_variable_only_needs_one_axis():
-    assert pa.plan("sin(x1)", pa.Box([0, 0], [1, 1]), tolerance=0.1).counts in ((1, 5), (1, 6))
-    assert pa.plan("3 + 0*x0", pa.Box([0], [1]), tolerance=0.1).keys == 1
+    assert pa.plan("sin(x1)", pa.Box([0, 0], [1, 1]), method="hard", tolerance=0.1).counts in ((1, 5), (1, 6))
+    assert pa.plan("3 + 0*x0", pa.Box([0], [1]), method="hard", tolerance=0.1).keys == 1
 
 
 def test_sharper_heads_need_no_more_keys():
     box = pa.Box([-1, -1], [1, 1])
-    soft, hard = (pa.plan("x0*x1", box, tolerance=0.01, sharpness=k).keys for k in (2.0, 64.0))
+    soft, hard = (pa.plan("x0*x1", box, method="hard", tolerance=0.01, sharpness=k).keys for k in (2.0, 64.0))
     assert soft > 1.5 * hard
 
 
 def test_lp_norms_ask_for_fewer_keys_than_the_supremum_on_a_unit_cube():
     box = pa.Box([0, 0, 0], [1, 1, 1])
-    keys = [pa.plan(lambda z: z[:, 0], box, tolerance=0.05, lipschitz=1.0, norm=p).keys for p in (1, 2, 8, "inf")]
+    keys = [
+        pa.plan(lambda z: z[:, 0], box, method="hard", tolerance=0.05, lipschitz=1.0, norm=p).keys
+        for p in (1, 2, 8, "inf")
+    ]
     assert keys == sorted(keys) and keys[0] < keys[-1] / 3
 
 
 def test_float32_halves_the_bytes():
     sizes = [
-        pa.plan("x0*x1", pa.Box([0, 0], [1, 1]), tolerance=0.05, dtype=d).bytes for d in (torch.float32, torch.float64)
+        pa.plan("x0*x1", pa.Box([0, 0], [1, 1]), method="hard", tolerance=0.05, dtype=d).bytes
+        for d in (torch.float32, torch.float64)
     ]
     assert math.isclose(sizes[1] / sizes[0], 2, rel_tol=0.05)
 
 
 def test_explanations_carry_the_numbers():
-    text = str(pa.plan("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), tolerance=0.05))
+    text = str(pa.plan("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.05))
     assert (
         "12,879 keys" in text
         and "halving the tolerance multiplies the keys by about 4" in text

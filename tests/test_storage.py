@@ -19,7 +19,7 @@ FILES = ["head.safetensors", "head.json", "certificate.json"]
 
 @pytest.fixture
 def folder(tmp_path):
-    return pa.compile("sin(3*x0) + x1", pa.Box([-1, -1], [1, 1]), tolerance=0.4).save(tmp_path / "head")
+    return pa.compile("sin(3*x0) + x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.4).save(tmp_path / "head")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_false_certificates_fail_the_recheck(change):
 
 
 def test_changed_values_fail_the_recheck():
-    c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.3)
+    c = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.3)
     c.head.values[3] += 0.01
     assert {check.name for check in pa.recheck(c) if not check.holds} >= {"tensors", "values"}
 
@@ -240,7 +240,7 @@ def test_impossible_certificates_are_refused(folder, changes):
 
 
 def test_a_certificate_of_another_head_is_refused(folder, tmp_path):
-    other = pa.compile("x0 - x1", pa.Box([-1, -1], [1, 1]), tolerance=0.4).save(tmp_path / "other")
+    other = pa.compile("x0 - x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.4).save(tmp_path / "other")
     shutil.copy(other / "certificate.json", folder / "certificate.json")
     reseal(folder)
     with pytest.raises(errors.TamperedFileError, match="not about this head"):

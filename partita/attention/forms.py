@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.attention.head import FoldedHead
+from partita.attention.head import FoldedHead, count_text
 from partita.attention.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
 from partita.attention.scores import AffineScores
 from partita.errors import SizeError, UnsupportedError
@@ -92,8 +92,8 @@ def _linear(rows: dict[int, Array], shape: tuple[int, int], constant: Array, dty
 def _refuse_log(columns: int, tokens_out: int) -> None:
     if columns > LOG_FORM_COLUMNS:
         raise SizeError(
-            f"the log form needs {columns:,} columns and an identity block of {columns:,}² numbers "
-            f"({8 * columns**2 / 2**30:.1f} GiB); the limit is {LOG_FORM_COLUMNS:,} columns. Use form='indexed', "
+            f"the log form needs {count_text(columns)} columns and an identity block of {count_text(columns)}² numbers "
+            f"({count_text(8 * columns**2 // 2**30)} GiB); the limit is {LOG_FORM_COLUMNS:,} columns. Use form='indexed', "
             f"or a larger tolerance."
         )
     if tokens_out > columns:
@@ -174,8 +174,8 @@ def token_mixing(tokens: int) -> tuple[float, Array]:
 def _refuse_indexed(columns: int, rows: int) -> None:
     if columns * rows > _INDEXED_SCALARS:
         raise SizeError(
-            f"the indexed form would store {rows:,} × {columns:,} numbers per tensor "
-            f"({8 * rows * columns / 2**30:.1f} GiB); run the folded head, or compile with a larger tolerance."
+            f"the indexed form would store {rows:,} × {count_text(columns)} numbers per tensor "
+            f"({count_text(8 * rows * columns // 2**30)} GiB); run the folded head, or compile with a larger tolerance."
         )
 
 

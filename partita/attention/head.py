@@ -14,9 +14,14 @@ from partita.attention.scores import AffineScores
 from partita.errors import ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array
 
-__all__ = ["DotProductAttention", "FoldedHead", "flatten_inputs"]
+__all__ = ["DotProductAttention", "FoldedHead", "count_text", "flatten_inputs"]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
+
+
+def count_text(count: int) -> str:
+    """1,234,567, or 10^21.6 where the digits would tell nobody anything."""
+    return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
 
 
 def _as_tensor(given: Any) -> Tensor:
@@ -119,7 +124,7 @@ class FoldedHead(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         shapes = ", ".join(map(str, self.input_shapes))
-        return f"{self.num_keys:,} keys, {shapes} → {self.output_shape}, {self.dtype}"
+        return f"{count_text(self.num_keys)} keys, {shapes} → {self.output_shape}, {self.dtype}"
 
     def unfreeze(self) -> FoldedHead:
         """Make the values trainable parameters (same names in `state_dict`)."""
@@ -141,7 +146,8 @@ class FoldedHead(nn.Module, ABC):
         """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
         if self.num_keys * (self.dimension + 1 + self.num_outputs) > _KEYS_LISTED_AT_MOST:
             raise SizeError(
-                f"as_attention() would list {self.num_keys:,} keys; this head is a product grid because they are that many."
+                f"as_attention() would list {count_text(self.num_keys)} keys; this head is a product grid, or a tensor train, "
+                "because they are that many."
             )
         return DotProductAttention(self)
 

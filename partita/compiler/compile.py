@@ -67,9 +67,9 @@ def compile(
         modulus: a Hölder modulus instead. jumps: where f leaves it (finite norms only).
         norm: "inf", the largest error of any output anywhere; or a number p ≥ 1, `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: how the values are chosen: "hard" (the paper's: f at the centers, sharp), "tuned" (f at the centers, at the best
-            temperature), "corrected" (its bias taken off), "fitted" (solved for), "affine" (affine in z, centers where they are
-            needed), "pieces" (exact, for piecewise affine expressions), "train" (a tensor train, for many dimensions);
-            "auto" finds the smallest head among them.
+            temperature), "corrected" (its bias taken off), "fitted" (solved for), "affine" (f and its slopes in every cell),
+            "pieces" (exact, for piecewise affine expressions), "train" (a tensor train, for many dimensions); "auto" finds
+            the smallest head among them.
         accept: "estimated" takes a smaller head although its error is only sampled.
         dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.

@@ -14,7 +14,7 @@ from torch import Tensor
 from partita import storage
 from partita.attention.forms import literal_layers
 from partita.attention.grid_head import GridHead
-from partita.attention.head import FoldedHead, flatten_inputs
+from partita.attention.head import FoldedHead, count_text, flatten_inputs
 from partita.attention.layers import CrossNetwork, SelfNetwork
 from partita.attention.scattered_head import ScatteredHead
 from partita.attention.train_head import TrainHead
@@ -158,7 +158,7 @@ class Compiled:
 
     def __repr__(self) -> str:
         c = self.certificate
-        size = f"{self.num_keys:,} keys, {c.kind} error {c.claim} in L{c.norm}, {c.semantics}"
+        size = f"{count_text(self.num_keys)} keys, {c.kind} error {c.claim} in L{c.norm}, {c.semantics}"
         return f"Compiled({self.target.label!r}: {size})"
 
 

@@ -16,6 +16,7 @@ from partita.constructions.averaged import Slopes, averaged_grid, predicted_coun
 from partita.constructions.construction import Progress
 from partita.constructions.on_grid import GridRecipe, grid_facts
 from partita.constructions.soft_grid import SoftRecipe
+from partita.fitting.grid_fit import fit_grid
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.grid import ProductGrid
 from partita.targets.target import Target
@@ -37,8 +38,6 @@ def plan_fitted(
     """The smallest fitted grid whose sampled error is within `share` of the tolerance."""
     if isinstance(target.domain, PointCloud):
         return Candidate("fitted", "", "needs a box, not a cloud of points")
-    from partita.constructions.fitting import fit_grid
-
     box = target.domain.bounding_box()
     aim = options.tolerance / options.domain_factor(box.volume, target.num_outputs)
     fit = fit_grid(
@@ -54,7 +53,9 @@ def plan_fitted(
         return Candidate(
             "fitted",
             "",
-            f"{fit.status}: the best of the grids tried leaves {fit.error_estimate:.3g}" if fit.values.size else fit.status,
+            f"{fit.status}: the best of the grids tried leaves {fit.error_estimate:.3g}"
+            if fit.values.size
+            else fit.status,
             keys=fit.num_cells if fit.values.size else None,
             error=fit.error_estimate if fit.values.size else None,
         )
@@ -68,7 +69,7 @@ def _largest_spread(target: Target, box: Box, aim: float, options: Options) -> f
     seen = target(np.concatenate([box.sample(512, np.random.default_rng(3)), box.corners(64)]))
     range_of_f = float(np.ptp(seen, axis=0).max()) + float(np.abs(seen).max())
     rounding = UNIT_ROUNDOFF[options.semantics] * 110 * box.dimension
-    return min(_ROUNDING_SHARE * aim / rounding, 1e4 * range_of_f)
+    return min(_ROUNDING_SHARE * aim / rounding, 1e4 * max(range_of_f, aim))
 
 
 def forecast_averaged(target: Target, options: Options, method: str) -> Candidate:

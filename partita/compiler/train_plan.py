@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from partita.attention.head import count_text
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, size_text
@@ -45,7 +46,7 @@ def plan_train(
         largest=fit.scale,
         rounding=0.0,
         why=(
-            f"{' × '.join(map(str, fit.grid.counts))} = {float(keys):.3g} keys, kept as a tensor train of rank {max(fit.ranks)}",
+            f"{' × '.join(map(str, fit.grid.counts))} = {count_text(keys)} keys, kept as a tensor train of rank {max(fit.ranks)}",
             f"train: values by cross approximation from {fit.evaluations:,} evaluations of f",
             f"the held-out error is {fit.error_estimate:.3g}",
             "nothing is proved: the error was looked for at fresh points, corners, and where f is large or small",

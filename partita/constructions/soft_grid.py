@@ -59,7 +59,7 @@ def soft_grid(
 ) -> Construction:
     """The head of a recipe with what can be said of it: proved where f is a graph, estimated from fresh samples where not.
 
-    `net = (⊗_i A_i) V`, `A_i(x)_k = softmax_k(−R_i(x − c_k)²/2)`. *Theorem*: `tuned-values`, `corrected-values` or `fitted-values`
+    `net = (⊗_i A_i) V`, `A_i(x)_k = softmax_k(−R_i(x − c_k)²/2)`. *Theorem*: `tuned-values`, `corrected-values`, `fitted-values`
     say how the values are chosen; whatever they are, `taylor-proof` bounds the error of the stored head.
     """
     head, grid = _assembled(target, recipe)

@@ -1,0 +1,12 @@
+"""Data instead of functions: scikit-learn estimators whose model is one softmax-attention head over scattered centers."""
+
+from partita.errors import MissingExtraError
+
+try:
+    import sklearn  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("partita.learn needs the extra 'sklearn': pip install 'partita[sklearn]'.") from error
+
+from partita.learn.estimators import PartitionClassifier, PartitionRegressor
+
+__all__ = ["PartitionClassifier", "PartitionRegressor"]

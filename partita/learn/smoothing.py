@@ -1,0 +1,180 @@
+"""A softmax over centers as a linear smoother: its weights, its outputs, the features that a ridge fit sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from partita.geometry.domains import Array
+
+__all__ = ["Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
+
+_AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
+
+
+def squared_distances(points: Array, centers: Array) -> Array:
+    """`|x_i − c_j|²`, `(n, N)`, by centred differences."""
+    return cdist(points, centers, "sqeuclidean")
+
+
+def _softmax(scores: Array) -> Array:
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)
+    return scores
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Row numbers of blocks that hold some eight million numbers each."""
+    step = max(1, _AT_ONCE // max(columns, 1))
+    return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
+
+
+class Rows:
+    """A tall matrix in blocks of rows: made anew on every pass, kept when one block holds it all.
+
+    Args:
+        make: the rows of a slice; columns: how many they have; width: numbers per row that a pass needs, if more.
+    """
+
+    def __init__(self, make: Callable[[slice], Array], rows: int, columns: int, *, width: int = 0) -> None:
+        self._make, self.rows, self.columns, self._width = make, rows, columns, max(columns, width)
+        self._kept: Array | None = None
+
+    def __iter__(self) -> Iterator[tuple[slice, Array]]:
+        for part in row_blocks(self.rows, self._width):
+            if part.stop - part.start < self.rows:
+                yield part, self._make(part)
+                continue
+            if self._kept is None:
+                self._kept = self._make(part)
+            yield part, self._kept
+
+    def block(self, part: slice) -> Array:
+        """The rows of any slice."""
+        return self._make(part) if self._kept is None else self._kept[part]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Where a head looks: `w_j(x) = softmax_j(−R|x − c_j|²/2)`, values constant or affine in x.
+
+    The features that a ridge fit combines are the w_j, and with affine values the `√R·w_j(x)(x − c_j)` as well: R^{−1/2} is the
+    width of a key, so that one penalty serves values and slopes.
+
+    Args:
+        centers: `(N, m)`; rate: R; affine: whether values have slopes.
+    """
+
+    centers: Array
+    rate: float
+    affine: bool = False
+
+    @property
+    def num_features(self) -> int:
+        return len(self.centers) * (1 + self.centers.shape[1] * self.affine)
+
+    def weights(self, points: Array) -> Array:
+        """`(n, N)`, rows that sum to 1."""
+        return _softmax(squared_distances(points, self.centers) * (-0.5 * self.rate))
+
+    def features(self, points: Array) -> Rows:
+        """`(n, num_features)`: the weights, then their products with each coordinate of `√R(x − c_j)`."""
+
+        def block(part: slice) -> Array:
+            x = points[part]
+            weights = self.weights(x)
+            if not self.affine:
+                return weights
+            root = np.sqrt(self.rate)
+            moments = (root * weights * (x[:, [k]] - self.centers[:, k]) for k in range(x.shape[1]))
+            return np.hstack([weights, *moments])
+
+        return Rows(block, len(points), self.num_features)
+
+    def kernel(self, points: Array, project: Callable[[Array], Array]) -> Array:
+        """Inner products of the features after `project`ing their columns, `(n, n)`, without listing those of the slopes.
+
+        `Σ_j w_j w'_j (x − c_j)·(x' − c_j)` is expanded in four products of `(n, N)` matrices.
+        """
+        weights = self.weights(points)
+        projected = project(weights)
+        out = projected @ projected.T
+        if self.affine:
+            cross = (weights * (points @ self.centers.T)) @ weights.T
+            slopes = (points @ points.T) * (weights @ weights.T) - cross - cross.T
+            slopes += (weights * (self.centers**2).sum(axis=1)) @ weights.T
+            out += self.rate * project(project(slopes).T)
+        return out
+
+    def smoother_loo(self, targets: Array, rows: slice) -> Array:
+        """What `Σ_j w_j y_j`, the keys being the data, says at x_i without key i: `Σ_{j≠i} w_ij y_j/(1 − w_ii)`.
+
+        The own score is taken out before the softmax: nothing is divided by a rounded `1 − w_ii`. Args: targets `(N, out)`;
+        rows: which points are left out, one at a time.
+        """
+        index = np.arange(len(self.centers))[rows]
+        out = np.empty((len(index), targets.shape[1]))
+        for part in row_blocks(len(index), len(self.centers)):
+            scores = squared_distances(self.centers[index[part]], self.centers) * (-0.5 * self.rate)
+            scores[np.arange(len(scores)), index[part]] = -np.inf
+            out[part] = _softmax(scores) @ targets
+        return out
+
+    def trace(self, rows: slice) -> float:
+        """`Σ_i w_ii` over the rows: the degrees of freedom of that smoother."""
+        index = np.arange(len(self.centers))[rows]
+        owns = (index[part] for part in row_blocks(len(index), len(self.centers)))
+        blocks = ((self.weights(self.centers[own]), own) for own in owns)
+        return float(sum(block[np.arange(len(block)), own].sum() for block, own in blocks))
+
+
+@dataclass(frozen=True, eq=False)
+class Smoother:
+    """`net(x) = Σ_j w_j(x)(V_j + J_j(x − c_j))`: a head in numpy, by matrix products.
+
+    Args:
+        keys: where it looks; values: `(N, out)`; slopes: `(N, out, m)` or None.
+    """
+
+    keys: Keys
+    values: Array
+    slopes: Array | None = None
+
+    def __call__(self, points: Array) -> Array:
+        """`(n, out)`."""
+        return np.concatenate([self._block(points[part]) for part in self._parts(points)])
+
+    def _parts(self, points: Array) -> Iterator[slice]:
+        outputs = self.values.shape[1] * (1 if self.slopes is None else self.keys.centers.shape[1])
+        return row_blocks(len(points), len(self.keys.centers) + outputs)
+
+    def _block(self, x: Array) -> Array:
+        weights = self.keys.weights(x)
+        if self.slopes is None:
+            return weights @ self.values
+        at_origin = self.values - np.einsum("jok,jk->jo", self.slopes, self.keys.centers)
+        slopes = (weights @ self.slopes.reshape(len(weights.T), -1)).reshape(len(x), *self.slopes.shape[1:])
+        return weights @ at_origin + np.einsum("nok,nk->no", slopes, x)
+
+    def gradient_size(self, points: Array) -> Array:
+        """Root mean square of `∂net/∂x_k` over points and outputs, `(m,)`; for constant values.
+
+        `∇net = R(Σ_j w_j V_j c_j − net·Σ_j w_j c_j)`.
+        """
+        centers, total = self.keys.centers, np.zeros(points.shape[1])
+        for part in self._parts(points):
+            weights = self.keys.weights(points[part])
+            middle = weights @ centers
+            for values in self.values.T:
+                gradient = (weights * values) @ centers - (weights @ values)[:, None] * middle
+                total += (gradient**2).sum(axis=0)
+        return self.keys.rate * np.sqrt(total / (len(points) * self.values.shape[1]))
+
+    def effective_keys(self, points: Array) -> float:
+        """Mean of `1/Σ_j w_j²` over the points: between 1 and N."""
+        parts = self._parts(points)
+        return float(np.concatenate([1 / (self.keys.weights(points[p]) ** 2).sum(axis=1) for p in parts]).mean())
