@@ -72,7 +72,7 @@ def main() -> None:
     )
     table.add_row(
         "the paper's layers",
-        f"the theorem's own choice, at tolerance 0.5, log form: Linear and attention with {layers.num_keys:,} columns, {layers.num_parameters:,} numbers",
+        f"at tolerance 0.5, log form: Linear and attention with {layers.num_keys:,} columns, {layers.num_parameters:,} numbers",
     )
     table.add_row("on disk", f"{folder}/  and  {picture}")
     console.print()
