@@ -27,7 +27,9 @@ def main() -> None:
 
     console.print(
         Panel.fit(
-            f"[bold]{EXPRESSION}[/]  on  [bold][-1,1]²[/]  within  [bold]0.000001[/]", title="partita", border_style="blue"
+            f"[bold]{EXPRESSION}[/]  on  [bold][-1,1]²[/]  within  [bold]0.000001[/]",
+            title="partita",
+            border_style="blue",
         )
     )
     pa.compile("x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=0.5)  # native kernels compile themselves once
@@ -35,7 +37,9 @@ def main() -> None:
     compiled = pa.compile(EXPRESSION, pa.Box([-1, -1], [1, 1]), tolerance=1e-6)
     seconds = time.perf_counter() - started
     for line in compiled.report().splitlines():
-        console.print(f"  {line}", style="bold" if "→" in line else "dim", highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            f"  {line}", style="bold" if "→" in line else "dim", highlight=False, soft_wrap=True, markup=False
+        )
 
     folder = compiled.save(out / "head", overwrite=True)
     stored = pa.load(folder)

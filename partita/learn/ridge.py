@@ -12,7 +12,7 @@ from partita.learn.smoothing import Keys, Rows, Smoother
 
 __all__ = ["PENALTIES", "Fit", "Trial", "try_ridge"]
 
-PENALTIES = 10.0 ** np.arange(-8.0, 3.25, 0.5)  # in units of the largest eigenvalue
+PENALTIES = 10.0 ** np.arange(-8.0, 3.1, 0.25)  # in units of the largest eigenvalue
 _LOST = 1e-13  # of the largest eigenvalue
 _RANK = 1e-10  # of the largest singular value of the points: below it a direction is none
 _LEAST_SLACK = 1e-10  # of 1 − H_ii: below it the formula divides rounding by rounding
@@ -130,8 +130,8 @@ def try_ridge(keys: Keys, points: Array, targets: Array, *, penalty: float | Non
     top = float(spectrum.squares.max(initial=0.0)) or 1.0
     penalties = PENALTIES * top if penalty is None else np.array([float(penalty)])
     squares, traces = spectrum.residuals(penalties)
-    # of equal errors (a constant target) the largest penalty: the simplest values
-    best = len(squares) - 1 - int(np.argmin(squares[::-1]))
+    # of equal errors (two points, a constant target) the largest penalty: the simplest values
+    best = int(np.flatnonzero(squares <= squares.min() * (1 + 1e-6))[-1])
     chosen, error = float(penalties[best]), float(squares[best]) / targets.size
 
     def finish() -> Fit:

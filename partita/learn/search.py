@@ -15,8 +15,8 @@ from partita.learn.smoothing import Keys, Smoother, squared_distances
 
 __all__ = ["Request", "best_fit", "clearly_better", "relevance", "spacing"]
 
-_RATES = 8  # on the first grid
-_FIRST_STEP, _LAST_STEP = 0.7, 0.18  # of ln R around the best rate seen: factors 2 and 1.2
+_RATES = 12  # on the first grid
+_FIRST_STEP, _LAST_STEP = 0.7, 0.17  # of ln R around the best rate seen: factors 2 and 1.2
 _ROUNDS = 6  # of relevance
 _WORTH = 0.99  # of the error before: a round that saves less is the last
 _ENOUGH = 2.0  # standard errors
