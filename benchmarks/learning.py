@@ -1,6 +1,6 @@
 """PartitionRegressor and PartitionClassifier beside neighbours, kernel methods and boosted trees on scikit-learn's data.
 
-    python benchmarks/learning.py [--quick] [--jobs 2] [--json FILE] [--docs docs/learning.md]
+    python benchmarks/learning.py [--quick | --large] [--jobs 2] [--json FILE] [--docs docs/learning.md]
 
 Nine data sets, twice five folds. Every method sees the same training points; peers choose their parameters by cross-validation
 inside these, over the grids below, ours by its own leave-one-out. One thread per fit; seconds are processor seconds and include
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,35 @@ def table(rows: list[Row]) -> Table:
     return out
 
 
+def large() -> Table:
+    """One fit on 1,000 to 10,000 points of friedman1, which has 5 features that matter whatever their number."""
+    out = Table(box=box.MARKDOWN)
+    for name in (
+        "n",
+        "m",
+        "keys",
+        "seconds to fit",
+        "seconds for 2,000 predictions",
+        "R²",
+        "leave-one-out R²",
+        "peak MiB",
+    ):
+        out.add_column(name, justify="right", no_wrap=True)
+    for n, m in ((1_000, 10), (10_000, 10), (10_000, 100)):
+        x, y = datasets.make_friedman1(n + 2000, m, noise=1.0, random_state=0)
+        clock = [time.process_time()]
+        model = PartitionRegressor(random_state=0).fit(x[:n], y[:n])
+        clock.append(time.process_time())
+        score = model.score(x[n:], y[n:])
+        clock.append(time.process_time())
+        times = [f"{b - a:.2f}" for a, b in pairwise(clock)]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+        out.add_row(
+            f"{n:,}", str(m), f"{len(model.centers_):,}", *times, f"{score:.3f}", f"{model.loo_score_:.3f}", str(peak)
+        )
+    return out
+
+
 def written(page: str, text: str) -> str:
     """The page with the text between the marks replaced."""
     before, rest = page.split(BEGIN)
@@ -273,6 +304,7 @@ def written(page: str, text: str) -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small data sets, three folds")
+    parser.add_argument("--large", action="store_true", help="one fit each on up to 10,000 points, nothing else")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--docs", type=Path, help="replace the table on this page")
@@ -281,6 +313,9 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
+    if options.large:
+        Console(width=220).print(large())
+        return 0
     data = [d for d in all_data() if not options.quick or d.name in ("diabetes", "noisy sine", "wine")]
     folds, repeats = (3, 1) if options.quick else (5, 2)
     jobs = [

@@ -13,7 +13,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry import PowerDiagram
-from partita.learn import PartitionClassifier, PartitionRegressor, model, ridge, smoothing
+from partita.learn import PartitionClassifier, PartitionRegressor, model, ridge, search, smoothing
 from partita.learn.ridge import try_ridge
 from partita.learn.search import Request, best_fit, relevance
 from partita.learn.smoothing import Keys, Smoother
@@ -121,6 +121,26 @@ def test_a_fine_grid_of_rates_finds_little_better(seed):
     best = best_fit(x, x, y[:, None], request=Request())
     grid = [try_ridge(Keys(x, rate), x, y[:, None]).error for rate in np.geomspace(0.1, 100, 60)]
     assert best.error <= 1.1 * min(grid) < 0.8 * max(grid)
+    beside = [try_ridge(Keys(x, best.smoother.keys.rate * f), x, y[:, None]).error for f in (0.84, 1.19)]
+    assert best.error < 1.001 * min(beside)
+
+
+def test_values_get_slopes_where_that_leaves_less_error():
+    winners = set()
+    for seed in range(4):
+        x, y = cloud(40, 2, seed=seed)
+        kinds = [PartitionRegressor(values=v).fit(x, y) for v in ("constant", "affine", "auto")]
+        assert kinds[2].loo_error_ <= 1.01 * min(kinds[0].loo_error_, kinds[1].loo_error_)
+        winners.add(kinds[2].value_slopes_ is not None)
+    assert winners == {False, True}
+
+
+def test_rates_are_compared_on_some_points_and_fitted_to_all(monkeypatch):
+    monkeypatch.setattr(search, "_ROWS_SEARCHED", 50)
+    x, y = cloud(160, 1)
+    for kw in ({"centers": 12, "random_state": 0}, {"solver": "smoother"}):
+        model = PartitionRegressor(**kw).fit(x[:120], y[:120])
+        assert model.loo_predictions_.shape == (120,) and model.score(x[120:], y[120:]) > 0.9
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
