@@ -24,6 +24,7 @@ __all__ = ["GridProof", "SoftGrid", "prove_grid"]
 _U = 2.0**-53
 _INFLATE = 1 + 1e-12
 _ENTRIES_AT_ONCE = 1 << 23  # floats of one intermediate of the contraction
+_LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
 
 
@@ -62,6 +63,8 @@ def prove_grid(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> GridProof:
     """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal."""
+    if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
+        return GridProof(math.inf, 0.0, False, 0, 0, 0)
     degree, counts = _opening(grid, lo, hi, goal)
     difference = _Difference(grid, graph, degree)
     step = difference.boxes_at_once()
@@ -165,7 +168,9 @@ class _Difference:
         return np.abs(self.values).max(axis=others)
 
     def boxes_at_once(self) -> int:
+        longest = max(len(a) for a in self.grid.axes)
         per_box = max(
+            4 * (self.degree + 1) * longest,
             (self.degree + 1) * self.values.size // self.values.shape[0],
             math.comb(len(self.grid.axes) + self.degree, self.degree),
         )

@@ -21,6 +21,7 @@ from partita.targets.target import Target
 __all__ = ["forecast_affine_grid", "plan_affine_grid", "plan_pieces"]
 
 _MOST_CELLS = 1 << 18
+_MOST_SAMPLED = 1 << 12  # cells of a head whose error is only sampled: finer ones would hide from the samples
 
 
 def plan_pieces(target: Target, knowledge: Knowledge | None, options: Options) -> Plan | Candidate:
@@ -82,7 +83,8 @@ def plan_affine_grid(
         return Candidate("affine", "", "needs a box, not a cloud of points")
     box = target.domain.bounding_box()
     numbers = target.num_outputs * (1 + box.dimension)
-    most = int(min(_MOST_CELLS, options.max_bytes // (options.item_bytes * numbers)))
+    cells = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
+    most = int(min(cells, options.max_bytes // (options.item_bytes * numbers)))
     aim = options.tolerance / options.domain_factor(box.volume, target.num_outputs)
     found = smallest_affine_grid(target, tolerance=share * aim, storage=options.storage, max_cells=most)
     if isinstance(found, str):

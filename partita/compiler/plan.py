@@ -25,7 +25,7 @@ from partita.targets.target import Target, make_target
 
 __all__ = ["make_plan", "plan"]
 
-_MOST_KEYS = 1 << 20  # of a head whose values are found by search
+_MOST_KEYS = 1 << 16  # of a head whose values are found by search
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
 
@@ -151,6 +151,8 @@ def _proposers(
 
     def affine(plans: list[Plan]) -> Plan | Candidate:
         if options.method == "auto":
+            if target.graph is not None and knowledge is None:
+                return Candidate("affine", "", "f may jump")
             forecast = forecast_affine_grid(target, options)
             if _is_hopeless(forecast) or any(_is_beaten(forecast, p, options) for p in plans):
                 return forecast
@@ -158,6 +160,8 @@ def _proposers(
 
     def averaged(plans: list[Plan], *, method: str) -> Plan | Candidate:
         if options.method == "auto":  # a forecast is cheap, and next to always says that others are smaller
+            if target.graph is not None and knowledge is None:
+                return Candidate(method, "", "f may jump")
             forecast = forecast_averaged(target, options, method)
             if _is_hopeless(forecast) or any(_is_beaten(forecast, p, options) for p in plans):
                 return forecast

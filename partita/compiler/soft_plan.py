@@ -24,7 +24,8 @@ from partita.targets.target import Target
 __all__ = ["forecast_averaged", "plan_averaged", "plan_fitted"]
 
 _ROUNDING_SHARE = 0.1  # of the tolerance, that running in floats may take
-_AVERAGED_CELLS = 1 << 20
+_AVERAGED_CELLS = 1 << 17
+_SAMPLED_CELLS = 1 << 12  # of a head whose error is only sampled: finer ones would hide from the samples
 
 
 def plan_fitted(
@@ -93,7 +94,8 @@ def plan_averaged(target: Target, knowledge: Knowledge | None, options: Options,
         return Candidate(method, "", "needs a box, not a cloud of points")
     box = target.domain.bounding_box()
     aim = options.tolerance / options.domain_factor(box.volume, target.num_outputs)
-    largest = int(min(_AVERAGED_CELLS, options.max_bytes // (options.item_bytes * target.num_outputs)))
+    cells = _AVERAGED_CELLS if target.graph is not None else _SAMPLED_CELLS
+    largest = int(min(cells, options.max_bytes // (options.item_bytes * target.num_outputs)))
     found = averaged_grid(
         target, method, tolerance=aim, storage=options.storage, max_cells=largest, sharpness=options.sharpness
     )
