@@ -68,7 +68,7 @@ Method = Annotated[
     str,
     typer.Option(
         "--method",
-        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, pieces or train.",
+        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, adaptive, pieces or train.",
     ),
 ]
 Accept = Annotated[

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import partita as pa
-from partita.constructions import affine_grid as module
-from partita.constructions.affine_grid import affine_cells
+from partita.constructions.affine_grid import affine_cells, affine_grid
 from partita.targets.target import make_target
 
 SQUARE = pa.Box([-1, -1], [1, 1])
@@ -78,7 +77,7 @@ def test_leaving_the_overlap_out_would_be_wrong():
     """Negative control: at a low sharpness neighbours enter, and only the term beyond the overlap keeps the claim true."""
     plan = pa.plan("exp(3*x0)", pa.Box([-1], [1]), tolerance=0.5, method="affine")
     soft = replace(plan.recipe.grid, rates=tuple(r * 2 / 4096 for r in plan.recipe.grid.rates))
-    built = module.affine_grid(plan.target, replace(plan.recipe, grid=soft), None)
+    built = affine_grid(plan.target, replace(plan.recipe, grid=soft), None)
     c = replace(pa.build(plan), head=built.head, certificate=built.certificate)
     seen = c.attack(samples=20000, seed=2).error
     assert c.certificate.terms[0].inputs["cells"] < seen <= c.error_bound

@@ -177,3 +177,14 @@ def test_reports_show_what_was_not_found_out_as_blank():
         [Candidate("hard", "", "too large"), Candidate("fitted", "proved", "", 10, 20, 1.0, 1e-9, 1e-6, True)]
     )
     assert text.splitlines()[1].endswith("too large") and "≤ 1e-06" in text
+
+
+def test_a_narrow_peak_gets_few_keys_where_it_is():
+    """The best uniform fitted grid needs tens of thousands; adaptive centers are asked for at most 2,000."""
+    c = pa.compile("exp(-(x0^2 + x1^2)/0.0002)", SQUARE, tolerance=1e-2, method="adaptive")
+    assert c.certificate.kind == "proved" and c.num_keys <= 2000
+    assert c.attack(samples=20000, seed=1).error <= c.error_bound <= 1e-2
+    assert all(check.holds for check in pa.recheck(c))
+    with torch.no_grad():
+        c.head.values[np.abs(c.head.values.numpy()).argmax()] += 0.1
+    assert "approximation" in {check.name for check in pa.recheck(c) if not check.holds}

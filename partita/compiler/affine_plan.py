@@ -10,17 +10,20 @@ import torch
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, size_text
+from partita.constructions.adaptive import adaptive_recipe
 from partita.constructions.affine_grid import AffineRecipe, smallest_affine_grid
 from partita.constructions.averaged import Slopes
+from partita.constructions.construction import Progress
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import pieces_recipe
-from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, NonFiniteValueError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import PointCloud
 from partita.targets.target import Target
 
-__all__ = ["forecast_affine_grid", "plan_affine_grid", "plan_pieces"]
+__all__ = ["forecast_affine_grid", "plan_adaptive", "plan_affine_grid", "plan_pieces"]
 
 _MOST_CELLS = 1 << 18
+_MOST_SCATTERED = 2_500
 _MOST_SAMPLED = 1 << 12  # cells of a head whose error is only sampled: finer ones would hide from the samples
 
 
@@ -56,6 +59,53 @@ def plan_pieces(target: Target, knowledge: Knowledge | None, options: Options) -
             "values are the pieces themselves, affine in z: nothing is approximated but the choice between them",
             f"{recipe.parameters:,} stored numbers, {size_text(size)} in {options.semantics}",
         ),
+    )
+
+
+def plan_adaptive(
+    target: Target,
+    knowledge: Knowledge | None,
+    options: Options,
+    *,
+    max_parameters: int | None = None,
+    progress: Progress | None = None,
+) -> Plan | Candidate:
+    """Scattered centers with affine values, dense where f is hard; given up beyond `max_parameters` stored numbers."""
+    if isinstance(target.domain, PointCloud) or not math.isinf(options.norm):
+        return Candidate("adaptive", "", "for boxes, in the supremum norm")
+    per_key = (target.domain.dimension + 1) * (target.num_outputs + 1)
+    most = min(_MOST_SCATTERED, (max_parameters or _MOST_SCATTERED * per_key) // per_key)
+    try:
+        recipe = adaptive_recipe(
+            target, tolerance=options.tolerance, dtype=options.dtype, max_keys=8 * max(most, 16), progress=progress
+        )
+    except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
+        return Candidate("adaptive", "", str(error).split(". ")[0])
+    reached = recipe.error_seen if recipe.proof is None else recipe.error_bound
+    kind = "estimated" if recipe.proof is None else "proved"
+    if not recipe.holds:
+        note = f"{recipe.keys:,} keys reach {reached:.3g} only"
+        return Candidate("adaptive", kind, note, keys=recipe.keys, parameters=recipe.parameters, error=reached)
+    return Plan(
+        target=target,
+        knowledge=knowledge,
+        recipe=recipe,
+        method="adaptive",
+        kind=kind,
+        keys=recipe.keys,
+        parameters=recipe.parameters,
+        bytes=recipe.parameters * options.item_bytes,
+        sharpness=0.0,
+        error_bound=recipe.error_bound,
+        largest=float(np.abs(recipe.values).max()),
+        rounding=0.0,
+        why=(
+            f"{recipe.keys:,} key{'' if recipe.keys == 1 else 's'}",
+            f"adaptive: affine values on scattered centers, where they are needed; {recipe.leaves:,} leaves were looked at",
+            f"f was asked {recipe.evaluations:,} times, and varies in {recipe.active} direction{'s' * (recipe.active != 1)}",
+            f"{recipe.parameters:,} stored numbers, {size_text(recipe.parameters * options.item_bytes)} in {options.semantics}",
+        ),
+        error_estimate=recipe.error_seen if recipe.proof is None else None,
     )
 
 

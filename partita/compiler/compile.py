@@ -17,6 +17,7 @@ from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.plan import make_plan
 from partita.compiler.planned import Candidate, Plan, rounding_of
 from partita.compiler.soft_plan import plan_fitted
+from partita.constructions.adaptive import AdaptiveRecipe, adaptive
 from partita.constructions.affine_grid import AffineRecipe, affine_grid
 from partita.constructions.construction import Construction, Progress
 from partita.constructions.cross_attention import cross_attention
@@ -68,8 +69,8 @@ def compile(
         norm: "inf", the largest error of any output anywhere; or a number p ≥ 1, `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: how the values are chosen: "hard" (the paper's: f at the centers, sharp), "tuned" (f at the centers, at the best
             temperature), "corrected" (its bias taken off), "fitted" (solved for), "affine" (f and its slopes in every cell),
-            "pieces" (exact, for piecewise affine expressions), "train" (a tensor train, for many dimensions); "auto" finds
-            the smallest head among them.
+            "adaptive" (the same on scattered centers, where they are needed), "pieces" (exact, for piecewise affine
+            expressions), "train" (a tensor train, for many dimensions); "auto" finds the smallest head among them.
         accept: "estimated" takes a smaller head although its error is only sampled.
         dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
@@ -206,6 +207,8 @@ def _built(planned: Plan, progress: Progress | None, seed: int) -> Construction:
         return soft_grid(target, recipe, known, progress=progress, seed=seed)
     if isinstance(recipe, AffineRecipe):
         return affine_grid(target, recipe, known, progress=progress, seed=seed)
+    if isinstance(recipe, AdaptiveRecipe):
+        return adaptive(target, recipe, seed=seed)
     if isinstance(recipe, TrainRecipe):
         return tensor_train(target, recipe, seed=seed)
     if isinstance(recipe, PiecesRecipe):

@@ -15,7 +15,7 @@ __all__ = ["ACCEPT", "DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "METHODS", "Options"
 
 HARD_SHARPNESS = 64.0  # κ = R h²: two centers per axis hold all but 1e-13 of the mass
 DEFAULT_MAX_BYTES = 4 << 30
-METHODS = ("auto", "hard", "tuned", "corrected", "fitted", "affine", "pieces", "train")
+METHODS = ("auto", "hard", "tuned", "corrected", "fitted", "affine", "adaptive", "pieces", "train")
 ACCEPT = ("strongest", "estimated")
 _TAKE_A_SHARPNESS = ("auto", "hard", "tuned", "corrected")
 _NUMPY: dict[torch.dtype, type[np.floating]] = {torch.float64: np.float64, torch.float32: np.float32}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from partita.compiler.affine_plan import forecast_affine_grid, plan_affine_grid, plan_pieces
+from partita.compiler.affine_plan import forecast_affine_grid, plan_adaptive, plan_affine_grid, plan_pieces
 from partita.compiler.cover_plan import plan_cover
 from partita.compiler.grid_plan import forecast_grid, plan_grid
 from partita.compiler.knowledge import Knowledge, gather
@@ -26,6 +26,7 @@ from partita.targets.target import Target, make_target
 __all__ = ["make_plan", "plan"]
 
 _MOST_KEYS = 1 << 16  # of a head whose values are found by search
+_SMALL, _FEW = 2000, 3  # stored numbers up to which, and variables beyond which, no adaptive head is looked for
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
 
@@ -158,6 +159,16 @@ def _proposers(
                 return forecast
         return plan_affine_grid(target, knowledge, options)
 
+    def scattered(plans: list[Plan]) -> Plan | Candidate:
+        best = min((p.parameters for p in plans if p.kind == "proved"), default=None)
+        worth = target.graph is not None and knowledge is not None and target.domain.dimension <= _FEW
+        if options.method == "auto" and not (worth and (best is None or best > _SMALL)):
+            return Candidate(
+                "adaptive", "", f"for expressions of up to {_FEW} variables that take others {_SMALL:,} numbers"
+            )
+        limit = None if options.method != "auto" else best
+        return plan_adaptive(target, knowledge, options, max_parameters=limit, progress=progress)
+
     def averaged(plans: list[Plan], *, method: str) -> Plan | Candidate:
         if options.method == "auto":  # a forecast is cheap, and next to always says that others are smaller
             if target.graph is not None and knowledge is None:
@@ -178,6 +189,7 @@ def _proposers(
         "fitted": fitted,
         "hard": hard,
         "affine": affine,
+        "adaptive": scattered,
         "tuned": partial(averaged, method="tuned"),
         "corrected": partial(averaged, method="corrected"),
         "train": train,

@@ -12,6 +12,7 @@ import torch
 from partita.certify.certificate import Term
 from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
+from partita.constructions.adaptive import AdaptiveRecipe
 from partita.constructions.affine_grid import AffineRecipe
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import PiecesRecipe
@@ -22,7 +23,7 @@ from partita.targets.target import Target
 
 __all__ = ["Candidate", "Plan", "floor_message", "report", "rounding_of", "size_text"]
 
-Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe | TrainRecipe
+Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe | AdaptiveRecipe | TrainRecipe
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from partita.arithmetic.rounding import up
 from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
+from partita.certify.box_proof import box_terms, prove_boxes
 from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.deployment import UNIT_ROUNDOFF
 from partita.certify.grid_bounds import Known, grid_terms
 from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
@@ -30,7 +32,7 @@ from partita.constructions.on_grid import GridRecipe, head_facts
 from partita.constructions.pieces import pieces_terms
 from partita.constructions.small_domain import CoverRecipe, scattered_facts
 from partita.constructions.soft_grid import proved_terms
-from partita.errors import ExpressionError, PartitaError, UnsupportedError
+from partita.errors import ExpressionError, FormatError, PartitaError, UnsupportedError
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Domain, PointCloud
 from partita.geometry.grid import ProductGrid
@@ -96,6 +98,8 @@ def _terms_again(compiled: Compiled) -> Iterator[Check]:
         terms = _taylor_terms(compiled)
     elif certificate.proof.get("method") == "cells":
         terms = _cell_terms(compiled)
+    elif certificate.proof.get("method") == "boxes":
+        terms = _box_terms(compiled)
     elif certificate.proof.get("method") == "pieces":
         terms = _pieces_terms(compiled)
     else:
@@ -141,6 +145,29 @@ def _moduli(compiled: Compiled) -> Known | None:
 def _grid_recipe(head: GridHead, certificate: Certificate) -> GridRecipe:
     rates = tuple(head.inverse_temperature.double().tolist())
     return GridRecipe(head.counts, rates, head.half_windows, _norm(certificate), certificate.tolerance, head.dtype)
+
+
+def _box_terms(compiled: Compiled) -> list[Term]:
+    """The bisection once more, from the tensors, the graph and the stated directions of the boxes."""
+    head, certificate, target = compiled.head, compiled.certificate, compiled.target
+    if not isinstance(head, ScatteredHead) or target.graph is None:
+        raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
+    box, m = target.domain.bounding_box(), head.dimension
+    stated = np.array(certificate.proof.get("axes", []), dtype=float)
+    axes = stated.reshape(m, m) if stated.size == m * m else None
+    if stated.size and (axes is None or np.abs(axes @ axes.T - np.eye(m)).max() > 1e-12):
+        raise FormatError("the certificate's directions of boxes are not orthogonal.")
+    proof = prove_boxes(
+        head,
+        target.graph,
+        box,
+        target=certificate.terms[0].value,
+        degree=int(certificate.proof.get("degree", 2)),
+        max_boxes=4 * int(certificate.proof.get("boxes", 0)) + 1000,
+        unit_roundoff=UNIT_ROUNDOFF[certificate.semantics],
+        axes=axes,
+    )
+    return box_terms(head, proof, box)
 
 
 def _pieces_terms(compiled: Compiled) -> list[Term]:

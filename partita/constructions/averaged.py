@@ -257,6 +257,9 @@ def smallest_scale(at: Callable[[float], Grid | None], aim: float, max_cells: in
             best = found
         else:
             low, scale = scale, scale * (2 if found.error_estimate > 16 * aim else 1.5)
+            if scale > 64 * max(found.counts):  # sizes do not grow with the scale
+                keys = math.prod(found.counts)
+                return f"f moves where its slopes were not sampled; {keys:,} keys leave {found.error_estimate:.3g}"
     high = scale
     while high - low > max(0.5, 0.01 * high):
         middle = (low + high) / 2
