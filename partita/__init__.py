@@ -11,7 +11,7 @@ from partita.errors import PartitaError
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
 from partita.targets.knowledge import Jumps, Modulus
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Box",

@@ -20,9 +20,11 @@ ORDER = [
     "certify",
     "fitting",
     "constructions",
+    "networks",
     "storage",
     "compiler",
     "learn",
+    "inspection",
     "plots",
     "cli",
 ]

@@ -85,8 +85,7 @@ def fit_model(points: Array, targets: Array, options: Options, *, rng: np.random
             guess = (
                 None if near is None or request.smoother or not _is_auto(options.centers) else near.smoother.keys.rate
             )
-            own = np.arange(len(points)) if centers is scaled else None
-            fit = best_fit(centers, scaled, targets, request=request, own=own, start=guess)
+            fit = best_fit(centers, scaled, targets, request=request, start=guess)
         if best is None or fit.error < best.error:
             best = near = fit
     return scaling, best if best is not None else _single(scaled, targets, options)
@@ -108,9 +107,9 @@ def _scaling(points: Array, targets: Array, options: Options, rng: np.random.Ran
     standard = Scaling(mean, 1.0 / np.where(constant, 1.0, deviation))
     if options.scaling == "standard" or len(points) < 3:
         return standard, None
-    some, keys = np.arange(len(points)), None
+    some, keys = np.arange(len(points)), slice(None)
     if len(points) > _ALL_WEIGHED:
-        some, keys = rng.permutation(len(points))[:_ROWS_WEIGHED], _KEYS_WEIGHED
+        some, keys = rng.permutation(len(points))[:_ROWS_WEIGHED], slice(_KEYS_WEIGHED)
     scale, fit = relevance(standard(points[some]), targets[some], keys=keys)
     return Scaling(mean, standard.scale * scale), fit
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.geometry.domains import Array
-from partita.learn.smoothing import Keys, Own, Rows, Smoother
+from partita.learn.smoothing import Keys, Rows, Smoother
 
 __all__ = ["PENALTIES", "Fit", "Trial", "try_ridge"]
 
@@ -80,8 +80,7 @@ class _Base:
 class _Spectrum:
     """The projected features Φ in their own axes: `ΦΦᵀ = TTᵀ`, T's columns orthogonal with squared lengths s."""
 
-    rotated: Rows  # T
-    asked: Rows  # the same axes, for features with own keys silent; T where there are none
+    rotated: Rows
     squares: Array
     targets: Array  # projected
     moments: Array  # Tᵀy
@@ -92,24 +91,29 @@ class _Spectrum:
         total = self.squares[:, None] + penalties
         return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
 
-    def residuals(self, penalties: Array) -> Iterator[tuple[slice, Array, Array]]:
-        """Blocks of leave-one-out residuals `(rows, L, out)` and of the hat matrices' diagonals `(rows, L)`."""
+    def residuals(self, penalties: Array) -> tuple[Array, Array]:
+        """Sums over the points of the squared leave-one-out residuals, `(L,)`, and the traces of the hat matrices."""
         shrink = self.shrinkage(penalties)
         fitted = (shrink[:, :, None] * self.moments[:, None, :]).reshape(len(shrink), -1)
-        for (part, block), (_, asked) in zip(self.rotated, self.asked):
-            shape = (len(block), len(penalties), -1)
+        squares, traces = np.zeros(len(penalties)), np.zeros(len(penalties))
+        for part, block in self.rotated:
             hat = self.leverage[part] + block**2 @ shrink
-            rest = self.targets[part, None, :]
-            out = (rest - (block @ fitted).reshape(shape)) / np.maximum(1 - hat, _LEAST_SLACK)[:, :, None]
-            if self.asked is not self.rotated:
-                cross = self.leverage[part] + (asked * block) @ shrink
-                out = rest - (asked @ fitted).reshape(shape) + cross[:, :, None] * out
-            yield part, out, hat
+            rest = self.targets[part, None, :] - (block @ fitted).reshape(len(block), len(penalties), -1)
+            squares += ((rest / np.maximum(1 - hat, _LEAST_SLACK)[:, :, None]) ** 2).sum(axis=(0, 2))
+            traces += hat.sum(axis=0)
+        return squares, traces
+
+    def left_out(self, penalty: float) -> Array:
+        """`e_i/(1 − H_ii)`, `(n, out)`."""
+        shrink = self.shrinkage(np.array([penalty]))
+        out = np.empty_like(self.targets)
+        for part, block in self.rotated:
+            hat = self.leverage[part] + block**2 @ shrink
+            out[part] = (self.targets[part] - block @ (shrink * self.moments)) / np.maximum(1 - hat, _LEAST_SLACK)
+        return out
 
 
-def try_ridge(
-    keys: Keys, points: Array, targets: Array, *, own: Own | None = None, penalty: float | None = None
-) -> Trial:
+def try_ridge(keys: Keys, points: Array, targets: Array, *, penalty: float | None = None) -> Trial:
     """Values that minimise `Σ_i |net(x_i) − y_i|² + λ(Σ_j |V_j − g(c_j)|² + Σ_j |J_j − ∇g|²/R)`; λ by leave-one-out.
 
     g is free: a constant, or under affine values (and with points enough) any affine function. The hat matrix is
@@ -117,74 +121,60 @@ def try_ridge(
     point i turns the residual there into `e_i/(1 − H_ii)`: keys stay where they are, everything fitted is refitted. One
     eigendecomposition, of the smaller of ΦᵀΦ and ΦΦᵀ, serves every λ.
 
-    If key i is the point i, it has heard nobody once the point is left out; the refitted head is then asked without it. With
-    `ψ_i` the features of x_i when that key is silent, the residual is `y_i − ψ_i·θ + ψ_i(ΦᵀΦ + λ)⁻¹φ_i·e_i/(1 − H_ii)`.
-
     Args:
-        points: `(n, m)`, n ≥ 2; targets: `(n, out)`; own: `(n,)`, which key is the point, −1 for none.
-        penalty: λ itself, or None for the best of a grid.
+        points: `(n, m)`, n ≥ 2; targets: `(n, out)`; penalty: λ itself, or None for the best of a grid.
     """
     base = _Base.of(points, affine=keys.affine)
     few = keys.num_features < len(points)
-    spectrum, vectors = (_primal if few else _dual)(keys, points, targets, base, own)
+    spectrum, vectors = (_primal if few else _dual)(keys, points, targets, base)
     top = float(spectrum.squares.max(initial=0.0)) or 1.0
     penalties = PENALTIES * top if penalty is None else np.array([float(penalty)])
-    squares, traces = np.zeros(len(penalties)), np.zeros(len(penalties))
-    for _, residuals, hat in spectrum.residuals(penalties):
-        squares += (residuals**2).sum(axis=(0, 2))
-        traces += hat.sum(axis=0)
+    squares, traces = spectrum.residuals(penalties)
     # of equal errors (two points, a constant target) the largest penalty: the simplest values
     best = int(np.flatnonzero(squares <= squares.min() * (1 + 1e-6))[-1])
-    chosen, error = penalties[best : best + 1], float(squares[best]) / targets.size
+    chosen, error = float(penalties[best]), float(squares[best]) / targets.size
 
     def finish() -> Fit:
-        coefficients = vectors @ (spectrum.shrinkage(chosen) * spectrum.moments)
+        coefficients = vectors @ (spectrum.shrinkage(np.array([chosen])) * spectrum.moments)
         smoother = _from_primal(keys, coefficients) if few else _from_dual(keys, points, base.project_out(coefficients))
         smoother = base.add(smoother, targets - smoother(points))
-        left_out = targets - np.concatenate([residuals[:, 0] for _, residuals, _ in spectrum.residuals(chosen)])
-        return Fit(smoother, float(chosen[0]), float(traces[best]), left_out, error)
+        return Fit(smoother, chosen, float(traces[best]), targets - spectrum.left_out(chosen), error)
 
     return Trial(error, finish)
 
 
-def _primal(keys: Keys, points: Array, targets: Array, base: _Base, own: Own | None) -> tuple[_Spectrum, Array]:
+def _primal(keys: Keys, points: Array, targets: Array, base: _Base) -> tuple[_Spectrum, Array]:
     """Fewer features than points: the eigenvectors of ΦᵀΦ; coefficients are `vectors @ (shrinkage · moments)`."""
     features, q = keys.features(points), base.columns
-    shadow = sum((q[part].T @ block for part, block in features), start=np.zeros((q.shape[1], keys.num_features)))
+    shadow = sum((q[part].T @ block for part, block in features), start=np.zeros((q.shape[1], features.columns)))
     rest = base.project_out(targets)
-    gram, moments = np.zeros((keys.num_features,) * 2), np.zeros((keys.num_features, targets.shape[1]))
+    gram, moments = np.zeros((features.columns, features.columns)), np.zeros((features.columns, targets.shape[1]))
     for part, block in features:
         projected = block - q[part] @ shadow
         gram += projected.T @ projected
         moments += projected.T @ rest[part]
     squares, vectors = np.linalg.eigh(gram)
-
-    def rotated(rows: Rows) -> Rows:
-        width = len(PENALTIES) * targets.shape[1]
-        return Rows(lambda part: (rows.block(part) - q[part] @ shadow) @ vectors, *rows.shape, width=width)
-
-    plain = rotated(features)
-    asked = plain if own is None else rotated(keys.features(points, own))
+    rotated = Rows(
+        lambda part: (features.block(part) - q[part] @ shadow) @ vectors,
+        len(points),
+        features.columns,
+        width=len(PENALTIES) * targets.shape[1],
+    )
     leverage = (q**2).sum(axis=1, keepdims=True)
-    return _Spectrum(plain, asked, np.maximum(squares, 0.0), rest, vectors.T @ moments, leverage), vectors
+    return _Spectrum(rotated, np.maximum(squares, 0.0), rest, vectors.T @ moments, leverage), vectors
 
 
-def _dual(keys: Keys, points: Array, targets: Array, base: _Base, own: Own | None) -> tuple[_Spectrum, Array]:
+def _dual(keys: Keys, points: Array, targets: Array, base: _Base) -> tuple[_Spectrum, Array]:
     """At least as many features as points: those of ΦΦᵀ; the coefficients are those of the points."""
-    q, rest = base.columns, base.project_out(targets)
-    squares, vectors = np.linalg.eigh(keys.kernel(points, q))
+    squares, vectors = np.linalg.eigh(keys.kernel(points, base.project_out))
     # directions lost in rounding: shrunk to nothing by every penalty, but their coefficients, 1/λ, would not be
     squares = np.where(squares > _LOST * squares[-1], squares, 0.0)
     roots = np.sqrt(squares)
-    inverse = vectors * np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
-
-    def rows(matrix: Array) -> Rows:
-        return Rows(lambda part: matrix[part], *matrix.shape, width=len(PENALTIES) * targets.shape[1])
-
-    plain = rows(vectors * roots)
-    asked = plain if own is None else rows(keys.kernel(points, q, own) @ inverse)
-    leverage = (q**2).sum(axis=1, keepdims=True)
-    return _Spectrum(plain, asked, squares, rest, (vectors * roots).T @ rest, leverage), inverse
+    rotated, rest = vectors * roots, base.project_out(targets)
+    rows = Rows(lambda part: rotated[part], *rotated.shape, width=len(PENALTIES) * targets.shape[1])
+    spectrum = _Spectrum(rows, squares, rest, rotated.T @ rest, (base.columns**2).sum(axis=1, keepdims=True))
+    inverse = np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
+    return spectrum, vectors * inverse
 
 
 def _from_primal(keys: Keys, coefficients: Array) -> Smoother:

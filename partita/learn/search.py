@@ -11,7 +11,7 @@ from scipy.spatial import KDTree
 
 from partita.geometry.domains import Array
 from partita.learn.ridge import Fit, Trial, try_ridge
-from partita.learn.smoothing import Keys, Own, Smoother, squared_distances
+from partita.learn.smoothing import Keys, Smoother, squared_distances
 
 __all__ = ["Request", "best_fit", "clearly_better", "relevance", "spacing"]
 
@@ -45,20 +45,11 @@ def spacing(centers: Array) -> float:
     return float(np.sqrt((KDTree(centers).query(centers, k=2)[0][:, 1] ** 2).mean()))
 
 
-def best_fit(
-    centers: Array,
-    points: Array,
-    targets: Array,
-    *,
-    request: Request,
-    own: Own | None = None,
-    start: float | None = None,
-) -> Fit:
-    """The fit that was requested, R of least leave-one-out error.
+def best_fit(centers: Array, points: Array, targets: Array, *, request: Request, start: float | None = None) -> Fit:
+    """The fit that was requested, R of least leave-one-out error; `start` is a guess that saves the grid.
 
     Args:
-        centers: `(N, m)`; points: `(n, m)`, n ≥ 2; targets: `(n, out)`; own: which center is the point, −1 for none.
-        start: a guess of R that saves the grid.
+        centers: `(N, m)`; points: `(n, m)`, n ≥ 2; targets: `(n, out)`.
     """
     some = slice(None, None, math.ceil(len(points) / _ROWS_SEARCHED))
 
@@ -66,8 +57,7 @@ def best_fit(
         keys = Keys(centers, rate, request.affine)
         if request.smoother:
             return _try_smoother(keys, targets, rows)
-        mine = None if own is None else own[rows]
-        return try_ridge(keys, points[rows], targets[rows], own=mine, penalty=request.penalty)
+        return try_ridge(keys, points[rows], targets[rows], penalty=request.penalty)
 
     if request.rate is not None:
         return trial(request.rate, slice(None)).finish()
@@ -76,11 +66,10 @@ def best_fit(
 
 
 def _try_smoother(keys: Keys, targets: Array, rows: slice) -> Trial:
-    """Nadaraya's and Watson's values, `V_j = y_j` at keys that are the data: `Σ_{j≠i} w_ij y_j/(1 − w_ii)` without point i."""
-    smoother = Smoother(keys, targets)
-    left_out = smoother(keys.centers[rows], np.arange(len(targets))[rows])
+    """Nadaraya's and Watson's values, `V_j = y_j` at keys that are the data; nothing is solved for."""
+    left_out = keys.smoother_loo(targets, rows)
     error = float(((targets[rows] - left_out) ** 2).mean())
-    return Trial(error, lambda: Fit(smoother, 0.0, keys.trace(rows), left_out, error))
+    return Trial(error, lambda: Fit(Smoother(keys, targets), 0.0, keys.trace(rows), left_out, error))
 
 
 def _rate_range(centers: Array) -> tuple[float, float]:
@@ -126,7 +115,7 @@ def clearly_better(new: Fit, old: Fit, targets: Array, *, errors: float = _ENOUG
     return float(gain.mean()) > errors * float(gain.std()) / math.sqrt(len(gain))
 
 
-def relevance(points: Array, targets: Array, *, keys: int | None = None) -> tuple[Array, Fit]:
+def relevance(points: Array, targets: Array, *, keys: slice | Array = slice(None)) -> tuple[Array, Fit]:
     """Scales `(m,)` by which the features matter, and the fit that they lead to.
 
     A round moves the scale of feature k halfway (in logarithms) to the root mean square of `∂net/∂x_k`: what the fitted head
@@ -135,12 +124,10 @@ def relevance(points: Array, targets: Array, *, keys: int | None = None) -> tupl
     its leave-one-out error flatters it.
 
     Args:
-        keys: so many of the first points are keys; None for all.
+        keys: which of the points are keys.
     """
-    own = np.arange(len(points))
-    own[keys if keys is not None else len(own) :] = -1
     scale = np.ones(points.shape[1])
-    path = [(scale, best_fit(points[:keys], points, targets, request=Request(), own=own))]
+    path = [(scale, best_fit(points[keys], points, targets, request=Request()))]
     for _ in range(_ROUNDS if len(scale) > 1 else 0):
         fit = path[-1][1]
         size = fit.smoother.gradient_size(points * scale) * scale
@@ -149,8 +136,8 @@ def relevance(points: Array, targets: Array, *, keys: int | None = None) -> tupl
         scale = np.sqrt(scale * size)
         scale /= math.sqrt(float((scale**2).mean()))
         scaled = points * scale
-        start = _carried_over(fit.smoother.keys, scaled[:keys])
-        path.append((scale, best_fit(scaled[:keys], scaled, targets, request=Request(), own=own, start=start)))
+        start = _carried_over(fit.smoother.keys, scaled[keys])
+        path.append((scale, best_fit(scaled[keys], scaled, targets, request=Request(), start=start)))
         if path[-1][1].error > _WORTH * fit.error:
             break
     best = min((fit for _, fit in path), key=lambda fit: fit.error)

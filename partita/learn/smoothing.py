@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from partita.geometry.domains import Array
 
-__all__ = ["Keys", "Own", "Rows", "Smoother", "row_blocks", "squared_distances"]
-
-Own = NDArray[np.int64]  # (n,): which key is the point itself, −1 for none
+__all__ = ["Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
 
 _AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
 
@@ -44,12 +41,12 @@ class Rows:
     """
 
     def __init__(self, make: Callable[[slice], Array], rows: int, columns: int, *, width: int = 0) -> None:
-        self._make, self.shape, self._width = make, (rows, columns), max(columns, width)
+        self._make, self.rows, self.columns, self._width = make, rows, columns, max(columns, width)
         self._kept: Array | None = None
 
     def __iter__(self) -> Iterator[tuple[slice, Array]]:
-        for part in row_blocks(self.shape[0], self._width):
-            if part.stop - part.start < self.shape[0]:
+        for part in row_blocks(self.rows, self._width):
+            if part.stop - part.start < self.rows:
                 yield part, self._make(part)
                 continue
             if self._kept is None:
@@ -80,20 +77,16 @@ class Keys:
     def num_features(self) -> int:
         return len(self.centers) * (1 + self.centers.shape[1] * self.affine)
 
-    def weights(self, points: Array, own: Own | None = None) -> Array:
-        """`(n, N)`, rows that sum to 1; the key that is a point's own, if it has one, is silent there: its score is left out."""
-        scores = squared_distances(points, self.centers) * (-0.5 * self.rate)
-        if own is not None and len(self.centers) > 1:
-            rows = np.flatnonzero(own >= 0)
-            scores[rows, own[rows]] = -np.inf
-        return _softmax(scores)
+    def weights(self, points: Array) -> Array:
+        """`(n, N)`, rows that sum to 1."""
+        return _softmax(squared_distances(points, self.centers) * (-0.5 * self.rate))
 
-    def features(self, points: Array, own: Own | None = None) -> Rows:
+    def features(self, points: Array) -> Rows:
         """`(n, num_features)`: the weights, then their products with each coordinate of `√R(x − c_j)`."""
 
         def block(part: slice) -> Array:
             x = points[part]
-            weights = self.weights(x, None if own is None else own[part])
+            weights = self.weights(x)
             if not self.affine:
                 return weights
             root = np.sqrt(self.rate)
@@ -102,29 +95,37 @@ class Keys:
 
         return Rows(block, len(points), self.num_features)
 
-    def kernel(self, points: Array, base: Array, own: Own | None = None) -> Array:
-        """Inner products of the features, `base @ baseᵀ` projected out, `(n, n)`; on the left side with own keys silent.
+    def kernel(self, points: Array, project: Callable[[Array], Array]) -> Array:
+        """Inner products of the features after `project`ing their columns, `(n, n)`, without listing those of the slopes.
 
-        `Σ_j w_j w'_j (x − c_j)·(x' − c_j)` is expanded in four products of `(n, N)` matrices, so that the slopes' features are
-        never listed.
+        `Σ_j w_j w'_j (x − c_j)·(x' − c_j)` is expanded in four products of `(n, N)` matrices.
         """
         weights = self.weights(points)
-        asked = weights if own is None else self.weights(points, own)
-        shadow = base @ (base.T @ weights)
-        out = (asked - shadow) @ (weights - shadow).T
+        projected = project(weights)
+        out = projected @ projected.T
         if self.affine:
-            shadow = base @ (base.T @ self._slope_products(weights, weights, points))
-            slopes = (self._slope_products(asked, weights, points) - shadow).T
-            out += self.rate * (slopes - base @ (base.T @ slopes)).T
+            cross = (weights * (points @ self.centers.T)) @ weights.T
+            slopes = (points @ points.T) * (weights @ weights.T) - cross - cross.T
+            slopes += (weights * (self.centers**2).sum(axis=1)) @ weights.T
+            out += self.rate * project(project(slopes).T)
         return out
 
-    def _slope_products(self, left: Array, right: Array, points: Array) -> Array:
-        along = points @ self.centers.T
-        out = (points @ points.T) * (left @ right.T) - (left * along) @ right.T - left @ (right * along).T
-        return out + (left * (self.centers**2).sum(axis=1)) @ right.T
+    def smoother_loo(self, targets: Array, rows: slice) -> Array:
+        """What `Σ_j w_j y_j`, the keys being the data, says at x_i without key i: `Σ_{j≠i} w_ij y_j/(1 − w_ii)`.
+
+        The own score is taken out before the softmax: nothing is divided by a rounded `1 − w_ii`. Args: targets `(N, out)`;
+        rows: which points are left out, one at a time.
+        """
+        index = np.arange(len(self.centers))[rows]
+        out = np.empty((len(index), targets.shape[1]))
+        for part in row_blocks(len(index), len(self.centers)):
+            scores = squared_distances(self.centers[index[part]], self.centers) * (-0.5 * self.rate)
+            scores[np.arange(len(scores)), index[part]] = -np.inf
+            out[part] = _softmax(scores) @ targets
+        return out
 
     def trace(self, rows: slice) -> float:
-        """`Σ_i w_ii` over rows of the centers: the degrees of freedom of the smoother that has values there."""
+        """`Σ_i w_ii` over the rows: the degrees of freedom of that smoother."""
         index = np.arange(len(self.centers))[rows]
         owns = (index[part] for part in row_blocks(len(index), len(self.centers)))
         blocks = ((self.weights(self.centers[own]), own) for own in owns)
@@ -143,17 +144,16 @@ class Smoother:
     values: Array
     slopes: Array | None = None
 
-    def __call__(self, points: Array, own: Own | None = None) -> Array:
-        """`(n, out)`; own keys are silent."""
-        parts = self._parts(points)
-        return np.concatenate([self._block(points[p], None if own is None else own[p]) for p in parts])
+    def __call__(self, points: Array) -> Array:
+        """`(n, out)`."""
+        return np.concatenate([self._block(points[part]) for part in self._parts(points)])
 
     def _parts(self, points: Array) -> Iterator[slice]:
         outputs = self.values.shape[1] * (1 if self.slopes is None else self.keys.centers.shape[1])
         return row_blocks(len(points), len(self.keys.centers) + outputs)
 
-    def _block(self, x: Array, own: Own | None) -> Array:
-        weights = self.keys.weights(x, own)
+    def _block(self, x: Array) -> Array:
+        weights = self.keys.weights(x)
         if self.slopes is None:
             return weights @ self.values
         at_origin = self.values - np.einsum("jok,jk->jo", self.slopes, self.keys.centers)

@@ -1,0 +1,1 @@
+"""Attention heads of trained models, read back as the partitions they make."""
