@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from partita.attention.scattered_head import ScatteredHead
-from partita.certify.box_proof import BoxProof, box_terms, prove_boxes
+from partita.certify.box_proof import box_terms, prove_boxes
 from partita.certify.certificate import total
 from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.adapted import AdaptiveRecipe
 from partita.constructions.construction import Progress, semantics_of
 from partita.constructions.layouts import Layout, Pieces
 from partita.constructions.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
@@ -20,84 +20,17 @@ from partita.errors import DomainError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.targets.target import Target
 
-__all__ = ["DEGREE", "Adaptation", "AdaptiveRecipe", "Budget"]
+__all__ = ["DEGREE", "Adaptation", "Budget"]
 
 DEGREE = 2  # of the Taylor models in proofs
 _SCANNED = 1 << 14  # points at random, to find out where f does something
 _PROBED = 128  # leaves after which the directions that matter are known
 _FIT = 0.9  # of the tolerance: what a leaf may err
 _ALARM = 0.97  # of the tolerance: errors above are learned from
-_REHEARSALS, _CHECKS, _PROOFS = 2, 8, 20
-_PATIENCE = 8  # proofs that may go by without an improvement
+_REHEARSALS, _PROOFS = 2, 24
+_CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
 _FRESH = 8  # points per leaf of a check
-_LESSONS = 256  # places that are mended after one proof
 _NEAR_CELLS = 64  # a guess, for what sums will round
-
-
-@dataclass(frozen=True, eq=False)
-class AdaptiveRecipe:
-    """A head on scattered centers as it is stored, and what is known of it.
-
-    Attributes:
-        centers `(N, m)`, powers `(N,)` or None if equal, values `(N, out)`, slopes `(N, out, m)` or None, rate R: rounded to dtype.
-        axes: directions along which the boxes of the proof are cut, `(m, m)`, None for those of z.
-        proof: None for a black box. error_bound: of the stored head as it is run; infinite without a proof.
-        error_seen: the largest error in the last check. leaves, evaluations, active: of the search; `active` directions matter.
-    """
-
-    centers: Array
-    powers: Array | None
-    values: Array
-    slopes: Array | None
-    rate: float
-    tolerance: float
-    dtype: torch.dtype
-    error_seen: float
-    axes: Array | None = None
-    proof: BoxProof | None = None
-    error_bound: float = math.inf
-    leaves: int = 1
-    evaluations: int = 0
-    active: int = 0
-
-    @property
-    def semantics(self) -> str:
-        return semantics_of(self.dtype)
-
-    @property
-    def keys(self) -> int:
-        return len(self.centers)
-
-    @property
-    def parameters(self) -> int:
-        """Stored scalars."""
-        parts = (self.centers, self.powers, self.values, self.slopes)
-        return sum(p.size for p in parts if p is not None) + 1
-
-    @property
-    def holds(self) -> bool:
-        """Whether the tolerance is met: proved, or as far as the last check could see."""
-        return (self.error_seen if self.proof is None else self.error_bound) <= self.tolerance
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Recipes that hold come first, the smaller the better; among the others those with the smaller error."""
-        error = self.error_seen if self.proof is None else self.error_bound
-        return not self.holds, float(self.parameters) if self.holds else error
-
-    def head(self, target: Target) -> ScatteredHead:
-        def stored(array: Array | None) -> torch.Tensor | None:
-            return None if array is None else torch.tensor(array).to(self.dtype)
-
-        return ScatteredHead(
-            torch.tensor(self.centers).to(self.dtype),
-            self.rate,
-            torch.tensor(self.values).to(self.dtype),
-            powers=stored(self.powers),
-            value_slopes=stored(self.slopes),
-            input_shapes=target.input_shapes,
-            output_shape=target.output_shape,
-        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +118,7 @@ class Adaptation:
     def _checked(self, layout: Layout) -> tuple[Pieces, float]:
         """Pieces that hold at fresh points, as far as a few rounds can tell, and the worst error of the last."""
         pieces = layout.pieces()
-        for _ in range(_CHECKS):
+        for _ in range(_CHECKS[self.target.graph is not None]):
             points, answers = self._fresh(layout, pieces)
             errors = pieces.errors(points, answers)
             bad = errors > _ALARM * self.tolerance
@@ -223,11 +156,10 @@ class Adaptation:
         best = self._stored(layout, pieces, seen)
         if self.target.graph is None:
             return best, False
-        tree, errors = layout.tree, [math.inf] * _PATIENCE
+        tree = layout.tree
         recipe = best = self._prove(best, tree.sampler.frame)
         for _ in range(_PROOFS):
-            errors.append(best.error_bound)
-            if recipe.holds or tree.failed or errors[-1] > 0.98 * errors[-1 - _PATIENCE]:
+            if recipe.holds or tree.failed:
                 break
             if not self._learn(layout, recipe):
                 return best, True
@@ -240,7 +172,7 @@ class Adaptation:
         if recipe.proof is None:
             return True
         tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, recipe.proof.missed
-        chosen = np.argsort(-least, kind="stable")[:_LESSONS]
+        chosen = np.argsort(-least, kind="stable")[: _lessons(recipe)]
         points, answers = tree.sampler.ask(frame.enter(z[chosen]))
         self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
         if frame.active < self.box.dimension:
@@ -265,7 +197,7 @@ class Adaptation:
             target=self.goal,
             degree=DEGREE,
             max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * recipe.keys),
-            give_up=None if patient else _LESSONS,
+            give_up=None if patient else _lessons(recipe),
             unit_roundoff=UNIT_ROUNDOFF[recipe.semantics],
             axes=axes,
             progress=self.progress,
@@ -302,6 +234,11 @@ class Adaptation:
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.progress is not None:
             self.progress(what, done, of)
+
+
+def _lessons(recipe: AdaptiveRecipe) -> int:
+    """How many places are mended after one proof."""
+    return max(256, recipe.keys // 2)
 
 
 def _usable_box(target: Target) -> Box:

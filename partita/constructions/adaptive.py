@@ -11,7 +11,8 @@ import torch
 
 from partita.certify.box_proof import box_terms
 from partita.certify.certificate import Certificate, model_digest, total
-from partita.constructions.adaptation import DEGREE, Adaptation, AdaptiveRecipe, Budget
+from partita.constructions.adaptation import DEGREE, Adaptation, Budget
+from partita.constructions.adapted import AdaptiveRecipe
 from partita.constructions.construction import (
     Construction,
     Progress,
