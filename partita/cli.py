@@ -24,6 +24,7 @@ from partita.compiler.planned import Plan, report
 from partita.errors import DomainError, ExpressionError, PartitaError, UnsupportedError
 from partita.geometry import Box
 from partita.plots import plot_head
+from partita.reports.command import reproduce_command
 from partita.storage import require_free
 from partita.targets.target import split_flat
 
@@ -326,6 +327,9 @@ def verify_command(folder: Folder, as_json: AsJson = False) -> None:
         stdout.print(table)
     if not holds:
         raise typer.Exit(REFUSED)
+
+
+app.command("reproduce")(reproduce_command)
 
 
 def _print_version(asked: bool) -> None:

@@ -2,6 +2,7 @@
 
 __all__ = [
     "AlreadyExistsError",
+    "DataFileError",
     "DomainError",
     "ExpressionError",
     "ExpressionLimitError",
@@ -97,6 +98,10 @@ class ExpressionLimitError(ExpressionError):
 
 class AlreadyExistsError(PartitaError):
     """A folder that is in the way of what is to be written."""
+
+
+class DataFileError(PartitaError):
+    """A data file that is missing, cut short or not what its name says."""
 
 
 class FormatError(PartitaError):

@@ -25,7 +25,9 @@ ORDER = [
     "compiler",
     "learn",
     "inspection",
+    "experiments",
     "plots",
+    "reports",
     "cli",
 ]
 SOURCES = sorted((ROOT / "partita").rglob("*.py"))

@@ -1,0 +1,22 @@
+"""All experiments, in the order of the papers."""
+
+from __future__ import annotations
+
+import difflib
+
+from partita.errors import UnsupportedError
+from partita.experiments import weight_scale
+from partita.experiments.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "find_experiment"]
+
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in (weight_scale,)}
+
+
+def find_experiment(name: str) -> Experiment:
+    """By name; a misspelt one is answered with the nearest."""
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UnsupportedError(f"no experiment is called {name!r}.{hint} They are: {', '.join(EXPERIMENTS)}.")
+    return EXPERIMENTS[name]

@@ -1,0 +1,97 @@
+"""What verdicts are computed with: slopes with confidence intervals, rank correlations and sign tests with p-values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from partita.errors import ShapeError
+
+__all__ = ["Rank", "Slope", "group_means", "log_slope", "more_often", "rank_correlation", "slope"]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A least-squares slope with its 95 % confidence interval (Student's t; no interval from two points)."""
+
+    value: float
+    low: float
+    high: float
+
+    def within(self, low: float, high: float) -> bool:
+        """Whether the whole interval lies between low and high."""
+        return low <= self.low and self.high <= high
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} (95 % CI {self.low:.2f} … {self.high:.2f})"
+
+
+def slope(x: ArrayLike, y: ArrayLike) -> Slope:
+    """Of y on x.
+
+    >>> slope([1, 2, 3, 4], [2.0, 4.1, 5.9, 8.0]).within(1.8, 2.2)
+    True
+    """
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if a.shape != b.shape or len(np.unique(a)) < 2:
+        raise ShapeError(f"a slope needs two different x at least and as many y; found {a.shape} and {b.shape}.")
+    fit = stats.linregress(a, b)
+    if len(a) < 3:
+        return Slope(float(fit.slope), -np.inf, np.inf)
+    half = float(stats.t.ppf(0.975, len(a) - 2)) * float(fit.stderr)
+    return Slope(float(fit.slope), float(fit.slope) - half, float(fit.slope) + half)
+
+
+def log_slope(x: ArrayLike, y: ArrayLike) -> Slope:
+    """Of ln y on ln x: the exponent of a power law."""
+    return slope(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)))
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Spearman's rank correlation and the one-sided p-values of its being negative or positive by chance."""
+
+    rho: float
+    p_falls: float
+    p_rises: float
+
+    def __str__(self) -> str:
+        return f"ρ = {self.rho:+.2f} (p = {min(self.p_falls, self.p_rises):.1g})"
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> Rank:
+    """Whether y falls or rises with x.
+
+    >>> rank_correlation(range(8), [9, 8, 7.5, 7, 5, 4, 4.5, 1]).p_falls < 0.01
+    True
+    """
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if len(np.unique(a)) < 2 or len(np.unique(b)) < 2:
+        return Rank(0.0, 1.0, 1.0)  # nothing moves, so nothing falls
+    rho = float(stats.spearmanr(a, b).statistic)
+    if len(a) < 3:
+        return Rank(rho, 1.0, 1.0)
+    edge = 1 - 1e-15
+    t = np.clip(rho, -edge, edge) * np.sqrt((len(a) - 2) / (1 - np.clip(rho, -edge, edge) ** 2))
+    return Rank(rho, float(stats.t.cdf(t, len(a) - 2)), float(stats.t.sf(t, len(a) - 2)))
+
+
+def more_often(first_wins: int, of: int) -> float:
+    """The one-sided p-value of at least `first_wins` wins in `of` fair games.
+
+    >>> more_often(8, 8) < 0.01, more_often(4, 8) > 0.5
+    (True, True)
+    """
+    return float(stats.binomtest(first_wins, of, 0.5, alternative="greater").pvalue) if of else 1.0
+
+
+def group_means(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct x, and the mean and standard deviation of y at each: a line with error bars."""
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    levels = np.unique(a)
+    groups = [b[a == level] for level in levels]
+    spread = [g.std(ddof=1) if len(g) > 1 else 0.0 for g in groups]
+    return levels, np.array([g.mean() for g in groups]), np.array(spread)

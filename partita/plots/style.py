@@ -1,0 +1,122 @@
+"""One style for every figure: vector output, colours that stay apart for colour-blind readers and in grey, reproducible bytes.
+
+Each series has a colour (Okabe and Ito), a marker and a dash of its own, so that no reader depends on colour alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partita.errors import MissingExtraError, UnsupportedError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ACCENT", "COLOURS", "INK", "SOFT", "clean", "mark", "new_figure", "save", "series", "styled"]
+
+INK, SOFT, ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
+COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-")
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.edgecolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "svg.hashsalt": "partita",
+    "svg.fonttype": "path",
+    "path.simplify_threshold": 0.5,
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """matplotlib with this style, inside the block only."""
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
+    with rc_context(_STYLE):
+        yield
+
+
+def new_figure(columns: int, rows: int = 1, *, width: float = 3.7, height: float = 3.0) -> tuple[Figure, np.ndarray]:
+    """A figure and its panels `(rows, columns)`; sizes are per panel."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def mark(number: int) -> dict[str, Any]:
+    """Colour, marker and dash of a series."""
+    k = number % len(COLOURS)
+    return {"color": COLOURS[k], "marker": _MARKERS[k], "linestyle": _DASHES[k]}
+
+
+def series(
+    panel: Any,
+    x: Any,
+    y: Any,
+    number: int,
+    label: str = "",
+    *,
+    spread: Any = None,
+    every: int | None = None,
+    **more: Any,
+) -> None:
+    """A line with its marks; with `spread` a band of ± that much around it. `every`: draw each so-manieth marker only."""
+    look = {**mark(number), **more}
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if every is None:
+        every = max(1, len(x) // 14)
+    panel.plot(x, y, label=label or None, markevery=every, **look)
+    if spread is not None:
+        panel.fill_between(x, y - spread, y + spread, color=look["color"], alpha=0.16, linewidth=0)
+
+
+def clean(panel: Any, title: str = "", *, x: str = "", y: str = "", legend: bool | str = False) -> None:
+    """Title, axis labels, and a legend (a place, or True for wherever there is room)."""
+    panel.set_title(title, fontsize=9, color=INK)
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+    if legend:
+        panel.legend(loc="best" if legend is True else legend)
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write .svg, .png or .pdf, whole or not at all."""
+    place = Path(path)
+    if place.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    waiting = place.with_name(f".{os.getpid()}.{place.name}")
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(place.suffix.lower())
+    figure.savefig(waiting, dpi=130, metadata=metadata)
+    os.replace(waiting, place)
+    return place

@@ -1,0 +1,92 @@
+"""The report of the experiments: what is claimed, what was run, the figure, what was found, also where the claim fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from partita.experiments import Experiment, Finished, Table
+from partita.experiments.results import write_text
+from partita.reports.blocks import Block, Code, Grid, Heading, Picture, Text, as_html, as_markdown
+
+__all__ = ["write_pages"]
+
+_TITLE = "Two papers on softmax attention, reproduced"
+_ROWS_SHOWN = 16
+_PAPERS = {
+    "2504.19901": "Attention Mechanism, Max-Affine Partition, and Universal Approximation (arXiv 2504.19901)",
+    "2504.15956": "Universal Approximation with Softmax Attention (arXiv 2504.15956)",
+}
+
+
+def write_pages(
+    out: Path, done: Sequence[tuple[Experiment, Finished]], *, missing: Sequence[str] = ()
+) -> tuple[Path, Path]:
+    """`report.md` and `report.html` in `out`, beside the experiments' folders."""
+    blocks = [*_opening(done, missing), *(block for pair in done for block in _section(*pair, out))]
+    places = (out / "report.md", out / "report.html")
+    write_text(places[0], as_markdown(blocks, out))
+    write_text(places[1], as_html(blocks, _TITLE))
+    return places
+
+
+def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]) -> list[Block]:
+    counts = {o: sum(f.verdict.outcome == o for _, f in done) for o in ("holds", "mixed", "fails")}
+    seconds = sum(float(f.about["wall_seconds"]) for _, f in done)
+    rows = [
+        [e.name, e.source, f.verdict.outcome, str(f.about["size"]), f"{f.about['wall_seconds']:.0f} s"] for e, f in done
+    ]
+    blocks: list[Block] = [
+        Heading(1, _TITLE),
+        Text(
+            f"Every verdict below was computed from the tables beside it by a criterion fixed before the run: {counts['holds']} "
+            f"claims hold, {counts['mixed']} hold in part, {counts['fails']} fail. Neither paper publishes tables, so trends are "
+            "what can be matched. Each criterion has a synthetic control of which the claim is false, and says so there (the "
+            f"tests run them). All runs together took {seconds / 60:.0f} minutes."
+        ),
+        Code(
+            "partita reproduce --all --out DIR --data IMAGES   # this page; --list shows the names, --full the large sizes"
+        ),
+        Grid(["experiment", "paper", "verdict", "size", "time"], rows),
+    ]
+    if missing:
+        blocks.append(Text(f"Not run, because no image files were given: {', '.join(missing)}."))
+    return blocks
+
+
+def _section(experiment: Experiment, finished: Finished, out: Path) -> list[Block]:
+    about = finished.about
+    flags = f"{' --full' if about['size'] == 'full' else ' --tiny' if about['size'] == 'tiny' else ''}"
+    flags += f" --seed {about['seed']}" + (" --data IMAGES" if experiment.needs_data else "")
+    flags += f" --device {about['device']}" if about["device"] != "cpu" else ""
+    paper = next((title for key, title in _PAPERS.items() if key in experiment.source), experiment.source)
+    blocks: list[Block] = [
+        Heading(2, experiment.title),
+        Text(f"{paper}; {experiment.source.partition(', ')[2]}."),
+        Text(experiment.claim, "Claimed."),
+        Text(experiment.method, "Run."),
+        Text(experiment.criterion, "Criterion."),
+        Text(finished.verdict.sentence, f"Found: the claim {_SAID[finished.verdict.outcome]}."),
+    ]
+    figure = out / experiment.name / "figure.svg"
+    if figure.exists():
+        blocks.append(Picture(figure, experiment.title))
+    blocks.append(
+        Code(f"partita reproduce {experiment.name}{flags}   # {about['wall_seconds']:.0f} s, {about['size']} size")
+    )
+    for name, table in finished.tables.items():
+        if len(table) <= _ROWS_SHOWN:
+            blocks.append(_grid(table))
+        else:
+            blocks.append(Text(f"{experiment.name}/{name}.csv: {len(table):,} rows of {', '.join(table.columns)}."))
+    return blocks
+
+
+_SAID = {"holds": "holds", "mixed": "holds in part", "fails": "fails"}
+
+
+def _grid(table: Table) -> Grid:
+    def shown(value: object) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
+
+    return Grid(list(table.columns), [[shown(v) for v in row.values()] for row in table.rows()])
