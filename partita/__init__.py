@@ -6,6 +6,7 @@
 'proved'
 """
 
+from partita import inspection as inspect
 from partita.compiler import Compiled, Plan, build, compile, load, plan, recheck
 from partita.errors import PartitaError
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
@@ -26,6 +27,7 @@ __all__ = [
     "ProductGrid",
     "build",
     "compile",
+    "inspect",
     "load",
     "plan",
     "recheck",

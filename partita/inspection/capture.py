@@ -1,0 +1,232 @@
+"""Recording the heads of a model while it runs: one record per head, one snapshot per sequence that passed through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.errors import SizeError, UnsupportedError
+from partita.inspection.calls import AttentionCall
+from partita.inspection.interception import Reader, watching
+from partita.inspection.snapshots import Snapshot
+
+__all__ = ["CapturedHeads", "HeadRecord", "capture"]
+
+DEFAULT_MAX_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRecord:
+    """One head of one layer and every sequence that was seen passing through it.
+
+    Attributes:
+        layer: the module path of the layer, as in `model.named_modules()`.
+        head: its number within the layer.
+    """
+
+    layer: str
+    head: int
+    snapshots: tuple[Snapshot, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}:{self.head}"
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{len(s.queries)}×{len(s.keys)}" for s in self.snapshots[:4])
+        more = ", …" if len(self.snapshots) > 4 else ""
+        return f"HeadRecord({self.name}, queries × keys {shapes}{more}, R^{self.snapshots[0].keys.shape[1]})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Limits:
+    layers: tuple[str, ...] | None
+    heads: tuple[int, ...] | None
+    tokens: int | None
+    batch: int | None
+    max_bytes: int
+
+
+@dataclass(eq=False)
+class CapturedHeads:
+    """What `capture` recorded: iterates over one `HeadRecord` per head, layers in the order in which they first ran."""
+
+    _limits: _Limits
+    _kept: dict[str, dict[int, list[Snapshot]]] = field(default_factory=dict)
+    bytes_held: int = 0
+
+    def __iter__(self) -> Iterator[HeadRecord]:
+        for layer, heads in self._kept.items():
+            for head in sorted(heads):
+                yield HeadRecord(layer, head, tuple(heads[head]))
+
+    def __len__(self) -> int:
+        return sum(len(heads) for heads in self._kept.values())
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(self._kept)
+
+    def __getitem__(self, which: tuple[str, int]) -> HeadRecord:
+        """`heads["encoder.layers.0.self_attn", 3]`."""
+        layer, head = which
+        try:
+            return HeadRecord(layer, head, tuple(self._kept[layer][head]))
+        except KeyError:
+            raise UnsupportedError(
+                f"no head {head} of a layer {layer!r} was recorded; recorded are {self.describe()}."
+            ) from None
+
+    def describe(self) -> str:
+        """Layers and numbers of heads in one line."""
+        return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._kept.items()) or "no heads at all"
+
+    def __repr__(self) -> str:
+        return f"CapturedHeads({len(self)} heads in {len(self._kept)} layers, {self.bytes_held / 2**20:.1f} MiB)"
+
+    def _add(self, layer: str, call: AttentionCall) -> None:
+        limits = self._limits
+        if limits.layers is not None and not any(fnmatchcase(layer, pattern) for pattern in limits.layers):
+            return
+        chosen = range(call.heads) if limits.heads is None else [h for h in limits.heads if h < call.heads]
+        if not len(chosen):
+            return
+        batch = call.batch if limits.batch is None else min(call.batch, limits.batch)
+        key_heads = sorted({call.key_head(h) for h in chosen})
+        positions = _spread(call.queries.shape[2], limits.tokens)
+        self._make_room(layer, call, (batch, len(chosen), len(key_heads), len(positions)))
+        index = torch.as_tensor(positions, device=call.queries.device)
+        queries = _held(call.queries[:batch, list(chosen)].index_select(2, index))
+        keys, values = (_held(t[:batch, key_heads]) for t in (call.keys, call.values))
+        masks = _Masks(call, index)
+        for slot, head in enumerate(chosen):
+            place = key_heads.index(call.key_head(head))
+            for element in range(batch):
+                snapshot = Snapshot(
+                    queries[element, slot],
+                    keys[element, place],
+                    values[element, place],
+                    call.scale,
+                    mask=masks.of(element, head),
+                    causal=call.causal,
+                    positions=positions,
+                    padding=masks.padding_of(element, head)[positions] if masks.square else None,
+                    dtype=str(call.queries.dtype).removeprefix("torch."),
+                )
+                self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
+
+    def _make_room(self, layer: str, call: AttentionCall, counts: tuple[int, int, int, int]) -> None:
+        batch, heads, key_heads, tokens = counts
+        width = 8 if call.queries.dtype == torch.float64 else 4
+        keys, dim, value_dim = call.keys.shape[2], call.keys.shape[3], call.values.shape[3]
+        needed = width * batch * (heads * tokens * dim + key_heads * keys * (dim + value_dim))
+        if call.mask is not None:
+            rows = tokens if call.mask.shape[2] > 1 else 1
+            copies = min(batch, call.mask.shape[0]) * min(heads, call.mask.shape[1])
+            needed += copies * rows * keys * (1 if call.mask.dtype == torch.bool else width)
+        if self.bytes_held + needed > self._limits.max_bytes:
+            raise SizeError(
+                f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.0f} MiB; max_bytes allows "
+                f"{self._limits.max_bytes / 2**20:,.0f}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes."
+            )
+        self.bytes_held += needed
+
+
+class _Masks:
+    """The masks of one call, each copied once however many heads and sequences share it."""
+
+    def __init__(self, call: AttentionCall, index: Tensor) -> None:
+        self.call, self.index = call, index
+        self.square = call.queries.shape[2] == call.keys.shape[2] and call.mask is not None
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
+        self._padding: dict[tuple[int, int], np.ndarray] = {}
+
+    def _which(self, element: int, head: int) -> tuple[int, int]:
+        assert self.call.mask is not None
+        return (element if self.call.mask.shape[0] > 1 else 0), (head if self.call.mask.shape[1] > 1 else 0)
+
+    def of(self, element: int, head: int) -> np.ndarray | None:
+        whole = self.call.mask_of(element, head)
+        if whole is None:
+            return None
+        which = self._which(element, head)
+        if which not in self._rows:
+            self._rows[which] = _held(whole.index_select(0, self.index) if len(whole) > 1 else whole)
+        return self._rows[which]
+
+    def padding_of(self, element: int, head: int) -> np.ndarray:
+        """Keys that no query of the sequence sees: in self-attention those tokens are padding, as queries too."""
+        which = self._which(element, head)
+        if which not in self._padding:
+            whole = self.call.mask_of(element, head)
+            assert whole is not None
+            self._padding[which] = np.logical_not(Snapshot.allows(_held(whole)).any(axis=0))
+        return self._padding[which]
+
+
+def _held(tensor: Tensor) -> np.ndarray:
+    """A copy that the model cannot reach, in float32 or float64; half precision fits into float32 exactly."""
+    dtype = tensor.dtype if tensor.dtype in (torch.bool, torch.float64) else torch.float32
+    return tensor.detach().to("cpu", dtype, copy=True).contiguous().numpy()
+
+
+def _spread(tokens: int, most: int | None) -> np.ndarray:
+    """At most so many positions, evenly spread from the first to the last."""
+    if most is None or tokens <= most:
+        return np.arange(tokens)
+    return np.unique(np.linspace(0, tokens - 1, most).round().astype(np.int64))
+
+
+@contextmanager
+def capture(
+    model: nn.Module | None = None,
+    *,
+    layers: str | Sequence[str] | None = None,
+    heads: Iterable[int] | None = None,
+    tokens: int | None = None,
+    batch: int | None = None,
+    readers: Mapping[str, Reader] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Iterator[CapturedHeads]:
+    """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
+
+    Nothing about the model changes and its outputs are the same bits. Seen are `F.scaled_dot_product_attention`,
+    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, torch's fused encoder layers included. Attention written
+    out by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Code that torch
+    runs outside Python (scripted or compiled models, flex attention) is not seen.
+
+    Args:
+        model: the module whose attentions are wanted; None records whatever this thread computes.
+        layers: patterns of module paths (`"encoder.layers.0.*"`); heads: numbers within a layer. All by default.
+        tokens: at most so many queries per sequence, evenly spread. Keys are always kept whole: fewer would be another
+            partition.
+        batch: at most so many sequences per call.
+        readers: `{pattern: f}`; after a module whose path matches has run, `f(module, args, kwargs, output)` returns
+            `{"query": q, "key": k, "value": v}` (with `attn_mask`, `is_causal`, `scale`, `enable_gqa` as needed), or several
+            of these.
+        max_bytes: beyond this a SizeError ends the forward pass before anything more is copied.
+
+    >>> attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.ones(1, 5, 8)] * 3)
+    >>> [record.name for record in heads]
+    ['MultiheadAttention:0', 'MultiheadAttention:1']
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"capture(model) takes an nn.Module, or None for everything; found {type(model).__name__}."
+        )
+    for name, limit in (("tokens", tokens), ("batch", batch)):
+        if limit is not None and limit < 1:
+            raise UnsupportedError(f"{name} is {limit}; expected at least 1, or None for all.")
+    patterns = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
+    chosen = None if heads is None else tuple(sorted(set(heads)))
+    captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes))
+    with watching(model, captured._add, readers):
+        yield captured

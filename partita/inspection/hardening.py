@@ -1,0 +1,225 @@
+"""Heads replaced by their hard tables, or sharpened, while the model runs: which of them are lookups, which are averages?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from partita.errors import UnsupportedError
+from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
+from partita.inspection.capture import HeadRecord
+from partita.inspection.interception import LayerNames, multi_head_arguments
+
+__all__ = ["HardenReport", "HardenedHead", "harden", "hardened"]
+
+Which = tuple[str, int]
+
+
+def _answer(call: AttentionCall, head: int, factor: float) -> Tensor:
+    """What the head says with its scores times `factor`: argmax for infinity, the plain mean of what it sees for 0."""
+    scores, seen = call.scores(head)
+    values = call.values[:, call.key_head(head)].to(scores.dtype)
+    if math.isinf(factor):
+        weights = functional.one_hot(scores.argmax(dim=-1), scores.shape[-1]).to(scores.dtype)
+    else:
+        weights = torch.softmax(torch.where(seen, factor * scores, -torch.inf), dim=-1)
+    weights = torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)  # a query that sees nothing says 0
+    return weights @ values
+
+
+class _Replacing(TorchFunctionMode):
+    """Replaces the answers of chosen heads; layers that are not chosen are passed through."""
+
+    def __init__(self, names: LayerNames, factors: dict[Which, float]) -> None:
+        super().__init__()
+        self.names, self.factors, self.met = names, factors, {}  # type: ignore[var-annotated]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            return self._replace_sdpa(args, kwargs, out)
+        if func is functional.multi_head_attention_forward:
+            return self._replace_multi_head(multi_head_arguments(args, kwargs), out)
+        return out
+
+    def _chosen(self, heads: int) -> dict[int, float]:
+        """The factors of this layer's heads."""
+        name = self.names.next_name()
+        if name is None:
+            return {}
+        self.met[name] = heads
+        return {h: self.factors[name, h] for h in range(heads) if (name, h) in self.factors}
+
+    def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        calls = list(from_sdpa(*args, **kwargs))
+        chosen = self._chosen(calls[0].heads) if calls else {}
+        if not chosen:
+            return out
+        if len(calls) > 1 or out.is_nested:
+            raise UnsupportedError("nested tensors cannot be hardened; pad the batch instead.")
+        view = out.clone().reshape(calls[0].batch, calls[0].heads, *out.shape[-2:])
+        for head, factor in chosen.items():
+            view[:, head] = _answer(calls[0], head, factor).to(out.dtype)
+        return view.reshape(out.shape)
+
+    def _replace_multi_head(self, arguments: dict[str, Any], out: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        chosen = self._chosen(arguments["num_heads"])
+        if not chosen:
+            return out
+        call = from_multi_head(arguments)
+        dim = call.values.shape[-1]
+        change = torch.zeros_like(out[0])
+        for head, factor in chosen.items():
+            moved = (_answer(call, head, factor) - _answer(call, head, 1.0)).to(out[0].dtype)
+            projected = functional.linear(moved, arguments["out_proj_weight"][:, head * dim : (head + 1) * dim])
+            change += projected.transpose(0, 1) if out[0].dim() == 3 else projected[0]
+        return out[0] + change, out[1]
+
+
+@contextmanager
+def hardened(
+    model: nn.Module, heads: Iterable[Which | HeadRecord], *, factor: float = math.inf
+) -> Iterator[dict[str, int]]:
+    """While it lasts, these heads of the model answer with their scores times `factor`: by default with the value of their
+    cell.
+
+    Torch's fused encoder layers are left for their parts meanwhile, so unchanged heads may round differently; attention
+    weights that a layer returns beside its output stay what they were.
+
+    Args:
+        heads: `(layer, head)` as `capture` names them, or records.
+        factor: infinity is the hard table, 1 changes nothing, 0 is the plain mean of the values seen.
+
+    Yields:
+        the layers that ran so far and their numbers of heads.
+    """
+    if math.isnan(factor) or factor < 0:
+        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+    which = [(h.layer, h.head) if isinstance(h, HeadRecord) else (h[0], int(h[1])) for h in heads]
+    with _passing(model, dict.fromkeys(which, factor)) as met:
+        yield met
+    missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
+    if missing and met:
+        raise UnsupportedError(
+            f"no head {missing[0][1]} of a layer {missing[0][0]!r} ran inside `hardened`; replaceable are "
+            + ", ".join(f"{layer} ({count})" for layer, count in met.items())
+            + ". Attention written out by hand can be recorded but not replaced."
+        )
+
+
+@contextmanager
+def _passing(model: nn.Module, factors: dict[Which, float]) -> Iterator[dict[str, int]]:
+    names = LayerNames(model)
+    mode = _Replacing(names, factors)
+    with names, mode:
+        yield mode.met
+
+
+@dataclass(frozen=True)
+class HardenedHead:
+    """The model's loss with one head replaced, the others as they are.
+
+    Attributes:
+        hardened: change of the loss with the head's table in its place (or sharpened by `factor`). averaged: with the plain
+            mean of its values.
+    """
+
+    layer: str
+    head: int
+    hardened: float
+    averaged: float
+
+    @property
+    def kind(self) -> str:
+        """`lookup` if its table does less harm than its mean, `average` if more."""
+        return "lookup" if abs(self.hardened) < abs(self.averaged) else "average"
+
+
+@dataclass(frozen=True, eq=False)
+class HardenReport:
+    """The change of a model's loss, head by head and together.
+
+    Attributes:
+        loss: of the model as it is. together: change with all chosen heads hardened at once; averaged_together: all averaged.
+        factor: by which scores were multiplied; infinite for hard tables.
+    """
+
+    loss: float
+    factor: float
+    together: float
+    averaged_together: float
+    heads: tuple[HardenedHead, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per head, for pandas."""
+        return [{**asdict(h), "kind": h.kind} for h in self.heads]
+
+    def to_json(self) -> dict[str, Any]:
+        factor = None if math.isinf(self.factor) else self.factor
+        names = ("loss", "together", "averaged_together")
+        return {**{name: getattr(self, name) for name in names}, "factor": factor, "heads": self.rows()}
+
+    def __str__(self) -> str:
+        what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
+        width = max(len(f"{h.layer}:{h.head}") for h in self.heads)
+        lines = [f"loss {self.loss:.5g}; all {what}: {self.together:+.3g}, all averaged: {self.averaged_together:+.3g}"]
+        for h in self.heads:
+            name = f"{h.layer}:{h.head}"
+            lines.append(f"{name:<{width}}  {what} {h.hardened:+.3g}  averaged {h.averaged:+.3g}  {h.kind}")
+        return "\n".join(lines)
+
+
+def harden(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Any],
+    *,
+    heads: Sequence[Which | HeadRecord] | None = None,
+    factor: float = math.inf,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> HardenReport:
+    """How the model's loss changes when heads become their hard tables (or are sharpened), one by one and all together.
+
+    Each head is also replaced by the plain mean of the values it sees: a head whose table does less harm than its mean is a
+        lookup, one whose
+    mean does less harm an average.
+
+    Args:
+        loss: `loss(model)` runs the model on data of your choice and returns a number; two calls must agree, so evaluation
+            mode.
+        heads: `(layer, head)` as `capture` names them, or records; all that run by default. Two runs of `loss` per head.
+        factor: what the scores are multiplied by; infinity is the hard table.
+        progress: called as `progress(name, done, of)`.
+    """
+
+    def measured(factors: dict[Which, float]) -> tuple[float, dict[str, int]]:
+        with torch.no_grad(), _passing(model, factors) as met:
+            number = float(loss(model))
+            return number, dict(met)
+
+    if math.isnan(factor) or factor < 0:
+        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+    base, met = measured({})
+    given = [(layer, h) for layer, count in met.items() for h in range(count)] if heads is None else list(heads)
+    which = [(h.layer, h.head) if isinstance(h, HeadRecord) else (h[0], int(h[1])) for h in given]
+    if not which:
+        raise UnsupportedError(
+            "no attention that can be replaced ran inside loss(model): it is written out by hand, or scripted."
+        )
+    if missing := [w for w in which if not 0 <= w[1] < met.get(w[0], 0)]:
+        raise UnsupportedError(f"no head {missing[0][1]} of a layer {missing[0][0]!r} ran; there are {met}.")
+    done = []
+    for number, w in enumerate(which):
+        if progress is not None:
+            progress(f"{w[0]}:{w[1]}", number, len(which))
+        done.append(HardenedHead(*w, measured({w: factor})[0] - base, measured({w: 0.0})[0] - base))
+    together, averaged = (measured(dict.fromkeys(which, f))[0] - base for f in (factor, 0.0))
+    return HardenReport(base, factor, together, averaged, tuple(done))

@@ -1,0 +1,317 @@
+"""Seeing every attention that a model computes while it runs, without changing a bit of what it computes.
+
+Three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
+`F.multi_head_attention_forward` with their arguments, also where they fall apart into products before any operator is
+dispatched; but its mere presence makes torch's own layers leave their fused path, so it steps aside inside those. A
+*dispatch mode* sees the fused operators. *Module hooks*, global ones because a hook on a layer also switches its fused path
+off, say which layer is running, and hand over the arguments of `nn.MultiheadAttention`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partita.errors import UnsupportedError
+from partita.inspection.calls import (
+    AttentionCall,
+    from_encoder_layer,
+    from_multi_head,
+    from_multi_head_module,
+    from_sdpa,
+)
+
+__all__ = ["LayerNames", "Reader", "multi_head_arguments", "record", "watching"]
+
+Reader = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Mapping[str, Any] | Iterable[Mapping[str, Any]]]
+
+_FUSED_LAYER = torch.ops.aten._transformer_encoder_layer_fwd.default
+_FUSED_ATTENTION = {
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+    if hasattr(torch.ops.aten, name)
+}
+_WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+_MULTI_HEAD_NAMES = (
+    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights"),
+    *(
+        "attn_mask",
+        "use_separate_proj_weight",
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+        "static_k",
+        "static_v",
+    ),
+    *("average_attn_weights", "is_causal"),
+)
+_watchers: ContextVar[tuple[_Watch, ...]] = ContextVar("partita_watchers", default=())
+
+
+def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `F.multi_head_attention_forward` by name."""
+    return {**dict(zip(_MULTI_HEAD_NAMES, args)), **kwargs}
+
+
+def _is_stock(module: nn.Module, kinds: tuple[type[nn.Module], ...] = _WITH_FAST_PATH) -> bool:
+    """Whether the module runs torch's own forward of one of these classes."""
+    return any(type(module).forward is kind.forward for kind in kinds)
+
+
+@dataclass
+class _Frame:
+    module: nn.Module
+    name: str | None  # None: not a module of the model
+    calls: int = 0
+    undo: Callable[[], None] | None = None
+
+
+class LayerNames:
+    """Which layer of the model is running, in the thread that asked: module paths, told by global module hooks.
+
+    `entering` and `leaving` are called for every module of that thread; what `entering` returns is undone on the way out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        entering: Callable[[nn.Module], Callable[[], None] | None] | None = None,
+        leaving: Callable[[nn.Module, str | None, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
+    ) -> None:
+        self._names = {} if model is None else {id(m): name for name, m in model.named_modules()}
+        self._anywhere = model is None
+        self._entering, self._leaving = entering, leaving
+        self._frames: list[_Frame] = []
+        self._outside_calls = 0
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> LayerNames:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        while self._frames:  # an interrupt left some open
+            self._close(self._frames.pop())
+
+    @property
+    def innermost(self) -> nn.Module | None:
+        return self._frames[-1].module if self._frames else None
+
+    def next_name(self, suffix: str = "") -> str | None:
+        """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
+
+        None if a module runs that is no part of the model.
+        """
+        frame = next((f for f in reversed(self._frames) if f.name is not None), None)
+        if frame is None:
+            if self._frames and not self._anywhere:
+                return None
+            count, self._outside_calls = self._outside_calls, self._outside_calls + 1
+            return "attention" + (f"#{count}" if count else "")
+        count, frame.calls = frame.calls, frame.calls + 1
+        name = f"{frame.name}{suffix}".lstrip(".") or type(frame.module).__name__
+        return name + (f"#{count}" if count else "")
+
+    def _enter(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        undo = self._entering(module) if self._entering else None
+        self._frames.append(_Frame(module, self._names.get(id(module)), undo=undo))
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """`rest` is (kwargs, output), or the output alone when forward raised."""
+        if threading.get_ident() != self._thread or not any(f.module is module for f in self._frames):
+            return
+        try:
+            if self._leaving is not None and len(rest) == 2:
+                self._leaving(module, self._frames[-1].name, args, rest[0], rest[1])
+        finally:
+            while True:
+                frame = self._frames.pop()
+                self._close(frame)
+                if frame.module is module:
+                    break
+
+    @staticmethod
+    def _close(frame: _Frame) -> None:
+        if frame.undo is not None:
+            frame.undo()
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.watch.is_inside_multi_head():
+            return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            self.watch.see(lambda: from_sdpa(*args, **kwargs))
+        elif func is functional.multi_head_attention_forward:
+            self.watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
+        else:
+            return func(*args, **kwargs)
+        with self.watch.looking_away():  # its operators have been seen
+            return func(*args, **kwargs)
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.watch.away and (func is _FUSED_LAYER or func in _FUSED_ATTENTION):
+            named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
+            if func is _FUSED_LAYER:
+                self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
+            else:
+                self.watch.see_fused(named)
+        return func(*args, **kwargs)
+
+
+class _Watch:
+    """The three watchers together; `on_call(name, call)` hears of every attention once."""
+
+    def __init__(
+        self, model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader]
+    ) -> None:
+        self.on_call, self.readers, self.away = on_call, dict(readers), 0
+        self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
+        self.function_mode, self.dispatch_mode = _FunctionMode(self), _DispatchMode(self)
+        self._stepped_aside = False
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        self.away += 1
+        try:
+            yield
+        finally:
+            self.away -= 1
+
+    def see(self, calls: Callable[[], Iterable[AttentionCall]], suffix: str = "") -> None:
+        if self.away or (name := self.names.next_name(suffix)) is None:
+            return
+        with self.looking_away(), torch.no_grad():
+            for call in calls():
+                self.on_call(name, call)
+
+    def is_inside_multi_head(self) -> bool:
+        """Whether `nn.MultiheadAttention` itself is running: its arguments tell all, on the way out."""
+        innermost = self.names.innermost
+        return innermost is not None and _is_stock(innermost, (nn.MultiheadAttention,))
+
+    def see_fused(self, named: dict[str, Any]) -> None:
+        """An operator behind `scaled_dot_product_attention`, met where the function mode had stepped aside."""
+        if self.is_inside_multi_head():
+            return
+        mask = named.get("attn_mask", named.get("attn_bias"))
+        rest = {name: named[name] for name in ("is_causal", "scale") if name in named}
+        self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
+
+    def _entering(self, module: nn.Module) -> Callable[[], None] | None:
+        if _is_stock(module) and not self._stepped_aside and _get_current_function_mode() is self.function_mode:
+            self._step_aside()
+            return self._come_back
+        if self._stepped_aside and not _is_stock(module):
+            self._come_back()
+            return self._step_aside
+        return None
+
+    def _step_aside(self) -> None:
+        self.function_mode.__exit__(None, None, None)
+        self._stepped_aside = True
+
+    def _come_back(self) -> None:
+        self.function_mode.__enter__()
+        self._stepped_aside = False
+
+    def _leaving(
+        self, module: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        reader = None if name is None else next((r for p, r in self.readers.items() if fnmatchcase(name, p)), None)
+        if reader is not None:
+            with self.looking_away():
+                told = reader(module, args, kwargs, output)
+            for given in [told] if isinstance(told, Mapping) else told:
+                self.see(lambda given=given: from_sdpa(**_sdpa_arguments(given)))  # type: ignore[misc]
+        elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
+            self.see(lambda: from_multi_head_module(module, args, kwargs))
+
+
+def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa")
+    if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
+        raise UnsupportedError(
+            f"a reader returned {sorted(given)}; expected query, key, value and of {allowed[3:]} what applies."
+        )
+    return dict(given)
+
+
+@contextmanager
+def watching(
+    model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader] | None = None
+) -> Iterator[None]:
+    """While it lasts, `on_call(layer, call)` hears of every attention that the model computes in this thread.
+
+    Args:
+        model: None for whatever is computed.
+        readers: module pattern to a function that says what q, k, v were where attention is written out by hand.
+    """
+    watch = _Watch(model, on_call, readers or {})
+    with ExitStack() as stack:
+        token = _watchers.set((*_watchers.get(), watch))
+        stack.callback(_watchers.reset, token)
+        stack.enter_context(watch.dispatch_mode)
+        stack.enter_context(watch.function_mode)
+        stack.enter_context(watch.names)
+        yield
+
+
+def record(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """Tell the capture under way, if there is one, of an attention written out by hand: one line beside `softmax(QKᵀ)V`.
+
+    Arguments and shapes are those of `F.scaled_dot_product_attention`: `(…, heads, tokens, dim)`; a boolean mask is True where
+    a key may be attended to. Costs nothing when nobody captures.
+    """
+    for watch in _watchers.get():
+        watch.see(
+            lambda: from_sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        )

@@ -1,0 +1,225 @@
+"""What the heads of a model do, figure by figure, beside random heads of the same shapes: per head, per layer, for the
+model."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import UnsupportedError
+from partita.inspection.capture import CapturedHeads, HeadRecord
+from partita.inspection.figures import Cell, Figures, measure
+from partita.inspection.reading import random_snapshot
+
+__all__ = ["HeadReport", "ModelReport", "read"]
+
+FORMAT = "partita-inspection"
+_ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
+_COUNTS = ("queries", "keys", "cells", "reachable", "dead", "undecided", "unvisited", "repeated", "programs")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReport:
+    """The figures of one head and, under the same names, of its null.
+
+    Attributes:
+        dimension: of the query space, coordinates in which no query varies left out; value_dimension: of the values.
+        sequences: how many passed through it. dtype: of the model.
+        per_position: the bias depends on the query's position, so that every position has a diagram of its own.
+        cells: those that queries fell into, with the values they assign.
+    """
+
+    layer: str
+    head: int
+    dimension: int
+    value_dimension: int
+    sequences: int
+    dtype: str
+    per_position: bool
+    figures: Figures
+    null: Figures
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}:{self.head}"
+
+    def row(self) -> dict[str, Any]:
+        """One flat row: the figures, and those of the null as `null_…`."""
+        null = {f"null_{name}": number for name, number in asdict(self.null).items() if name != "programs"}
+        return {**self._about(), **asdict(self.figures), **null}
+
+    def _about(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _ABOUT}
+
+    def to_json(self, *, values: bool = False) -> dict[str, Any]:
+        """Everything, the cells with the length of their values, or with the values themselves."""
+        cells = [asdict(cell) for cell in self.cells]
+        if not values:
+            cells = [{k: v for k, v in cell.items() if k != "value"} for cell in cells]
+        return _plain({**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells})
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReport:
+    """Every head that was read. `rows()` is a table that pandas reads, `to_json()` all there is."""
+
+    heads: tuple[HeadReport, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per head: `pandas.DataFrame(report.rows())`."""
+        return [head.row() for head in self.heads]
+
+    def layers(self) -> list[dict[str, Any]]:
+        """One row per layer: counts summed over its heads, other figures averaged."""
+        names = list(dict.fromkeys(head.layer for head in self.heads))
+        return [{"layer": n, **_together([h for h in self.heads if h.layer == n])} for n in names]
+
+    def model(self) -> dict[str, Any]:
+        """The same over all heads."""
+        return _together(self.heads)
+
+    def to_json(self, *, values: bool = False) -> dict[str, Any]:
+        """A dict of plain numbers, lists and strings; what is not defined is None."""
+        return {
+            "format": FORMAT,
+            "version": 1,
+            "model": _plain(self.model()),
+            "layers": _plain(self.layers()),
+            "heads": [head.to_json(values=values) for head in self.heads],
+        }
+
+    def save(self, folder: str | Path, *, values: bool = False) -> Path:
+        """`report.json` and `heads.csv` in a folder."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_json(values=values), ensure_ascii=False, allow_nan=False, indent=1)
+        (place / "report.json").write_text(text + "\n", encoding="utf-8")
+        (place / "heads.csv").write_text(self.to_csv(), encoding="utf-8")
+        return place
+
+    def to_csv(self) -> str:
+        """The table of heads as text: `pandas.read_csv`."""
+        text = io.StringIO()
+        rows = self.rows()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows
+        )
+        return text.getvalue()
+
+    def __getitem__(self, which: tuple[str, int]) -> HeadReport:
+        for head in self.heads:
+            if (head.layer, head.head) == tuple(which):
+                return head
+        raise UnsupportedError(f"no report of {which}; there are {', '.join(h.name for h in self.heads[:6])}, ….")
+
+    def __str__(self) -> str:
+        columns = (
+            "cells",
+            "dead",
+            "unvisited",
+            "margin",
+            "leakage",
+            "inverse_temperature",
+            "effective_keys",
+            "table_distance",
+        )
+        width = max(len(head.name) for head in self.heads)
+        lines = [" " * width + "".join(f"{c[:16]:>18}" for c in columns)]
+        for head in self.heads:
+            pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in columns)
+            lines.append(f"{head.name:<{width}}" + "".join(f"{f'{a:.3g} ({b:.3g})':>18}" for a, b in pairs))
+        return "\n".join([*lines, "in brackets: a random head of the same shape"])
+
+
+def read(
+    heads: CapturedHeads | Iterable[HeadRecord],
+    *,
+    budget: int = 1 << 18,
+    reach: float = 10.0,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ModelReport:
+    """Read captured heads as partitions: every figure, and beside it that of a random head of the same shape.
+
+    All numbers come from the recorded vectors in float64: what the head would do without rounding. See `Figures` for what
+        each means
+    and `reading.random_snapshot` for the null.
+
+    Args:
+        budget: of the linear programs that look for dead keys, per head, in matrix entries (`key_reach`); 0 solves none.
+        reach: a key counts as reachable if a query up to so many times as large as the largest seen can reach it.
+        seed: of the nulls.
+        progress: called as `progress(name, done, of)`.
+
+    Raises:
+        UnsupportedError: nothing was recorded, or a head saw no query at all.
+    """
+    records = list(heads)
+    if not records:
+        raise UnsupportedError(
+            "no attention was recorded: the model was not run inside `with capture(model)`, or it computes attention by hand "
+            "(tell with pa.inspect.record or readers=), scripted or compiled, or layers= and heads= left nothing."
+        )
+    done = []
+    for number, record in enumerate(records):
+        if progress is not None:
+            progress(record.name, number, len(records))
+        done.append(_read_head(record, budget=budget, reach=reach, seed=seed + 1_000_003 * number))
+    if progress is not None:
+        progress("", len(records), len(records))
+    return ModelReport(tuple(done))
+
+
+def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int) -> HeadReport:
+    used = [s for s in record.snapshots if len(s.counted)]
+    if not used:
+        raise UnsupportedError(
+            f"{record.name}: the input had no tokens, or every key was masked; there is no partition to read."
+        )
+    figures, cells = measure(record.snapshots, reach=reach, budget=budget)
+    null, _ = measure(
+        [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(record.snapshots)], reach=reach, budget=budget
+    )
+    return HeadReport(
+        record.layer,
+        record.head,
+        max(int(s.free.sum()) for s in used),
+        used[0].values.shape[1],
+        len(record.snapshots),
+        used[0].dtype,
+        any(s.offsets is None for s in used),
+        figures,
+        null,
+        tuple(cells),
+    )
+
+
+def _together(heads: Sequence[HeadReport]) -> dict[str, Any]:
+    out: dict[str, Any] = {"heads": len(heads)}
+    for prefix, kind in (("", "figures"), ("null_", "null")):
+        for item in fields(Figures):
+            numbers = np.array([getattr(getattr(h, kind), item.name) for h in heads], dtype=float)
+            known = numbers[~np.isnan(numbers)]
+            total = known.sum() if item.name in _COUNTS else known.mean() if len(known) else math.nan
+            out[prefix + item.name] = float(total) if len(known) else math.nan
+    return out
+
+
+def _plain(data: Any) -> Any:
+    """For JSON: numbers that are not finite become None."""
+    if isinstance(data, dict):
+        return {k: _plain(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

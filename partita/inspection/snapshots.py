@@ -1,0 +1,167 @@
+"""One sequence passing through one head: recorded vectors, and the max-affine function that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partita.errors import NonFiniteValueError, UnsupportedError
+from partita.geometry.domains import Array
+from partita.geometry.partitions import MaxAffine
+from partita.inspection.calls import MASKED_BELOW
+
+__all__ = ["Snapshot"]
+
+_SCORES_AT_ONCE = 1 << 21
+_SAME = 1e-5  # of the largest bias: float32 biases that are sums of a row and a column part are so to rounding only
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Queries, keys and values of one head on one sequence; scores are `s_j(x) = scale·k_j·x + bias_j`, temperature included.
+
+    Attributes:
+        queries: `(queries, dim)`; keys: `(keys, dim)`; values: `(keys, value_dim)`: as computed, half precision widened
+            exactly.
+        mask: None, or `(queries or 1, keys)`: True may be attended to, or numbers that are added to the scores.
+        causal: the query at position i sees keys 0 … i only.
+        positions: `(queries,)`, where in the sequence the recorded queries stand.
+        padding: `(queries,)`, True for tokens that nobody attends to in self-attention: not counted as queries; or None.
+        dtype: of the model.
+    """
+
+    queries: NDArray[np.floating]
+    keys: NDArray[np.floating]
+    values: NDArray[np.floating]
+    scale: float
+    mask: NDArray | None = None
+    causal: bool = False
+    positions: NDArray[np.int64] | None = None
+    padding: NDArray[np.bool_] | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.positions is None:
+            object.__setattr__(self, "positions", np.arange(len(self.queries)))
+        for name in ("queries", "keys", "values"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise NonFiniteValueError(
+                    f"{name} of a head hold NaN or infinity; look at the model's activations first."
+                )
+
+    @staticmethod
+    def allows(mask: NDArray) -> NDArray[np.bool_]:
+        """Where a mask lets a query see a key: True, or a number above −10⁴."""
+        return mask if mask.dtype == np.bool_ else mask > MASKED_BELOW
+
+    @cached_property
+    def active(self) -> NDArray[np.bool_]:
+        """Which keys each query may see, `(queries, keys)`."""
+        shape = (len(self.queries), len(self.keys))
+        seen = np.ones(shape, bool) if self.mask is None else np.broadcast_to(self.allows(self.mask), shape)
+        if self.causal:
+            assert self.positions is not None
+            seen = seen & (np.arange(shape[1]) <= self.positions[:, None])
+        return seen
+
+    @cached_property
+    def counted(self) -> NDArray[np.int64]:
+        """Rows of the queries that count: those that see a key and are no padding."""
+        seen = self.active.any(axis=1) if self.active.size else np.zeros(len(self.queries), bool)
+        return np.flatnonzero(seen if self.padding is None else seen & ~self.padding)
+
+    @cached_property
+    def bias(self) -> Array | None:
+        """What is added to the scores, `(queries or 1, keys)`, 0 where masked; None if nothing is."""
+        if self.mask is None or self.mask.dtype == np.bool_:
+            return None
+        added = np.where(self.allows(self.mask), self.mask, 0.0).astype(np.float64)
+        return added if added.any() else None
+
+    def scores(self, rows: NDArray[np.int64]) -> Array:
+        """`scale·k_j·x + bias_j` in float64 for these queries, −∞ where a key is masked, `(rows, keys)`."""
+        scores = self.queries[rows].astype(np.float64) @ (self.scale * self.keys.astype(np.float64)).T
+        if self.bias is not None:
+            scores += self.bias[rows] if len(self.bias) > 1 else self.bias
+        active = self.active[rows]
+        if not active.all():
+            scores[~active] = -np.inf
+        return scores
+
+    def score_chunks(self) -> Iterator[tuple[NDArray[np.int64], Array]]:
+        """The counted queries and their scores, a few at a time."""
+        step = max(1, _SCORES_AT_ONCE // max(len(self.keys), 1))
+        for start in range(0, len(self.counted), step):
+            rows = self.counted[start : start + step]
+            yield rows, self.scores(rows)
+
+    @cached_property
+    def offsets(self) -> Array | None:
+        """The b_j if one diagram serves every query, `(keys,)`; None if the bias depends on the query's position.
+
+        A bias that is a part per query plus a part per key, where keys are seen, moves no cell from query to query: ALiBi
+            under a
+        causal mask, `m(j − i)`, is of this kind; `−m|i − j|` is not.
+        """
+        bias = self.bias
+        if bias is None:
+            return np.zeros(len(self.keys))
+        found, rows = np.full(len(self.keys), np.nan), self.counted
+        tolerance = _SAME * float(np.abs(bias).max())
+        if len(bias) == 1:
+            return bias[0]
+        for row in rows[np.argsort(-self.active[rows].sum(axis=1), kind="stable")]:
+            seen = self.active[row]
+            shared = seen & ~np.isnan(found)
+            difference = (bias[row] - found)[shared]
+            if difference.size and np.ptp(difference) > tolerance:
+                return None
+            fresh = seen & np.isnan(found)
+            found[fresh] = bias[row, fresh] - (difference.mean() if difference.size else 0.0)
+        return np.nan_to_num(found)
+
+    @cached_property
+    def free(self) -> NDArray[np.bool_]:
+        """Coordinates in which the recorded queries differ; one that never varies only shifts the scores.
+
+        All of them if the queries are one point.
+        """
+        queries = self.queries[self.counted]
+        varies = (queries != queries[:1]).any(axis=0) if len(queries) else np.ones(self.keys.shape[1], bool)
+        return varies if varies.any() else np.ones(self.keys.shape[1], bool)
+
+    @property
+    def points(self) -> Array:
+        """The counted queries in the free coordinates, float64: points of the space that `max_affine` cuts."""
+        return self.queries[self.counted][:, self.free].astype(np.float64)
+
+    def max_affine(self, position: int | None = None) -> MaxAffine:
+        """The function whose cells the head makes of its query space: slopes `scale·k_j`, offsets the biases.
+
+        *Theorem*: `max-affine-partition`. Coordinates in which no query varies are folded into the offsets; `points` are the
+        queries in the others. Masked keys are part of it: which of its cells a query may fall into, `active` says.
+
+        Args:
+            position: row of a recorded query, when the bias depends on it; its diagram is then the one returned.
+        """
+        if not len(self.keys) or not len(self.counted):
+            raise UnsupportedError(
+                "this sequence has no keys, or no query that sees one: there is no partition to read."
+            )
+        if position is None:
+            offsets = self.offsets
+            if offsets is None:
+                raise UnsupportedError(
+                    "the bias of this head depends on the query's position (as relative position biases do), so every "
+                    "position has a diagram of its own; ask for one with max_affine(position=row)."
+                )
+        else:
+            bias = self.bias
+            offsets = np.zeros(len(self.keys)) if bias is None else bias[position if len(bias) > 1 else 0]
+        slopes = self.scale * self.keys.astype(np.float64)
+        fixed = self.queries[self.counted[0]].astype(np.float64)[~self.free]
+        return MaxAffine(slopes[:, self.free], offsets + slopes[:, ~self.free] @ fixed)

@@ -1,0 +1,455 @@
+"""Capture: every door to attention is seen, once, with the numbers that were used; nothing that the model computes changes."""
+
+import math
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import partita as pa
+from partita.errors import NonFiniteValueError, SizeError, UnsupportedError
+from partita.inspection.calls import from_sdpa
+
+
+def softmax_attention(snapshot):
+    """The head's answers, from the recorded numbers alone, in numpy."""
+    scores = snapshot.scale * snapshot.queries.astype(np.float64) @ snapshot.keys.astype(np.float64).T
+    if snapshot.mask is not None:
+        extra = np.where(snapshot.mask, 0.0, -np.inf) if snapshot.mask.dtype == bool else snapshot.mask
+        scores = scores + extra
+    if snapshot.causal:
+        scores[np.arange(scores.shape[1]) > snapshot.positions[:, None]] = -np.inf
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True) @ snapshot.values.astype(np.float64)
+
+
+class Plain(nn.Module):
+    """Projections and one of several ways to attend."""
+
+    def __init__(self, attend, dim=16, heads=4, key_heads=None):
+        super().__init__()
+        self.heads, self.key_heads, self.attend = heads, key_heads or heads, attend
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim * self.key_heads // heads)
+        self.out = None
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = (t.unflatten(-1, (self.key_heads, -1)).transpose(1, 2) for t in self.kv(x).chunk(2, dim=-1))
+        self.out = self.attend(q, k, v)
+        return self.out.transpose(1, 2).flatten(2)
+
+
+def by_hand(q, k, v):
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+
+def by_hand_and_told(q, k, v):
+    pa.inspect.record(q, k, v)
+    return by_hand(q, k, v)
+
+
+def sdpa(**options):
+    return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+BIAS = torch.randn(7, 7, generator=torch.Generator().manual_seed(5))
+ALLOWED = torch.rand(1, 4, 7, 7, generator=torch.Generator().manual_seed(6)) > 0.3
+ALLOWED[..., 0] = True
+PLAIN = {
+    "plain": (sdpa(), None),
+    "causal": (sdpa(is_causal=True), None),
+    "scaled": (sdpa(scale=0.5), None),
+    "float mask": (sdpa(attn_mask=BIAS), None),
+    "boolean mask per head": (sdpa(attn_mask=ALLOWED), None),
+    "grouped queries": (sdpa(enable_gqa=True), 2),
+    "told": (by_hand_and_told, None),
+    "by hand in a keyword": (lambda q, k, v: functional.scaled_dot_product_attention(query=q, key=k, value=v), None),
+}
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
+
+
+def build(make, seed=0):
+    torch.manual_seed(seed)
+    return make()
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_is_recorded_reproduces_the_answers(name, grad, x):
+    attend, key_heads = PLAIN[name]
+    layer = build(lambda: Plain(attend, key_heads=key_heads))
+    with torch.set_grad_enabled(grad):
+        before = layer(x)
+        with pa.inspect.capture(layer) as heads:
+            after = layer(x)
+    assert torch.equal(before, after)
+    assert [r.name for r in heads] == [f"Plain:{h}" for h in range(4)]
+    for record in heads:
+        assert len(record.snapshots) == 3
+        for element, snapshot in enumerate(record.snapshots):
+            expected = layer.out[element, record.head].detach().numpy()
+            assert np.abs(softmax_attention(snapshot) - expected).max() < 1e-5
+
+
+def test_attention_by_hand_is_not_seen_unless_told(x):
+    layer = build(lambda: Plain(by_hand))
+    with pa.inspect.capture(layer) as heads:
+        layer(x)
+    assert len(heads) == 0
+    with pytest.raises(UnsupportedError, match=r"no attention was recorded.*by hand"):
+        pa.inspect.read(heads)
+
+
+def test_a_reader_tells_of_attention_by_hand_without_touching_the_model(x):
+    model = nn.Sequential(build(lambda: Plain(by_hand)), nn.Linear(16, 16))
+
+    def reader(module, args, kwargs, output):
+        q = module.q(args[0]).unflatten(-1, (4, -1)).transpose(1, 2)
+        k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in module.kv(args[0]).chunk(2, dim=-1))
+        return {"query": q, "key": k, "value": v}
+
+    plain = model(x)
+    with pa.inspect.capture(model, readers={"0": reader}) as heads:
+        assert torch.equal(model(x), plain)
+    assert [r.name for r in heads] == ["0:0", "0:1", "0:2", "0:3"]
+    assert np.abs(softmax_attention(heads["0", 2].snapshots[1]) - model[0].out[1, 2].detach().numpy()).max() < 1e-5
+    with (
+        pytest.raises(UnsupportedError, match="expected query, key, value"),
+        pa.inspect.capture(model, readers={"0": lambda *_: {"q": x}}),
+    ):
+        model(x)
+
+
+def encoder(norm_first=False, batch_first=True, layers=2):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=not norm_first and batch_first)
+
+
+def padding(batch=3, tokens=7):
+    mask = torch.zeros(batch, tokens, dtype=torch.bool)
+    mask[1, 4:] = mask[2, 6:] = True
+    return mask
+
+
+CAUSAL = torch.ones(7, 7).triu(1).bool()
+ENCODERS = {
+    "fused": (encoder, {}),
+    "fused, norm first": (lambda: encoder(norm_first=True), {}),
+    "fused, causal": (encoder, {"mask": CAUSAL, "is_causal": True}),
+    "fused, padding without nesting": (lambda: encoder(norm_first=True), {"src_key_padding_mask": padding()}),
+    "nested": (encoder, {"src_key_padding_mask": padding()}),
+    "tokens first": (lambda: encoder(batch_first=False), {}),
+}
+
+
+def weights_asked_for(model, x, options):
+    """Attention weights of the first layer, by torch's unfused path, `(batch, heads, tokens, keys)`: the oracle."""
+    layer = model.layers[0]
+    first = layer.norm1(x) if layer.norm_first else x
+    with torch.no_grad():
+        _, weights = functional.multi_head_attention_forward(
+            *[first.transpose(0, 1) if layer.self_attn.batch_first else first] * 3,
+            16,
+            4,
+            layer.self_attn.in_proj_weight,
+            layer.self_attn.in_proj_bias,
+            None,
+            None,
+            False,
+            0.0,
+            layer.self_attn.out_proj.weight,
+            layer.self_attn.out_proj.bias,
+            training=False,
+            key_padding_mask=options.get("src_key_padding_mask"),
+            attn_mask=options.get("mask"),
+            average_attn_weights=False,
+        )
+    return weights.numpy()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_layers_on_both_paths(name, training, x):
+    make, options = ENCODERS[name]
+    if training and name == "nested":
+        pytest.skip("torch nests in evaluation only")
+    model = build(make).train(training)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    with torch.set_grad_enabled(training):
+        before = model(x, **options)
+        with pa.inspect.capture(model) as heads:
+            after = model(x, **options)
+    assert torch.equal(before, after)
+    assert heads.layers == ("layers.0.self_attn", "layers.1.self_attn") and len(heads) == 8
+    expected = weights_asked_for(model, x, options)
+    for head in range(4):
+        record = heads["layers.0.self_attn", head]
+        batch = 3 if model.layers[0].self_attn.batch_first else 7
+        assert len(record.snapshots) == batch
+        for element, snapshot in enumerate(record.snapshots):
+            weights = np.zeros((len(snapshot.queries), len(snapshot.keys)))
+            for rows, scores in snapshot.score_chunks():
+                e = np.exp(scores - scores.max(axis=1, keepdims=True))
+                weights[rows] = e / e.sum(axis=1, keepdims=True)
+            truth = expected[element, head][snapshot.counted][:, : len(snapshot.keys)]
+            assert np.abs(weights[snapshot.counted] - truth).max() < 1e-5
+            if options.get("src_key_padding_mask") is not None:
+                real = int((~options["src_key_padding_mask"][element]).sum())
+                assert len(snapshot.counted) == real  # padding is no query, whether torch nested the batch or not
+
+
+def test_the_fused_path_is_really_taken_and_a_function_mode_would_leave_it(x):
+    """The negative control of bit-identity: what capture avoids does happen to a plain function mode."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Through(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model = build(encoder).eval()
+    fused = "aten._transformer_encoder_layer_fwd.default"
+    with torch.no_grad():
+        with pa.inspect.capture(model), Seen() as seen:
+            model(x)
+        assert seen.names.count(fused) == 2
+        Seen.names = []
+        with Through(), Seen() as seen:
+            model(x)
+        assert fused not in seen.names
+
+
+OPTIONS = {
+    "plain": ({}, {}),
+    "weights": ({}, {"need_weights": True}),
+    "no weights": ({}, {"need_weights": False}),
+    "bias keys and zero attention": ({"add_bias_kv": True, "add_zero_attn": True}, {}),
+    "other key and value widths": ({"kdim": 6, "vdim": 10}, {}),
+    "no biases": ({"bias": False}, {}),
+    "float mask": ({}, {"attn_mask": BIAS[:5]}),
+    "float mask per head": ({}, {"attn_mask": torch.randn(12, 5, 7, generator=torch.Generator().manual_seed(8))}),
+    "padding": ({}, {"key_padding_mask": padding()}),
+    "padding, bias keys": ({"add_bias_kv": True}, {"key_padding_mask": padding(), "attn_mask": ~ALLOWED[0, 0, :5]}),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_multi_head_attention_with_its_options(name, training):
+    make, call = OPTIONS[name]
+    layer = build(lambda: nn.MultiheadAttention(16, 4, batch_first=True, **make)).train(training)
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(3, 5, 16, generator=generator)
+    key, value = (torch.randn(3, 7, make.get(w, 16), generator=generator) for w in ("kdim", "vdim"))
+    with torch.no_grad():
+        before = layer(query, key=key, value=value, **call)
+        with pa.inspect.capture(layer) as heads:
+            after = layer(query, key=key, value=value, **call)
+        _, weights = layer(query, key, value, **{**call, "need_weights": True}, average_attn_weights=False)
+    assert torch.equal(before[0], after[0])
+    assert (before[1] is None and after[1] is None) or torch.equal(before[1], after[1])
+    for record in heads:
+        for element, snapshot in enumerate(record.snapshots):
+            rows, scores = next(snapshot.score_chunks())
+            e = np.exp(scores - scores.max(axis=1, keepdims=True))
+            assert len(rows) == 5
+            got, truth = e / e.sum(axis=1, keepdims=True), weights[element, record.head].numpy()
+            assert np.abs(got - truth).max() < 1e-5
+
+
+def test_self_attention_by_the_fused_operator_and_unbatched(x):
+    layer = build(lambda: nn.MultiheadAttention(16, 4, batch_first=True)).eval()
+    with torch.no_grad(), pa.inspect.capture(layer) as heads:
+        layer(x, x, x)
+        layer(x[0], x[0], x[0])
+    for record in heads:
+        batched, alone = record.snapshots[0], record.snapshots[3]
+        assert np.abs(batched.keys - alone.keys).max() < 1e-6 and len(record.snapshots) == 4
+
+
+def test_dropout_draws_the_same_numbers(x):
+    model = build(encoder).train()
+    torch.manual_seed(1)
+    before = model(x)
+    torch.manual_seed(1)
+    with pa.inspect.capture(model) as heads:
+        assert torch.equal(model(x), before)
+    assert len(heads) == 8
+
+
+def test_gradients_are_the_same(x):
+    model = build(encoder).train(False)
+    model(x).square().sum().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with pa.inspect.capture(model):
+        model(x).square().sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_are_held_exactly(dtype, x):
+    layer = build(lambda: Plain(sdpa())).to(dtype)
+    with torch.no_grad():
+        before = layer(x.to(dtype))
+        with pa.inspect.capture(layer) as heads:
+            assert torch.equal(layer(x.to(dtype)), before)
+        q = layer.q(x.to(dtype)).unflatten(-1, (4, -1)).transpose(1, 2)
+    snapshot = heads["Plain", 1].snapshots[2]
+    assert np.array_equal(snapshot.queries, q[2, 1].to(torch.float64).numpy()) and f"torch.{snapshot.dtype}" == str(
+        dtype
+    )
+    report = pa.inspect.read(heads)
+    assert report["Plain", 1].dtype == snapshot.dtype and report["Plain", 1].figures.cells >= 1
+
+
+def test_autocast(x):
+    layer = build(lambda: Plain(sdpa()))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = layer(x)
+        with pa.inspect.capture(layer) as heads:
+            assert torch.equal(layer(x), before)
+    assert heads["Plain", 0].snapshots[0].dtype == "bfloat16"
+
+
+def test_only_what_is_asked_for_is_kept(x):
+    model = build(encoder).eval()
+    with torch.no_grad():
+        with pa.inspect.capture(model, layers="layers.1.*", heads=[1, 3, 9], tokens=3, batch=2) as few:
+            model(x)
+        with pa.inspect.capture(model) as all_of_it:
+            model(x)
+    assert [r.name for r in few] == ["layers.1.self_attn:1", "layers.1.self_attn:3"]
+    snapshot, whole = few["layers.1.self_attn", 3].snapshots[1], all_of_it["layers.1.self_attn", 3].snapshots[1]
+    assert len(few["layers.1.self_attn", 3].snapshots) == 2
+    assert snapshot.positions.tolist() == [0, 3, 6] and np.array_equal(snapshot.queries, whole.queries[[0, 3, 6]])
+    assert np.array_equal(snapshot.keys, whole.keys)  # fewer keys would be another partition
+    assert few.bytes_held < all_of_it.bytes_held / 4
+
+
+def test_memory_is_bounded_and_said_so(x):
+    model = build(encoder).eval()
+    refusal = pytest.raises(SizeError, match=r"max_bytes.*tokens=")
+    with torch.no_grad(), refusal, pa.inspect.capture(model, max_bytes=5_000):
+        model(x)
+    model(x)  # and the hooks are gone
+    with pytest.raises(UnsupportedError, match="at least 1"), pa.inspect.capture(model, tokens=0):
+        pass
+    with pytest.raises(UnsupportedError, match=r"nn\.Module"), pa.inspect.capture(lambda z: z):
+        pass
+
+
+def test_records_are_copies(x):
+    layer = build(lambda: Plain(sdpa()))
+    with torch.no_grad(), pa.inspect.capture(layer) as heads:
+        layer(x)
+        held = heads["Plain", 0].snapshots[0].keys.copy()
+        layer.kv.weight.zero_()
+        layer(x)
+    assert np.array_equal(heads["Plain", 0].snapshots[0].keys, held)
+    assert not np.array_equal(heads["Plain", 0].snapshots[3].keys, held) and len(heads["Plain", 0].snapshots) == 6
+
+
+def test_names_of_layers(x):
+    class Twice(nn.Module):
+        def forward(self, t):
+            once = functional.scaled_dot_product_attention(t, t, t)
+            return functional.scaled_dot_product_attention(once, t, t)
+
+    inner = nn.Sequential(Twice(), Twice())
+    other = Twice()
+    with pa.inspect.capture(inner) as heads:
+        inner(x)
+        other(x)  # no part of the model
+        inner(x)
+    assert heads.layers == ("0", "0#1", "1", "1#1")
+    assert all(len(r.snapshots) == 6 for r in heads)
+    with pa.inspect.capture() as everything:
+        other(x)
+        functional.scaled_dot_product_attention(x, x, x)
+    assert len(everything) == 3
+    with pytest.raises(UnsupportedError, match=r"no head 0 of a layer '2'.*0#1"):
+        heads["2", 0]
+
+
+def test_other_threads_are_left_alone(x):
+    layer = build(lambda: Plain(sdpa()))
+    with pa.inspect.capture(layer) as heads:
+        thread = threading.Thread(target=lambda: layer(x))
+        thread.start()
+        thread.join()
+    assert len(heads) == 0
+
+
+def test_captures_nest_and_an_error_in_the_model_leaves_nothing_behind(x):
+    layer = build(encoder).eval()
+    with torch.no_grad(), pa.inspect.capture(layer) as outer:
+        with pa.inspect.capture(layer, heads=[0]) as inner:
+            layer(x)
+        with pytest.raises(RuntimeError):
+            layer(x[..., :3])
+        layer(x)
+    assert len(inner) == 2 and len(outer) == 8
+    assert len(outer["layers.0.self_attn", 0].snapshots) == 6
+    from torch.nn.modules import module as torch_module
+    from torch.overrides import _get_current_function_mode
+
+    assert not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
+    assert _get_current_function_mode() is None
+
+
+def test_another_function_mode_on_top_does_not_double_records(x):
+    layer = build(encoder).eval()
+    with torch.no_grad(), pa.inspect.capture(layer) as heads, torch.device("cpu"):
+        layer(x)
+    assert len(heads) == 8 and all(len(r.snapshots) == 3 for r in heads)
+
+
+def test_nested_tensors_in_plain_attention():
+    parts = [torch.randn(4, n, 8, generator=torch.Generator().manual_seed(n)) for n in (3, 5)]
+    nested = torch.nested.nested_tensor([p.transpose(0, 1) for p in parts], layout=torch.jagged).transpose(1, 2)
+    before = functional.scaled_dot_product_attention(nested, nested, nested)
+    with pa.inspect.capture() as heads:
+        after = functional.scaled_dot_product_attention(nested, nested, nested)
+    assert all(torch.equal(a, b) for a, b in zip(before.unbind(), after.unbind()))
+    assert [len(s.queries) for s in heads["attention", 3].snapshots] == [3, 5]
+    assert np.array_equal(heads["attention", 3].snapshots[1].keys, parts[1][3].numpy())
+
+
+def test_leading_axes_of_any_number():
+    q = torch.randn(2, 3, 4, 5, 8)
+    (call,) = from_sdpa(q, q[:, :1], q[:1, :1], torch.randn(2, 1, 1, 5, 5))
+    assert call.queries.shape == (6, 4, 5, 8) and call.keys.shape == (6, 4, 5, 8) and call.mask.shape == (6, 1, 5, 5)
+    (flat,) = from_sdpa(q[0, 0, 0], q[0, 0, 0], q[0, 0, 0])
+    assert flat.queries.shape == (1, 1, 5, 8)
+    scores, _ = call.scores(2)
+    assert scores.shape == (6, 5, 5)
+
+
+def test_infinite_activations_are_named(x):
+    layer = build(lambda: Plain(sdpa()))
+    with torch.no_grad():
+        layer.q.weight.fill_(torch.inf)
+    with pytest.raises(NonFiniteValueError, match="queries"), pa.inspect.capture(layer):
+        layer(x)
