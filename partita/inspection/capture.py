@@ -161,12 +161,14 @@ class _Masks:
         return self._rows[which]
 
     def padding_of(self, element: int, head: int) -> np.ndarray:
-        """Keys that no query of the sequence sees: in self-attention those tokens are padding, as queries too."""
+        """Keys that no query sees, in self-attention where tokens may see themselves: padding, as queries too."""
         which = self._which(element, head)
         if which not in self._padding:
             whole = self.call.mask_of(element, head)
             assert whole is not None
-            self._padding[which] = np.logical_not(Snapshot.allows(_held(whole)).any(axis=0))
+            seen = np.broadcast_to(Snapshot.allows(_held(whole)), (self.call.queries.shape[2],) * 2)
+            nobody = np.logical_not(seen.any(axis=0))
+            self._padding[which] = np.logical_and(nobody, bool(seen.diagonal().any()))
         return self._padding[which]
 
 

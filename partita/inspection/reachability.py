@@ -55,11 +55,13 @@ class _Problem:
         """Whom it has to beat whichever of the rows that hold it a query has."""
         return self.rows[self.rows[:, key]].all(axis=0) & (self.twins != self.twins[key])
 
-    def leads(self, keys: NDArray[np.int64], queries: Array) -> tuple[Array, NDArray[np.int64]]:
+    def leads(
+        self, keys: NDArray[np.int64], queries: Array, rivals: NDArray[np.bool_] | None = None
+    ) -> tuple[Array, NDArray[np.int64]]:
         """By how much each key leads at its query, rounding taken off, and its strongest rival."""
         scores = queries @ self.slopes.T + self.offsets
         own = scores[np.arange(len(keys)), keys]
-        scores[~self.rivals(keys)] = -np.inf
+        scores[~(self.rivals(keys) if rivals is None else rivals)] = -np.inf
         strongest = scores.argmax(axis=1)
         size = np.abs(queries) @ np.abs(self.slopes).max(axis=0) + np.abs(self.offsets).max()
         rounding = 2 * (self.slopes.shape[1] + 4) * _U * size
@@ -91,8 +93,8 @@ def key_reach(
             R^64, 2,000 at 64 keys in R^2.
     """
     largest = float(np.abs(queries).max(initial=0.0)) or 1.0
-    active = np.broadcast_to(active, (len(queries), len(slopes)))
     problem = _problem(slopes * (reach * largest), offsets, active)
+    active = np.broadcast_to(active, (len(queries), len(slopes))) if len(active) == 1 else active
     status = np.where(problem.smallest < 0, MASKED, UNDECIDED).astype(np.int8)
     witnesses = np.full(slopes.shape, np.nan)
     _try_queries(problem, queries / (reach * largest), active, status, witnesses)
@@ -108,7 +110,10 @@ def key_reach(
 
 
 def _problem(slopes: Array, offsets: Array, active: NDArray[np.bool_]) -> _Problem:
-    rows = active[:1] if (active == active[:1]).all() else np.unique(active, axis=0)
+    rows = active[:1]
+    if not (active == rows).all():
+        _, first = np.unique(np.packbits(active, axis=1), axis=0, return_index=True)
+        rows = active[first]
     sizes = rows.sum(axis=1)
     if len(rows):
         smallest = np.where(rows, sizes[:, None], rows.shape[1] + 1).argmin(axis=0)
@@ -133,18 +138,20 @@ def _settle(
 def _try_queries(
     problem: _Problem, queries: Array, active: NDArray[np.bool_], status: NDArray[np.int8], witnesses: Array
 ) -> None:
-    """Recorded queries: each settles its own cell. A key that leads in a larger set leads in its smallest row only if that is
-    a subset, which `leads` checks anew.
-    """
+    """Recorded queries: each settles its own cell, against the keys that it sees itself."""
     step = max(1, (1 << 22) // max(len(problem.slopes), 1))
     for start in range(0, len(queries), step):
-        part = slice(start, start + step)
-        scores = queries[part] @ problem.slopes.T + problem.offsets
-        scores[~active[part]] = -np.inf
-        keys, first = np.unique(scores.argmax(axis=1), return_index=True)
-        fresh = (status[keys] == UNDECIDED) & active[part][first, keys]
-        if fresh.any():
-            _settle(problem, keys[fresh], queries[part][first[fresh]], status, witnesses)
+        part, seen = queries[start : start + step], active[start : start + step]
+        scores = np.where(seen, part @ problem.slopes.T + problem.offsets, -np.inf)
+        keys = scores.argmax(axis=1)
+        seen = seen & (problem.twins[None, :] != problem.twins[keys, None])
+        lead, _ = problem.leads(keys, part, seen)
+        order = np.argsort(-lead, kind="stable")
+        order = order[lead[order] > 0]
+        reached, first = np.unique(keys[order], return_index=True)
+        fresh = status[reached] == UNDECIDED
+        status[reached[fresh]] = REACHABLE
+        witnesses[reached[fresh]] = part[order[first[fresh]]]
 
 
 def _try_directions(problem: _Problem, status: NDArray[np.int8], witnesses: Array) -> None:
