@@ -25,8 +25,9 @@ from partita.errors import DomainError, ExpressionError, PartitaError, Unsupport
 from partita.geometry import Box
 from partita.plots import plot_head
 from partita.reports.command import reproduce_command
+from partita.reports.inspect_command import inspect_command
 from partita.storage import require_free
-from partita.targets.target import split_flat
+from partita.targets.probing import split_flat
 
 __all__ = ["app", "main", "parse_domain"]
 
@@ -330,6 +331,7 @@ def verify_command(folder: Folder, as_json: AsJson = False) -> None:
 
 
 app.command("reproduce")(reproduce_command)
+app.command("inspect")(inspect_command)
 
 
 def _print_version(asked: bool) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "NonFiniteValueError",
     "NotContinuousError",
     "NotDeterministicError",
+    "NotTraceableError",
     "NotVectorizedError",
     "NothingKnownError",
     "OutsideDomainError",
@@ -74,6 +75,10 @@ class NonFiniteValueError(PartitaError):
 
 class NotVectorizedError(PartitaError):
     """A target whose value at a point depends on the batch that the point sits in."""
+
+
+class NotTraceableError(UnsupportedError):
+    """A torch function that cannot be written as an expression graph, or whose graph says something else."""
 
 
 class NotDeterministicError(PartitaError):

@@ -24,6 +24,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self.options.setdefault("method", "hard")
+        if callable(self.function):
+            self.options.setdefault("trace", False)  # black boxes, unless the options say so
 
 
 def _circle(points: int = 2000) -> np.ndarray:
@@ -47,6 +49,13 @@ CASES = [
         0.4,
         {"lipschitz": 4.0},
         4.0,
+    ),
+    Case(
+        "traced 2-D",
+        lambda z: torch.sin(3 * z[:, 0]) + torch.relu(z[:, 0] - z[:, 1]),
+        lambda: pa.Box([-1, -1], [1, 1]),
+        0.8,
+        {"trace": True},
     ),
     Case("vector 2-D typed", "x0*x1, max(x0, x1)", lambda: pa.Box([-1, -1], [1, 1]), 0.25),
     Case("tokens typed", "x0*x1, x2; x3, x0 - x3", lambda: pa.Box.sequence(-1, 1, tokens=2, dim=2), 1.0),

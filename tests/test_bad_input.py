@@ -94,7 +94,7 @@ def test_a_function_of_single_points_on_request():
 @pytest.mark.parametrize("lipschitz", [1.0, [1.0, 1.0]])
 def test_a_contradicted_lipschitz_constant_names_the_pair(lipschitz):
     with pytest.raises(errors.LipschitzContradictedError) as caught:
-        pa.compile(lambda z: 3 * z[:, 0] + z[:, 1], BOX, method="hard", tolerance=0.1, lipschitz=lipschitz)
+        pa.compile(lambda z: 3 * z[:, 0] + z[:, 1], BOX, method="hard", tolerance=0.1, lipschitz=lipschitz, trace=False)
     assert "between [" in str(caught.value) and "times" in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_a_grid_that_does_not_fit_names_the_best_tolerance_that_does():
 
 def test_nothing_known_is_said_with_a_suggestion():
     with pytest.raises(errors.NothingKnownError, match="estimate"):
-        pa.compile(lambda z: z[:, 0], LINE, method="hard", tolerance=0.1)
+        pa.compile(lambda z: z[:, 0], LINE, method="hard", tolerance=0.1, trace=False)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_planning_allocates_nothing_large_and_builds_nothing():
         return z[:, 0]
 
     planned = pa.plan(f, pa.Box([0, 0], [1, 1]), method="hard", tolerance=1e-4, lipschitz=1.0)
-    assert planned.keys > 10**7 and sum(asked) < 5000
+    assert planned.keys > 10**7 and sum(asked) < 15_000  # the trace is compared with f
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -52,7 +52,13 @@ def test_no_axis_can_lose_a_cell(m, tolerance, sides, constants):
     box = pa.Box(np.zeros(m), np.array(sides[:m]))
     try:
         counts = pa.plan(
-            lambda z: 0 * z[:, 0], box, method="hard", tolerance=tolerance, lipschitz=constants[:m], max_bytes=1 << 40
+            lambda z: 0 * z[:, 0],
+            box,
+            method="hard",
+            tolerance=tolerance,
+            lipschitz=constants[:m],
+            max_bytes=1 << 40,
+            trace=False,
         ).counts
     except pa.PartitaError:
         return

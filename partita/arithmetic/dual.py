@@ -11,6 +11,7 @@ Hence |f(x) - f(y)| ≤ sup |g|₂ |x - y|₂ on the box. Each rule below keeps 
 A slope that is exactly 0 along an axis says that f does not depend on it, so 0 · [-inf, inf] = 0 is right.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,13 @@ class Dual:
     def __truediv__(self, other: "Dual") -> "Dual":
         quotient = self.value / other.value
         return Dual(quotient, ((self.gradient - other._times(quotient)).T / other.value).T)
+
+    @staticmethod
+    def weighted_sums(terms: "Sequence[Dual]", matrix: Floats) -> "list[Dual]":
+        """`Σ_k matrix[i, k] u_k` for each row i; a term that is unbounded leaves nothing known, as in `Interval`."""
+        values = Interval.weighted_sums([t.value for t in terms], matrix)
+        slopes = Interval.weighted_sums([t.gradient for t in terms], matrix)
+        return [Dual(value, slope) for value, slope in zip(values, slopes)]
 
     def square(self) -> "Dual":
         return self._chain(self.value.square(), 2.0 * self.value)

@@ -109,6 +109,27 @@ class TaylorModel:
     def __sub__(self, other: "TaylorModel") -> "TaylorModel":
         return self + -other
 
+    @staticmethod
+    @_quiet
+    def weighted_sums(terms: "Sequence[TaylorModel]", matrix: Floats) -> "list[TaylorModel]":
+        """`Σ_k matrix[i, k] u_k` for each row i: coefficients by one matrix product, remainders `Σ |c_k| ρ_k` and what rounds."""
+        basis, boxes = terms[0]._basis, max(t.remainder.shape[0] for t in terms)
+        rows = max(len(t.polynomial.coefficients) for t in terms)
+        stacked = np.zeros((len(terms), rows, boxes))
+        for place, term in zip(stacked, terms):
+            place[: len(term.polynomial.coefficients)] = term.polynomial.coefficients
+        norms = np.stack([np.broadcast_to(t.polynomial.norm, boxes) for t in terms])
+        remainders = np.stack([np.broadcast_to(t.remainder, boxes) for t in terms])
+        known, sizes, unit = np.isfinite(remainders), np.abs(matrix), (len(terms) + 4) * 2.0**-52
+        sums = (matrix @ stacked.reshape(len(terms), -1)).reshape(len(matrix), rows, boxes)
+        lost = sizes @ (np.where(known, remainders, 0.0) + unit * norms) * (1 + unit) + len(terms) * rows * 2.0**-1073
+        lost = np.where((matrix != 0.0).astype(np.float64) @ (~known).astype(np.float64) > 0.0, np.inf, lost)
+        bounds = Interval.weighted_sums([t.bounds for t in terms], matrix)
+        return [
+            _settled(Polynomial(basis, p), r, Interval(*np.broadcast_arrays(b.lo, b.hi)))
+            for p, r, b in zip(sums, lost, bounds)
+        ]
+
     def __mul__(self, other: "TaylorModel") -> "TaylorModel":
         return self._product(other, self.bounds * other.bounds)
 

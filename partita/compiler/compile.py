@@ -52,6 +52,7 @@ def compile(
     outside: str = "raise",
     max_bytes: int = DEFAULT_MAX_BYTES,
     vectorize: bool = False,
+    trace: bool | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
@@ -61,7 +62,8 @@ def compile(
     strongest kind of claim first (`proved`, `proved_given`, `estimated`), then the fewest stored numbers.
 
     Args:
-        function: a typed expression in x0, x1, … (k0, …, q0, … for pairs), or a torch or numpy function of a batch.
+        function: a typed expression in x0, x1, … (k0, …, q0, … for pairs), a sympy expression in these symbols, an `nn.Module`,
+            or a torch or numpy function of a batch.
         domain: `Box`, `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the error allowed.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate. Not needed for expressions.
@@ -74,7 +76,8 @@ def compile(
         accept: "estimated" takes a smaller head although its error is only sampled.
         dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
-        vectorize: call f once per point. progress: called with (what, done, of). seed: of the attack on the finished head.
+        vectorize: call f once per point. trace: torch functions and modules are followed operation by operation and become
+            expressions, so that claims about them are proved; False leaves them black boxes, True insists. progress: called with (what, done, of). seed: of the attack on the finished head.
 
     Raises:
         PartitaError: one subclass per kind of bad input (`partita.errors`).
@@ -88,7 +91,7 @@ def compile(
     if seed < 0:
         raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
-    target = make_target(function, domain, vectorize=vectorize)
+    target = make_target(function, domain, vectorize=vectorize, trace=trace)
     planned = make_plan(target, options, lipschitz, modulus, jumps, progress=progress)
     return build(planned, outside=outside, progress=progress, seed=seed)
 
@@ -113,7 +116,8 @@ def _finished(planned: Plan, outside: str, progress: Progress | None, seed: int)
     certificate = construction.certificate
     if certificate.error > planned.recipe.tolerance:
         raise ToleranceError(_missed(planned, certificate))
-    compiled = Compiled(construction.head, construction.partition, certificate, planned.target, outside, planned.why)
+    target, why = planned.target, planned.explanation
+    compiled = Compiled(construction.head, construction.partition, certificate, target, outside, why)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
     if seen > certificate.error_bound:

@@ -45,6 +45,7 @@ def plan(
     sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     vectorize: bool = False,
+    trace: bool | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
@@ -56,7 +57,7 @@ def plan(
     7 keys
     """
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
-    target = make_target(function, domain, vectorize=vectorize)
+    target = make_target(function, domain, vectorize=vectorize, trace=trace)
     return make_plan(target, options, lipschitz, modulus, jumps, progress=progress)
 
 

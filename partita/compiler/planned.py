@@ -104,12 +104,17 @@ class Plan:
             "dtype": self.recipe.semantics,
             "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
             "error_estimate": self.error_estimate,
-            "why": list(self.why),
+            "why": list(self.explanation),
             "candidates": [asdict(c) for c in self.candidates],
         }
 
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """Why these numbers, and where the function comes from."""
+        return (*self.why, self.target.origin) if self.target.origin else self.why
+
     def __str__(self) -> str:
-        return "\n".join(self.why)
+        return "\n".join(self.explanation)
 
 
 def report(candidates: Sequence[Candidate]) -> str:

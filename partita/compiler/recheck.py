@@ -7,6 +7,7 @@ constants that interval arithmetic does not confirm; it is not an independent pr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ from partita.errors import ExpressionError, FormatError, PartitaError, Unsupport
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Domain, PointCloud
 from partita.geometry.grid import ProductGrid
-from partita.targets.expressions import parse
+from partita.targets.expressions import CONSTANTS, parse
 from partita.targets.knowledge import RoughBoxes
 from partita.targets.target import Target, variable_names
 
@@ -189,10 +190,14 @@ def _estimate_again(compiled: Compiled) -> Iterator[Check]:
 
 
 def _reads_as(target: Target) -> bool:
-    """Whether the text shown for f is the graph that the claim is about (or is printed from it)."""
+    """Whether the text shown for f is the graph that the claim is about, is printed from it, or is only a name."""
     graph, names = target.graph, variable_names(target.domains)
+    if graph is None:
+        return False
+    if re.fullmatch(r"<lambda>|[^\W\d]\w*", target.label) and target.label not in (*names[0], *names[1], *CONSTANTS):
+        return True
     try:
-        return graph is not None and (target.label == graph.infix(names[0]) or parse(target.label, *names) == graph)
+        return target.label == graph.infix(names[0]) or parse(target.label, *names) == graph
     except ExpressionError:
         return False
 

@@ -16,6 +16,7 @@ from partita.targets.graph import Graph
 __all__ = ["LipschitzBounds", "lipschitz_bounds"]
 
 BATCH = 2048
+MAX_BOXES, MAX_STEPS = 200_000, 10_000_000  # fewer boxes for networks, each of whose boxes takes thousands of steps
 ROUGH_RESOLUTION = 1e-3
 VALUE_RESOLUTION = 1e-6
 _SMALL_AXIS = 0.1
@@ -79,7 +80,7 @@ def lipschitz_bounds(
     hi: Floats,
     *,
     relative_gap: float = 0.01,
-    max_boxes: int = 200_000,
+    max_boxes: int | None = None,
     rough_resolution: float = ROUGH_RESOLUTION,
 ) -> LipschitzBounds:
     """Bounds on the slopes and values of f over lo ≤ x ≤ hi, within `relative_gap` of what f attains or the budget.
@@ -96,6 +97,7 @@ def lipschitz_bounds(
     (True, 3.0)
     """
     lo, hi = _domain(graph, lo, hi)
+    max_boxes = max(2 * BATCH, min(MAX_BOXES, MAX_STEPS // graph.num_steps)) if max_boxes is None else max_boxes
     search = _Search(graph, lo, hi, relative_gap, rough_resolution)
     while search.boxes_used < max_boxes and search.refine(max_boxes):
         pass

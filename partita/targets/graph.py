@@ -20,6 +20,7 @@ from partita.arithmetic import Basis, Dual, Interval, TaylorModel, TaylorModels
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.targets.infix import infix
 from partita.targets.operations import OPERATIONS, Node, encode, is_count
+from partita.targets.program import Linear, Step, program
 
 __all__ = ["Graph", "GraphBuilder"]
 
@@ -173,31 +174,45 @@ class Graph:
     ) -> list[Any]:
         """The outputs under one interpretation; a value is dropped after its last use."""
         values: dict[int, Any] = {}
-        for position, node in enumerate(self.nodes):
-            if node.operation == "input":
-                values[position] = inputs[int(node.parameters[0])]
-            elif node.operation == "const":
-                values[position] = constant(node.parameters[0])
+        for step in self._program:
+            if isinstance(step.work, Linear):
+                sums = _LINEAR[rule]([values[k] for k in step.work.terms], step.work.matrix)
+                values.update(zip(step.work.results, sums, strict=True))
             else:
-                arguments = [values[k] for k in node.arguments]
-                value = getattr(OPERATIONS[node.operation], rule)(*arguments, *node.parameters)
-                values[position] = after(node.operation, arguments, value) if after and self._is_partial else value
-            for k in self._last_used.get(position, ()):
+                values[step.work] = self._value(self.nodes[step.work], rule, values, inputs, constant, after)
+            for k in step.released:
                 del values[k]
         return [values[k] for k in self.outputs]
+
+    def _value(
+        self,
+        node: Node,
+        rule: str,
+        values: Mapping[int, Any],
+        inputs: Sequence[Any],
+        constant: Callable[[float], Any],
+        after: Callable[[str, list[Any], Any], Any] | None,
+    ) -> Any:
+        if node.operation == "input":
+            return inputs[int(node.parameters[0])]
+        if node.operation == "const":
+            return constant(node.parameters[0])
+        arguments = [values[k] for k in node.arguments]
+        value = getattr(OPERATIONS[node.operation], rule)(*arguments, *node.parameters)
+        return after(node.operation, arguments, value) if after and self._is_partial else value
+
+    @property
+    def num_steps(self) -> int:
+        """Array operations of one evaluation, layers of a network counted as one each."""
+        return len(self._program)
 
     @cached_property
     def _is_partial(self) -> bool:
         return any(OPERATIONS[node.operation].partial for node in self.nodes)
 
     @cached_property
-    def _last_used(self) -> dict[int, list[int]]:
-        """For each position, the nodes that nothing later reads."""
-        last = {k: position for position, node in enumerate(self.nodes) for k in node.arguments}
-        released: dict[int, list[int]] = {}
-        for k in last.keys() - set(self.outputs):
-            released.setdefault(last[k], []).append(k)
-        return released
+    def _program(self) -> tuple[Step, ...]:
+        return program(self.nodes, self.outputs)
 
     def _check_columns(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != self.num_inputs:
@@ -244,6 +259,26 @@ class GraphBuilder:
         old = [self.nodes[k] for k in order]
         nodes = tuple(Node(n.operation, tuple(order[a] for a in n.arguments), n.parameters) for n in old)
         return Graph(self.num_inputs, nodes, tuple(order[k] for k in outputs), output_shape)
+
+
+def _numpy_sums(terms: list[Any], matrix: NDArray[np.float64]) -> list[Any]:
+    return list(matrix @ np.stack(np.broadcast_arrays(*terms)).reshape(len(terms), -1))
+
+
+def _torch_sums(terms: list[torch.Tensor], matrix: NDArray[np.float64]) -> list[torch.Tensor]:
+    stacked = torch.stack(torch.broadcast_tensors(*terms)).reshape(len(terms), -1)
+    return list(torch.as_tensor(matrix, dtype=stacked.dtype, device=stacked.device) @ stacked)
+
+
+def _enclosed_sums(terms: list[Any], matrix: NDArray[np.float64]) -> list[Any]:
+    return type(terms[0]).weighted_sums(terms, matrix)
+
+
+_LINEAR: Mapping[str, Callable[..., list[Any]]] = {
+    "numpy": _numpy_sums,
+    "torch": _torch_sums,
+    "enclose": _enclosed_sums,
+}
 
 
 def _undefined_stays(operation: str, arguments: list[Any], value: Any) -> Any:

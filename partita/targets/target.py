@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from partita.errors import (
-    DomainError,
-    MutatedInputError,
-    NonFiniteValueError,
-    NotDeterministicError,
-    NotVectorizedError,
-    ShapeError,
-    TargetFailedError,
-)
+from partita.errors import DomainError, NotTraceableError, ShapeError, TargetFailedError
 from partita.geometry.domains import Array, Box, Domain, PointCloud, product
 from partita.targets.expressions import parse
 from partita.targets.graph import Graph
+from partita.targets.probing import Asker, probe, require_finite
+from partita.targets.sympy_trees import from_sympy, is_sympy
+from partita.targets.tracing import compare, trace
 
-__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "split_flat", "variable_names"]
+__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
-_PROBES = 17
+_SHORT = 60  # nodes, of formulas that are shown
+_COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its function
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +36,7 @@ class Target:
         output_shape: `()`, `(out,)` or `(tokens, dim)`.
         graph: the intermediate representation if f is known as an expression, else None.
         ask: flat float64 points `(n, m)` to values `(n, out)`; None for a target read back from a file.
-        label: how f is shown to people.
+        label: how f is shown to people. origin: where the graph comes from, or why there is none; empty for expressions.
     """
 
     domains: tuple[Domain, ...]
@@ -50,6 +44,7 @@ class Target:
     graph: Graph | None
     ask: Callable[[Array], Array] | None
     label: str
+    origin: str = ""
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -76,7 +71,7 @@ class Target:
             )
         parts = [self.ask(points[i : i + _POINTS_AT_ONCE]) for i in range(0, max(len(points), 1), _POINTS_AT_ONCE)]
         values = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        _require_finite(values, points, self.label)
+        require_finite(values, points, self.label)
         return values
 
 
@@ -87,21 +82,15 @@ def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
     return first, second
 
 
-def _require_finite(values: Array, points: Array, label: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if bad.size:
-        shown = "; ".join(str(np.round(points[i], 6).tolist()) for i in bad[:3])
-        raise NonFiniteValueError(
-            f"{label} is NaN or infinite at {bad.size:,} of {len(points):,} points asked, the first at {shown}; "
-            "expected finite values on the whole domain. Shrink the domain or mend the function there."
-        )
-
-
-def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: bool = False) -> Target:
-    """A target from an expression, a Graph, or a torch or numpy function of a batch.
+def make_target(
+    function: Any, domain: Domain | tuple[Box, Box], *, vectorize: bool = False, trace: bool | None = None
+) -> Target:
+    """A target from an expression, a Graph, a sympy tree, or a torch or numpy function of a batch.
 
     Functions are probed: they must be vectorised over the batch, deterministic, finite, and must leave their input alone.
-    With `vectorize=True` a function of single points is called once per point instead.
+    With `vectorize=True` a function of single points is called once per point instead. Torch functions and modules are traced
+    and become graphs; what cannot be traced, or says something else than its trace, stays a black box. `trace=True` makes that
+    a NotTraceableError, `trace=False` leaves it out.
     """
     domains = _domains(domain)
     names, aliases = variable_names(domains)
@@ -112,11 +101,67 @@ def make_target(function: Any, domain: Domain | tuple[Box, Box], *, vectorize: b
         if function.num_inputs != len(names):
             raise ShapeError(f"the graph has {function.num_inputs} inputs and the domain {len(names)} coordinates.")
         return graph_target(function, domains, function.infix(names))
+    if is_sympy(function):
+        graph = from_sympy(function, names, aliases)
+        return graph_target(graph, domains, _shown(graph, names, "sympy"))
     if not callable(function):
         raise TargetFailedError(
             f"the target is a {type(function).__name__}; expected an expression or a function of a batch."
         )
-    return _probed(function, domains, vectorize)
+    return _from_function(function, domains, vectorize=vectorize, trace_it=trace)
+
+
+def _from_function(
+    function: Callable[..., Any], domains: tuple[Domain, ...], *, vectorize: bool, trace_it: bool | None
+) -> Target:
+    label = getattr(function, "__name__", type(function).__name__)
+    asker, output_shape = probe(function, domains, label, vectorize=vectorize)
+    origin = f"{label} is asked, not traced"
+    if trace_it is not False:
+        try:
+            return _traced(function, asker, domains, label)
+        except NotTraceableError as error:
+            if trace_it:
+                raise
+            origin = f"a black box: {error}"
+    return Target(domains, output_shape, None, asker, label, origin)
+
+
+def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, ...], label: str) -> Target:
+    """The target whose function is the trace of f, once both have answered alike: in two batch sizes, corners included."""
+    if asker.one_by_one:
+        raise NotTraceableError(f"{label} is called once per point.")
+    dtype = torch.float32 if asker.kind == "torch float32" else torch.float64
+    graph = trace(function, asker.shapes, dtype=dtype)
+    rng = np.random.default_rng(1)
+    points = np.column_stack([d.sample(_COMPARED, rng) for d in domains])
+    if all(isinstance(d, Box) and d.dimension <= 12 for d in domains):
+        points = np.concatenate([points, _corners(domains)])
+    answers = asker(points)
+    few = asker(points[-_FEW:])
+    batches = ((points, answers), (points[-_FEW:], few))
+    differ = next((d for z, a in batches if (d := compare(graph, a, z, dtype=dtype))), None)
+    if differ is not None:
+        raise NotTraceableError(f"{label} is not what its trace says: {differ}.")
+    origin = (
+        f"f is what {label} computes, followed through torch: {len(graph.nodes):,} operations on exact numbers, compared with "
+        f"it at {len(points):,} points"
+    )
+    shown = _shown(graph, variable_names(domains)[0], label)
+    return replace(graph_target(graph, domains, shown), origin=origin)
+
+
+def _shown(graph: Graph, names: list[str], label: str) -> str:
+    """The formula if it is short, else the name."""
+    if len(graph.nodes) > _SHORT:
+        return label
+    text = graph.infix(names)
+    return text if len(text) <= 2 * _SHORT else label
+
+
+def _corners(domains: tuple[Domain, ...]) -> Array:
+    domain = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
+    return domain.corners()
 
 
 def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
@@ -143,151 +188,6 @@ def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, st
         return names, {f"x{i}": name for i, name in enumerate(names)}
     m = domains[0].dimension
     return [f"x{i}" for i in range(m)], {letter: f"x{i}" for i, letter in enumerate("xyz"[:m])} if m <= 3 else {}
-
-
-def split_flat(points: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
-    """Flat points `(n, m)` as one array `(n, *shape)` per argument."""
-    cuts = np.cumsum([math.prod(s) for s in shapes])[:-1]
-    return [part.reshape(len(points), *s) for part, s in zip(np.split(points, cuts, axis=1), shapes)]
-
-
-class _Asker:
-    """Calls the user's function with arrays of one kind and returns `(n, out)` float64."""
-
-    def __init__(
-        self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str
-    ) -> None:
-        self.function, self.shapes, self.kind, self.label = function, shapes, kind, label
-
-    def raw(self, points: Array) -> np.ndarray:
-        """The function's answer as an array whose first axis is the batch; its input checked for being left alone."""
-        number = np.float32 if self.kind == "torch float32" else np.float64
-        inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
-        given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
-        with torch.no_grad():
-            answer = self.function(*given)
-        if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
-            raise MutatedInputError(
-                f"{self.label} writes into the array it is given; work on a copy: z = z.clone() or z.copy()."
-            )
-        array = answer.detach().cpu().numpy() if isinstance(answer, torch.Tensor) else np.asarray(answer)
-        if array.dtype.kind not in "fiub":
-            raise TargetFailedError(f"{self.label} returned {array.dtype} values; expected real numbers.")
-        return array.astype(np.float64)
-
-    def __call__(self, points: Array) -> Array:
-        try:
-            answer = self.raw(points)
-        except MutatedInputError:
-            raise
-        except Exception as error:
-            raise TargetFailedError(
-                f"{self.label} raised {type(error).__name__} on a batch of {len(points)}: {error}"
-            ) from error
-        if answer.shape[:1] != (len(points),):
-            raise NotVectorizedError(f"{self.label} returned shape {answer.shape} for a batch of {len(points)} points.")
-        return answer.reshape(len(points), -1)
-
-
-def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    def batched(*inputs: Any) -> np.ndarray:
-        rows = [function(*(z[i] for z in inputs)) for i in range(len(inputs[0]))]
-        return np.stack(
-            [r.detach().numpy() if isinstance(r, torch.Tensor) else np.asarray(r, dtype=float) for r in rows]
-        )
-
-    return batched
-
-
-def _probed(function: Callable[..., Any], domains: tuple[Domain, ...], vectorize: bool) -> Target:
-    label = getattr(function, "__name__", type(function).__name__)
-    call = _one_by_one(function) if vectorize else function
-    shapes = tuple(d.shape for d in domains)
-    rng = np.random.default_rng(0)
-    points = np.column_stack([d.sample(_PROBES, rng) for d in domains])
-    asker, answer = _choose_kind(call, shapes, label, points, torch_only=isinstance(function, nn.Module))
-    if answer.shape[:1] != (_PROBES,):
-        raise NotVectorizedError(
-            f"{label} returned shape {answer.shape} for a batch of {_PROBES} points of shape {shapes}; expected ({_PROBES}, …): "
-            "one value per row. For a function of a single point pass vectorize=True."
-        )
-    if answer.ndim > 3 or answer.size == 0:
-        raise ShapeError(
-            f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
-        )
-    target = Target(domains, answer.shape[1:], None, asker, label)
-    _check_repeatable(target, points, answer.reshape(_PROBES, -1))
-    return target
-
-
-def _choose_kind(
-    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, *, torch_only: bool
-) -> tuple[_Asker, np.ndarray]:
-    """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
-    answers: dict[str, tuple[_Asker, np.ndarray]] = {}
-    failures: dict[str, Exception] = {}
-    for kind in ("numpy", "torch", "torch float32"):  # float32 for modules whose weights are, when nothing else will do
-        if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
-            continue
-        asker = _Asker(function, shapes, kind, label)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                answers[kind] = (asker, asker.raw(points))
-        except MutatedInputError:
-            raise
-        except Exception as error:
-            failures[kind] = error
-    if not answers:
-        reasons = "; ".join(f"with {kind} arrays: {type(e).__name__}: {e}" for kind, e in failures.items())
-        message = f"{label} raised on a batch of {len(points)} points of shape {shapes}: {reasons}"
-        if _takes_single_points(function, shapes, points[0]):
-            raise NotVectorizedError(
-                f"{message}. It does take a single point: pass vectorize=True, or write it for a batch."
-            )
-        raise TargetFailedError(message) from failures["torch"]
-    if len(answers) == 2:
-        (asker, first), (_, second) = answers["numpy"], answers["torch"]
-        fits = [a.shape[:1] == (len(points),) for a in (first, second)]
-        if fits != [True, True]:  # z.max(1), say, means something else to torch: the kind that keeps the batch is meant
-            return answers["torch"] if fits[1] else answers["numpy"]
-        scale = 1e-9 * np.abs(first[np.isfinite(first)]).max(initial=0)
-        same = first.shape == second.shape and np.allclose(first, second, rtol=1e-6, atol=scale, equal_nan=True)
-        if not same and np.array_equal(first, asker.raw(points), equal_nan=True):  # else it is random: said elsewhere
-            raise TargetFailedError(
-                f"{label} answers differently for numpy arrays and torch tensors; say which it means inside: "
-                "z = np.asarray(z), or z = torch.as_tensor(z)."
-            )
-    return next(iter(answers.values()))
-
-
-def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
-    try:
-        answer = function(*(part[0] for part in split_flat(point[None], shapes)))
-        return np.isfinite(np.asarray(answer, dtype=float)).all().item()
-    except Exception:
-        return False
-
-
-def _check_repeatable(target: Target, points: Array, answer: Array) -> None:
-    again = target(points)
-    _require_finite(answer, points, target.label)
-    if not np.array_equal(answer, again):
-        i = int(np.abs(answer - again).max(axis=1).argmax())
-        raise NotDeterministicError(
-            f"{target.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
-            "expected one answer. Fix its random seed inside, or average the noise out first."
-        )
-    single = np.concatenate([target(points[i : i + 1]) for i in (0, 7)] + [target(points[3:6])])
-    batch = answer[[0, 7, 3, 4, 5]]
-    scale = 1e-6 * np.abs(answer).max()
-    if not np.allclose(single, batch, rtol=1e-6, atol=scale):
-        i = int(np.abs(single - batch).max(axis=1).argmax())
-        raise NotVectorizedError(
-            f"{target.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on "
-            f"its own, at the same point; "
-            "rows must not see each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
-        )
 
 
 def sample_hash(points: Array, values: Array) -> str:

@@ -1,0 +1,184 @@
+"""Asking a function that somebody else wrote: which arrays it takes, and whether its answers can be relied on."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from partita.errors import (
+    MutatedInputError,
+    NonFiniteValueError,
+    NotDeterministicError,
+    NotVectorizedError,
+    ShapeError,
+    TargetFailedError,
+)
+from partita.geometry.domains import Array, Domain
+
+__all__ = ["Asker", "probe", "require_finite", "split_flat"]
+
+_PROBES = 17
+
+
+def split_flat(points: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Flat points `(n, m)` as one array `(n, *shape)` per argument."""
+    cuts = np.cumsum([math.prod(s) for s in shapes])[:-1]
+    return [part.reshape(len(points), *s) for part, s in zip(np.split(points, cuts, axis=1), shapes)]
+
+
+def require_finite(values: Array, points: Array, label: str) -> None:
+    """A NonFiniteValueError that says where, if any value is not finite."""
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if bad.size:
+        shown = "; ".join(str(np.round(points[i], 6).tolist()) for i in bad[:3])
+        raise NonFiniteValueError(
+            f"{label} is NaN or infinite at {bad.size:,} of {len(points):,} points asked, the first at {shown}; "
+            "expected finite values on the whole domain. Shrink the domain or mend the function there."
+        )
+
+
+class Asker:
+    """Calls the user's function with arrays of one kind and returns `(n, out)` float64."""
+
+    def __init__(
+        self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str
+    ) -> None:
+        self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
+
+    def raw(self, points: Array) -> np.ndarray:
+        """The function's answer as an array whose first axis is the batch; its input checked for being left alone."""
+        number = np.float32 if self.kind == "torch float32" else np.float64
+        inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
+        given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
+        with torch.no_grad():
+            answer = self.function(*given)
+        if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
+            raise MutatedInputError(
+                f"{self.label} writes into the array it is given; work on a copy: z = z.clone() or z.copy()."
+            )
+        array = answer.detach().cpu().numpy() if isinstance(answer, torch.Tensor) else np.asarray(answer)
+        if array.dtype.kind not in "fiub":
+            raise TargetFailedError(f"{self.label} returned {array.dtype} values; expected real numbers.")
+        return array.astype(np.float64)
+
+    def __call__(self, points: Array) -> Array:
+        try:
+            answer = self.raw(points)
+        except MutatedInputError:
+            raise
+        except Exception as error:
+            raise TargetFailedError(
+                f"{self.label} raised {type(error).__name__} on a batch of {len(points)}: {error}"
+            ) from error
+        if answer.shape[:1] != (len(points),):
+            raise NotVectorizedError(f"{self.label} returned shape {answer.shape} for a batch of {len(points)} points.")
+        return answer.reshape(len(points), -1)
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    def batched(*inputs: Any) -> np.ndarray:
+        rows = [function(*(z[i] for z in inputs)) for i in range(len(inputs[0]))]
+        return np.stack(
+            [r.detach().numpy() if isinstance(r, torch.Tensor) else np.asarray(r, dtype=float) for r in rows]
+        )
+
+    return batched
+
+
+def probe(
+    function: Callable[..., Any], domains: tuple[Domain, ...], label: str, *, vectorize: bool
+) -> tuple[Asker, tuple[int, ...]]:
+    """A way to ask the function that has been tried on a few points, and the shape of its values."""
+    shapes = tuple(d.shape for d in domains)
+    call = _one_by_one(function) if vectorize else function
+    rng = np.random.default_rng(0)
+    points = np.column_stack([d.sample(_PROBES, rng) for d in domains])
+    asker, answer = _choose_kind(call, shapes, label, points, torch_only=isinstance(function, nn.Module))
+    if answer.shape[:1] != (_PROBES,):
+        raise NotVectorizedError(
+            f"{label} returned shape {answer.shape} for a batch of {_PROBES} points of shape {shapes}; expected ({_PROBES}, …): "
+            "one value per row. For a function of a single point pass vectorize=True."
+        )
+    if answer.ndim > 3 or answer.size == 0:
+        raise ShapeError(
+            f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
+        )
+    asker.one_by_one = vectorize
+    _check_repeatable(asker, points, answer.reshape(_PROBES, -1))
+    return asker, answer.shape[1:]
+
+
+def _choose_kind(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, *, torch_only: bool
+) -> tuple[Asker, np.ndarray]:
+    """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
+    answers: dict[str, tuple[Asker, np.ndarray]] = {}
+    failures: dict[str, Exception] = {}
+    for kind in ("numpy", "torch", "torch float32"):  # float32 for modules whose weights are, when nothing else will do
+        if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
+            continue
+        asker = Asker(function, shapes, kind, label)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answers[kind] = (asker, asker.raw(points))
+        except MutatedInputError:
+            raise
+        except Exception as error:
+            failures[kind] = error
+    if not answers:
+        reasons = "; ".join(f"with {kind} arrays: {type(e).__name__}: {e}" for kind, e in failures.items())
+        message = f"{label} raised on a batch of {len(points)} points of shape {shapes}: {reasons}"
+        if _takes_single_points(function, shapes, points[0]):
+            raise NotVectorizedError(
+                f"{message}. It does take a single point: pass vectorize=True, or write it for a batch."
+            )
+        raise TargetFailedError(message) from failures["torch"]
+    if len(answers) == 2:
+        (asker, first), (_, second) = answers["numpy"], answers["torch"]
+        fits = [a.shape[:1] == (len(points),) for a in (first, second)]
+        if fits != [True, True]:  # z.max(1), say, means something else to torch: the kind that keeps the batch is meant
+            return answers["torch"] if fits[1] else answers["numpy"]
+        scale = 1e-9 * np.abs(first[np.isfinite(first)]).max(initial=0)
+        same = first.shape == second.shape and np.allclose(first, second, rtol=1e-6, atol=scale, equal_nan=True)
+        if not same and np.array_equal(first, asker.raw(points), equal_nan=True):  # else it is random: said elsewhere
+            raise TargetFailedError(
+                f"{label} answers differently for numpy arrays and torch tensors; say which it means inside: "
+                "z = np.asarray(z), or z = torch.as_tensor(z)."
+            )
+    return next(iter(answers.values()))
+
+
+def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
+    try:
+        answer = function(*(part[0] for part in split_flat(point[None], shapes)))
+        return np.isfinite(np.asarray(answer, dtype=float)).all().item()
+    except Exception:
+        return False
+
+
+def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
+    again = ask(points)
+    require_finite(answer, points, ask.label)
+    if not np.array_equal(answer, again):
+        i = int(np.abs(answer - again).max(axis=1).argmax())
+        raise NotDeterministicError(
+            f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
+            "expected one answer. Fix its random seed inside, or average the noise out first."
+        )
+    single = np.concatenate([ask(points[i : i + 1]) for i in (0, 7)] + [ask(points[3:6])])
+    batch = answer[[0, 7, 3, 4, 5]]
+    scale = 1e-6 * np.abs(answer).max()
+    if not np.allclose(single, batch, rtol=1e-6, atol=scale):
+        i = int(np.abs(single - batch).max(axis=1).argmax())
+        raise NotVectorizedError(
+            f"{ask.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on "
+            f"its own, at the same point; "
+            "rows must not see each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
+        )

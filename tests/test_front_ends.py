@@ -1,0 +1,291 @@
+"""Functions that people have, torch and sympy, as graphs: right where they are accepted, refused with the reason elsewhere."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partita as pa
+from partita.arithmetic import Interval
+from partita.errors import ExpressionError, NotTraceableError
+from partita.targets import parse
+from partita.targets.graph import Graph, GraphBuilder
+from partita.targets.program import Linear, program
+from partita.targets.sympy_trees import from_sympy
+from partita.targets.target import make_target
+from partita.targets.tracing import compare, trace
+
+POINTS = np.random.default_rng(0).uniform(-1, 1, (64, 2))
+MATRIX = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64)
+
+
+def _written(z):
+    y = z.clone()
+    y[:, 0] = 2 * y[:, 1]
+    y += 1
+    return y.sum(1)
+
+
+def _filled(z):
+    out = torch.zeros_like(z)
+    out[:, 1] = z[:, 0] ** 2
+    out[:, 0].fill_(3.0)
+    return out
+
+
+TRACED = {
+    "arithmetic": lambda z: (1 - z[:, 0]) / (2 + z[:, 1] ** 2) - 3 * z[:, 0],
+    "functions": lambda z: torch.sin(z[:, 0]).exp() + torch.atan(z[:, 1]) * torch.tanh(z[:, 0]),
+    "powers": lambda z: z[:, 0] ** 3 + z[:, 1].abs() ** 0.5 + 2 ** z[:, 0] + (z[:, 0] ** 2 + 1) ** -1.7,
+    "matrix": lambda z: z @ MATRIX,
+    "einsum": lambda z: torch.einsum("bi,ij,bj->b", z, MATRIX, z),
+    "norm": lambda z: z.norm(dim=1),
+    "softmax": lambda z: torch.softmax(3 * z, dim=1),
+    "log-sum-exp": lambda z: torch.logsumexp(z, 1) + F.log_softmax(z, dim=1)[:, 0],
+    "where": lambda z: torch.where(z[:, 0] > 0.2, z[:, 1] ** 2, -z[:, 0]),
+    "Booleans": lambda z: ((z[:, 0] > 0) & (z[:, 1] <= 0.5)).double() * z[:, 1] + (~(z[:, 0] < 0)) * 2.0,
+    "maximum": lambda z: z.max(dim=1).values + z.amin(1) + torch.maximum(z[:, 0], z[:, 1]),
+    "clamp": lambda z: z.clamp(-0.5, 0.5).sum(1) + z[:, 0].clamp(min=0),
+    "writing": _written,
+    "filling": _filled,
+    "statistics": lambda z: torch.stack([z.mean(1), z.var(1), z.std(1), z.prod(1)], dim=1),
+    "distances": lambda z: torch.cdist(z, MATRIX),
+    "layer norm": lambda z: F.layer_norm(z, (2,)),
+    "activations": lambda z: (
+        F.softplus(z) + F.elu(z) + F.mish(z) + F.hardswish(z) + F.hardsigmoid(z) + torch.sign(z) + F.silu(z)
+    ),
+    "shapes": lambda z: torch.cat([z, z.flip(1)], dim=1).reshape(len(z), 2, 2).transpose(1, 2),
+    "attention": lambda z: F.scaled_dot_product_attention(z[:, :, None], z[:, :, None], z[:, :, None])[:, :, 0],
+    "hyperbolic": lambda z: (
+        torch.sinh(z[:, 0]) + torch.cosh(z[:, 1]) + torch.expm1(z[:, 0]) + torch.log1p(z[:, 1] ** 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traces_say_what_torch_says(name):
+    function = TRACED[name]
+    graph = trace(function, [(2,)])
+    expected = function(torch.from_numpy(POINTS)).numpy()
+    assert graph.output_shape == expected.shape[1:]
+    assert np.abs(graph.evaluate(POINTS) - expected).max() < 1e-14
+    again = graph.evaluate_torch(torch.from_numpy(POINTS)).numpy()
+    assert np.abs(again - expected).max() < 1e-14
+    enclosed = graph.enclose(POINTS, POINTS)
+    flat = expected.reshape(len(POINTS), -1)
+    assert (enclosed.lo - 1e-14 <= flat).all() and (flat <= enclosed.hi + 1e-14).all()
+
+
+REFUSED = {
+    "random": (lambda z: z[:, 0] + torch.rand(len(z)), "random"),
+    "control flow": (lambda z: z[:, 0] if z[0, 0] > 0 else z[:, 1], "_local_scalar_dense"),
+    "numpy": (lambda z: torch.from_numpy(np.sin(np.asarray(z)))[:, 0], "numpy"),
+    "other rows": (lambda z: z[:, 0] - z[:, 0].mean(), "other rows"),
+    "row numbers": (lambda z: z[:, 0] * torch.arange(len(z)), "differently"),
+    "constant": (lambda z: torch.ones(len(z)), "does not come from its input"),
+    "zero": (lambda z: torch.zeros_like(z)[:, 0], "does not depend"),
+    "selection": (lambda z: z[z[:, 0] > 0], "selects"),
+    "rounding": (lambda z: z.round(), "aten::round"),
+    "position": (lambda z: z.argmax(1) * 1.0, "argmax"),
+    "place": (lambda z: z.max(dim=1).indices * 1.0, "place of a maximum"),
+    "ordinary": (lambda z: torch.zeros(2, dtype=torch.float64).copy_(z[:, 0]), "ordinary tensor"),
+    "infinite": (lambda z: z[:, 0] + math.inf, "not finite"),
+    "dropout": (nn.Sequential(nn.Dropout(0.5)), "random"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_graph_is_refused_with_the_reason(name):
+    function, reason = REFUSED[name]
+    with pytest.raises(NotTraceableError, match=reason):
+        trace(function, [(2,)])
+
+
+ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.SiLU()]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_networks_are_proved(activation):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(2, 6), activation, nn.Linear(6, 5), activation, nn.Linear(5, 1))
+    c = pa.compile(network, pa.Box([-1, -1], [1, 1]), tolerance=0.05)
+    assert c.certificate.kind == "proved" and "compared" in c.explain()
+    z = np.random.default_rng(2).uniform(-1, 1, (2000, 2))
+    with torch.no_grad():
+        truth = network.double()(torch.from_numpy(z)).numpy()
+    assert np.abs(c(z) - truth).max() <= c.error_bound
+
+
+def test_a_trace_that_differs_is_refused():
+    """A function that behaves otherwise in a large batch: the trace, made with two rows, is not what it does."""
+
+    def fickle(z):
+        return z[:, 0] if len(z) < 100 else z[:, 0] + 1e-3
+
+    with pytest.raises(NotTraceableError, match="not what its trace says"):
+        make_target(fickle, pa.Box([0], [1]), trace=True)
+    target = make_target(fickle, pa.Box([0], [1]))
+    assert target.graph is None and "black box" in target.origin
+    assert make_target(lambda z: z[:, 0], pa.Box([0], [1])).graph is not None
+
+
+def test_comparison_sees_small_differences():
+    graph = parse("x0 + x1", ["x0", "x1"])
+    answers = POINTS.sum(axis=1, keepdims=True)
+    assert compare(graph, answers, POINTS) is None
+    answers[17] += 1e-6
+    assert "the function says" in str(compare(graph, answers, POINTS))
+
+
+def test_tracing_can_be_asked_for_and_left_out():
+    box = pa.Box([0], [1])
+    assert pa.compile(lambda z: z[:, 0], box, tolerance=0.1, trace=False).certificate.kind == "estimated"
+    assert pa.compile(lambda z: z[:, 0], box, tolerance=0.1).certificate.kind == "proved"
+    with pytest.raises(NotTraceableError, match="once per point"):
+        pa.compile(lambda z: z[0], box, tolerance=0.1, vectorize=True, trace=True)
+    c = pa.compile(lambda z: np.sin(z[:, 0]), box, tolerance=0.1)
+    assert c.certificate.kind == "estimated" and "black box" in c.explain()
+
+
+def test_traced_heads_are_stored_whole(tmp_path):
+    c = pa.compile(lambda z: torch.sin(z[:, 0]) * z[:, 1], pa.Box([0, 0], [1, 1]), tolerance=1e-3)
+    assert c.target.label == "sin(x0)*x1"
+    again = pa.load(c.save(tmp_path / "head"))
+    assert again.target.graph == c.target.graph and all(check.holds for check in pa.recheck(again))
+
+
+# ---- sympy ------------------------------------------------------------------------------------------
+
+x, y = sympy.symbols("x y")
+SYMPY = {
+    "polynomial": x**3 - 2 * x * y + sympy.Rational(1, 3),
+    "quotient": (x + 1) / (y**2 + 2) / 7,
+    "functions": sympy.exp(-(x**2)) * sympy.sin(3 * y) + sympy.tanh(x) + sympy.erf(y) + sympy.atan(x),
+    "roots": sympy.sqrt(x + 2) + (y + 2) ** sympy.Rational(-3, 2) + (x + 2) ** sympy.Rational(1, 3),
+    "constants": sympy.pi * x + sympy.E * y + sympy.Float("0.1"),
+    "hyperbolic": sympy.sinh(x) + sympy.cosh(y) + sympy.sec(x) + 1 / sympy.cosh(y),
+    "extrema": sympy.Max(x, y, 0) + sympy.Min(x, 2 * y) + sympy.Abs(x - y),
+    "pieces": sympy.Piecewise((x, x > y), (y**2, (x < 0) & (y >= 0)), (1, True)),
+    "signs": sympy.sign(x - sympy.Rational(1, 4)) + sympy.Heaviside(y),
+}
+
+
+@pytest.mark.parametrize("name", SYMPY)
+def test_sympy_trees_say_what_sympy_says(name):
+    tree = SYMPY[name]
+    graph = from_sympy(tree, ["x0", "x1"], {"x": "x0", "y": "x1"})
+    expected = [float(tree.subs({x: float(a), y: float(b)})) for a, b in POINTS]
+    assert np.abs(graph.evaluate(POINTS) - expected).max() < 1e-13
+
+
+def test_sympy_vectors_and_compile():
+    assert from_sympy(sympy.Matrix([x, y]), ["x", "y"]).output_shape == (2,)
+    assert from_sympy(sympy.Matrix([[x, y], [y, x]]), ["x", "y"]).output_shape == (2, 2)
+    assert from_sympy([x, y, x * y], ["x", "y"]).output_shape == (3,)
+    c = pa.compile(sympy.sin(3 * x) + x * sympy.cos(2 * y), pa.Box([-1, -1], [1, 1]), tolerance=1e-3)
+    assert c.certificate.kind == "proved" and all(check.holds for check in pa.recheck(c))
+
+
+def test_thirds_are_exact_in_sympy_trees():
+    third = from_sympy(sympy.Rational(1, 3) + 0 * x + x, ["x"])
+    assert third.infix() == "sum(1/3, x0)"
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        (sympy.Symbol("w") + 1, "symbol w"),
+        (sympy.gamma(x), "gamma"),
+        (sympy.Piecewise((x, x > 0)), "everything else"),
+        (sympy.Piecewise((x, sympy.Eq(x, 0)), (1, True)), "condition"),
+    ],
+)
+def test_sympy_refusals(tree, reason):
+    with pytest.raises(ExpressionError, match=reason):
+        from_sympy(tree, ["x", "y"])
+
+
+# ---- sums of the same terms, together ---------------------------------------------------------------
+
+
+def _dense(weights):
+    """Σ_k weights[i, k] · sin(x_k) as single products and sums."""
+    builder = GraphBuilder(weights.shape[1])
+    terms = [builder.add("sin", builder.add("input", parameters=(k,))) for k in range(weights.shape[1])]
+    rows = []
+    for row in weights.tolist():
+        products = [builder.add("mul", builder.add("const", parameters=(w,)), t) for w, t in zip(row, terms)]
+        rows.append(builder.add("sum", *products))
+    return builder.finish(rows, (len(rows),))
+
+
+def test_a_layer_is_one_step():
+    graph = _dense(np.random.default_rng(0).normal(size=(7, 5)))
+    steps = program(graph.nodes, graph.outputs)
+    layers = [s.work for s in steps if isinstance(s.work, Linear)]
+    assert len(layers) == 1 and layers[0].matrix.shape == (7, 5) and len(steps) == 5 + 5 + 1
+    assert len(graph.nodes) > 70
+
+
+def _one_by_one(graph: Graph) -> Graph:
+    """The same function with sums of two, which are not taken together."""
+    builder, place = GraphBuilder(graph.num_inputs), {}
+    for k, node in enumerate(graph.nodes):
+        arguments = [place[a] for a in node.arguments]
+        if node.operation == "sum":
+            total = arguments[0]
+            for a in arguments[1:]:
+                total = builder.add("add", total, a)
+            place[k] = total
+        else:
+            place[k] = builder.add(node.operation, *arguments, parameters=node.parameters)
+    return builder.finish([place[k] for k in graph.outputs], graph.output_shape)
+
+
+def test_taking_sums_together_changes_no_enclosure_by_more_than_rounding():
+    graph = _dense(np.random.default_rng(1).normal(size=(6, 5)) * [1e-8, 1, 1e8, 0, 1])
+    single = _one_by_one(graph)
+    rng = np.random.default_rng(2)
+    lo = rng.uniform(-1, 1, (40, 5))
+    hi = lo + rng.uniform(0, 0.5, (40, 5)) * (rng.uniform(size=(40, 1)) < 0.7)
+    size = 1e9
+    for first, second in zip(
+        (graph.enclose(lo, hi), *graph.enclose_gradient(lo, hi)),
+        (single.enclose(lo, hi), *single.enclose_gradient(lo, hi)),
+    ):
+        assert np.abs(first.lo - second.lo).max() < 1e-13 * size and np.abs(first.hi - second.hi).max() < 1e-13 * size
+    together, apart = (g.taylor((lo + hi) / 2, (hi - lo) / 2, 4) for g in (graph, single))
+    assert np.abs(together.coefficients - apart.coefficients).max() < 1e-13 * size
+    assert np.abs(together.remainder - apart.remainder).max() < 1e-12 * size
+    assert np.allclose(graph.evaluate(lo), single.evaluate(lo), rtol=1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_weighted_sums_enclose_exact_sums(seed):
+    """Against exact rational arithmetic, at the ends that make each sum extreme: no tolerance."""
+    rng = np.random.default_rng(seed)
+    n, boxes = int(rng.integers(1, 40)), 5
+    matrix = rng.normal(size=(3, n)) * 10.0 ** rng.integers(-20, 20, (3, n)) * (rng.uniform(size=(3, n)) < 0.8)
+    lo = rng.normal(size=(n, boxes)) * 10.0 ** rng.integers(-12, 12, (n, 1))
+    hi = lo + np.abs(rng.normal(size=(n, boxes))) * (rng.uniform(size=(n, boxes)) < 0.5)
+    found = Interval.weighted_sums([Interval(a, b) for a, b in zip(lo, hi)], matrix)
+    for row, interval in zip(matrix, found):
+        for j in range(boxes):
+            ends = [
+                sorted((Fraction(c) * Fraction(a), Fraction(c) * Fraction(b)))
+                for c, a, b in zip(row, lo[:, j], hi[:, j])
+            ]
+            assert interval.lo[j] <= sum(e[0] for e in ends) and sum(e[1] for e in ends) <= interval.hi[j]
+
+
+def test_weighted_sums_forget_what_is_unbounded_and_only_that():
+    terms = [Interval([0.0, 0.0], [1.0, np.inf]), Interval([1.0, 1.0], [2.0, 2.0])]
+    both, second = Interval.weighted_sums(terms, np.array([[1.0, 1.0], [0.0, 1.0]]))
+    assert both.is_entire.tolist() == [False, True] and second.is_entire.tolist() == [False, False]
+    zero = Interval.weighted_sums([Interval.point([0.0])] * 4, np.ones((1, 4)))[0]
+    assert zero.lo[0] == zero.hi[0] == 0.0
