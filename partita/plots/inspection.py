@@ -1,0 +1,107 @@
+"""Pictures of captured heads: one plane of one head, or a small multiple per head of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.inspection.planes import PlaneView
+from partita.plots.style import ACCENT, COLOURS, INK, SOFT, new_figure, save, styled
+
+__all__ = ["plot_heads", "plot_plane"]
+
+_POINTS_AS_VECTORS = 1000  # beyond this queries are drawn as pixels, or the file grows with the input
+
+
+def plot_plane(view: PlaneView, path: str | os.PathLike[str], *, title: str = "") -> Path:
+    """Write one head's plane (.svg, .png or .pdf): cells, margins as shading (dark: clear winners), queries in their cells'
+    colours."""
+    with styled():
+        figure, panels = new_figure(1, width=4.8, height=4.4)
+        panel = panels[0, 0]
+        panel.grid(visible=False)
+        image = _draw(panel, view, dots=14.0)
+        figure.colorbar(image, ax=panel, shrink=0.8, label="margin (nats)")
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel(f"{view.named}; {view.held:.0%} of the queries' variance")
+        return save(figure, path)
+
+
+def plot_heads(
+    views: Mapping[tuple[str, int], PlaneView],
+    path: str | os.PathLike[str],
+    *,
+    notes: Mapping[tuple[str, int], str] | None = None,
+) -> Path:
+    """Write a panel per head, a row per layer; `notes` go above the panels."""
+    layers = list(dict.fromkeys(layer for layer, _ in views))
+    heads = sorted({head for _, head in views})
+    with styled():
+        from matplotlib.figure import Figure
+
+        columns, rows = len(heads), len(layers)
+        figure = Figure(figsize=(1.15 * columns + 1.3, 1.3 * rows + 0.3))
+        panels = figure.subplots(rows, columns, squeeze=False)
+        figure.subplots_adjust(
+            left=1.25 / (1.15 * columns + 1.3), right=0.995, top=1 - 0.2 / (1.3 * rows + 0.3), bottom=0.01
+        )
+        for row, layer in enumerate(layers):
+            for column, head in enumerate(heads):
+                panel = panels[row, column]
+                panel.set_xticks([])
+                panel.set_yticks([])
+                panel.grid(visible=False)
+                if (layer, head) not in views:
+                    panel.set_axis_off()
+                    continue
+                _draw(panel, views[layer, head], dots=2.0, pixels=True)
+                note = (notes or {}).get((layer, head), "")
+                panel.set_title(f"{head}  {note}".strip(), fontsize=6, pad=2)
+            short = layer if len(layer) <= 22 else "…" + layer[-21:]
+            panels[row, 0].set_ylabel(short, fontsize=6, rotation=0, ha="right", va="center")
+        return save(figure, path)
+
+
+def _draw(panel: Any, view: PlaneView, *, dots: float, pixels: bool = False) -> Any:
+    from matplotlib.collections import PolyCollection
+
+    (x0, y0), (x1, y1) = view.window.lo, view.window.hi
+    finite = view.margins[np.isfinite(view.margins)]
+    top = float(np.quantile(finite, 0.95)) if finite.size else 1.0
+    shade = np.where(np.isfinite(view.margins), view.margins, top)
+    image = panel.imshow(
+        shade,
+        extent=(x0, x1, y0, y1),
+        origin="lower",
+        aspect="auto",
+        cmap="Greys",
+        vmin=0,
+        vmax=1.6 * top or 1.0,
+        alpha=0.75,
+    )
+    shapes = [shape for shape in view.shapes if len(shape)]
+    panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=INK, linewidths=0.3 if pixels else 0.6))
+    panel.scatter(
+        *view.points.T,
+        s=dots,
+        c=_colours(view),
+        linewidths=0.0 if pixels else 0.3,
+        edgecolors="white",
+        rasterized=pixels or len(view.points) > _POINTS_AS_VECTORS,
+        zorder=3,
+    )
+    panel.set_xlim(x0, x1)
+    panel.set_ylim(y0, y1)
+    return image
+
+
+def _colours(view: PlaneView) -> list[str]:
+    """A colour for each of the fullest cells, one more for the rest."""
+    keys, counts = np.unique(view.cells, return_counts=True)
+    fullest = keys[np.argsort(-counts, kind="stable")][: len(COLOURS) - 2].tolist()
+    palette = [ACCENT, *(c for c in COLOURS[2:-1])]
+    return [palette[fullest.index(k) % len(palette)] if k in fullest else SOFT for k in view.cells.tolist()]
