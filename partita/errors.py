@@ -3,6 +3,7 @@
 __all__ = [
     "AlreadyExistsError",
     "DataFileError",
+    "CurvatureContradictedError",
     "DomainError",
     "ExpressionError",
     "ExpressionLimitError",
@@ -91,6 +92,10 @@ class MutatedInputError(PartitaError):
 
 class LipschitzContradictedError(PartitaError):
     """Two points between which the target moves faster than its declared modulus of continuity allows."""
+
+
+class CurvatureContradictedError(PartitaError):
+    """Three points on a line between which the target bends more than its declared second derivatives allow."""
 
 
 class ExpressionError(PartitaError):

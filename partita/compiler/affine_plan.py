@@ -14,13 +14,15 @@ from partita.constructions.adaptive import adaptive_recipe
 from partita.constructions.affine_grid import AffineRecipe, smallest_affine_grid
 from partita.constructions.averaged import Slopes
 from partita.constructions.construction import Progress
+from partita.constructions.curved import curved_recipe
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import pieces_recipe
 from partita.errors import DomainError, NonFiniteValueError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import PointCloud
+from partita.targets.knowledge import Curvature
 from partita.targets.target import Target
 
-__all__ = ["forecast_affine_grid", "plan_adaptive", "plan_affine_grid", "plan_pieces"]
+__all__ = ["forecast_affine_grid", "plan_adaptive", "plan_affine_grid", "plan_curved", "plan_pieces"]
 
 _MOST_CELLS = 1 << 18
 _MOST_SCATTERED = 2_500
@@ -106,6 +108,41 @@ def plan_adaptive(
             f"{recipe.parameters:,} stored numbers, {size_text(recipe.parameters * options.item_bytes)} in {options.semantics}",
         ),
         error_estimate=recipe.error_seen if recipe.proof is None else None,
+    )
+
+
+def plan_curved(target: Target, curvature: Curvature, options: Options) -> Plan | Candidate:
+    """A hard uniform grid of tangents, for a black box whose second derivatives are declared."""
+    if isinstance(target.domain, PointCloud):
+        return Candidate("affine", "", "needs a box, not a cloud of points")
+    box, m = target.domain.bounding_box(), target.domain.dimension
+    aim = options.tolerance / options.domain_factor(box.volume, target.num_outputs)
+    empty = GridRecipe((), (), (), options.norm, options.tolerance, options.dtype)
+    recipe = curved_recipe(box, curvature, empty, aim=aim)
+    keys = math.prod(recipe.grid.counts)
+    parameters = keys * target.num_outputs * (1 + m) + sum(recipe.grid.counts) + 2 * m
+    size = parameters * options.item_bytes
+    if size > options.max_bytes:
+        return Candidate("affine", "proved_given", "more keys than max_bytes hold", keys=keys, parameters=parameters)
+    return Plan(
+        target=target,
+        knowledge=None,
+        recipe=recipe,
+        method="affine",
+        kind="proved_given",
+        keys=keys,
+        parameters=parameters,
+        bytes=size,
+        sharpness=min(r * (s / c) ** 2 for r, s, c in zip(recipe.grid.rates, box.sides, recipe.grid.counts)),
+        error_bound=options.tolerance,
+        largest=math.nan,
+        rounding=0.0,
+        why=(
+            f"{' × '.join(map(str, recipe.grid.counts))} = {keys:,} keys" if m > 1 else f"{keys:,} keys",
+            f"affine: every cell stores the tangent of f, which f leaves by ½·{curvature.constant:g}·|z − c|² at most, as declared",
+            f"halving the tolerance multiplies the keys by about {2 ** (sum(c > 1 for c in recipe.grid.counts) / 2):.3g}",
+            f"{parameters:,} stored numbers, {size_text(size)} in {options.semantics}",
+        ),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from partita.certify.certificate import Certificate
 from partita.compiler.affine_plan import plan_affine_grid
 from partita.compiler.compiled import Compiled, require_outside
+from partita.compiler.knowledge import Declared
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.plan import make_plan
 from partita.compiler.planned import Candidate, Plan, rounding_of
@@ -21,6 +22,7 @@ from partita.constructions.adaptive import AdaptiveRecipe, adaptive
 from partita.constructions.affine_grid import AffineRecipe, affine_grid
 from partita.constructions.construction import Construction, Progress
 from partita.constructions.cross_attention import cross_attention
+from partita.constructions.curved import CurvedRecipe, curved_grid
 from partita.constructions.piecewise_affine import PiecesRecipe, piecewise_affine
 from partita.constructions.self_attention import self_attention
 from partita.constructions.small_domain import CoverRecipe, small_domain
@@ -43,6 +45,7 @@ def compile(
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
     modulus: Modulus | None = None,
+    hessian: float | None = None,
     jumps: Jumps | None = None,
     norm: float | str = "inf",
     method: str = "auto",
@@ -67,7 +70,8 @@ def compile(
         domain: `Box`, `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the error allowed.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate. Not needed for expressions.
-        modulus: a Hölder modulus instead. jumps: where f leaves it (finite norms only).
+        modulus: a Hölder modulus instead. hessian: M with `|∇²f|₂ ≤ M` for each output, of a smooth black box.
+        jumps: where f leaves its modulus (finite norms only).
         norm: "inf", the largest error of any output anywhere; or a number p ≥ 1, `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: how the values are chosen: "hard" (the paper's: f at the centers, sharp), "tuned" (f at the centers, at the best
             temperature), "corrected" (its bias taken off), "fitted" (solved for), "affine" (f and its slopes in every cell),
@@ -77,7 +81,8 @@ def compile(
         dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
         vectorize: call f once per point. trace: torch functions and modules are followed operation by operation and become
-            expressions, so that claims about them are proved; False leaves them black boxes, True insists. progress: called with (what, done, of). seed: of the attack on the finished head.
+            expressions, so that claims about them are proved; False leaves them black boxes, True insists.
+        progress: called with (what, done, of). seed: of the attack on the finished head.
 
     Raises:
         PartitaError: one subclass per kind of bad input (`partita.errors`).
@@ -92,7 +97,7 @@ def compile(
         raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
     target = make_target(function, domain, vectorize=vectorize, trace=trace)
-    planned = make_plan(target, options, lipschitz, modulus, jumps, progress=progress)
+    planned = make_plan(target, options, Declared(lipschitz, modulus, hessian, jumps), progress=progress)
     return build(planned, outside=outside, progress=progress, seed=seed)
 
 
@@ -211,6 +216,8 @@ def _built(planned: Plan, progress: Progress | None, seed: int) -> Construction:
         return soft_grid(target, recipe, known, progress=progress, seed=seed)
     if isinstance(recipe, AffineRecipe):
         return affine_grid(target, recipe, known, progress=progress, seed=seed)
+    if isinstance(recipe, CurvedRecipe):
+        return curved_grid(target, recipe, progress=progress, seed=seed)
     if isinstance(recipe, AdaptiveRecipe):
         return adaptive(target, recipe, seed=seed)
     if isinstance(recipe, TrainRecipe):

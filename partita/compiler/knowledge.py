@@ -21,7 +21,7 @@ from partita.errors import (
 from partita.geometry.domains import PointCloud
 from partita.targets.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.targets.graph import Graph
-from partita.targets.knowledge import AxisLipschitz, Jumps, Modulus, RoughBoxes
+from partita.targets.knowledge import AxisLipschitz, Curvature, Jumps, Modulus, RoughBoxes
 from partita.targets.target import Target
 
 __all__ = ["Knowledge", "gather"]
@@ -37,16 +37,23 @@ class Knowledge:
     source: str
 
 
-def gather(
-    target: Target,
-    *,
-    norm: float,
-    lipschitz: float | Sequence[float] | None,
-    modulus: Modulus | None,
-    jumps: Jumps | None,
-) -> Knowledge:
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """What the caller says of f, as it was given."""
+
+    lipschitz: float | Sequence[float] | None = None
+    modulus: Modulus | None = None
+    hessian: float | None = None
+    jumps: Jumps | None = None
+
+    @property
+    def curvature(self) -> Curvature | None:
+        return None if self.hessian is None else Curvature(self.hessian)
+
+
+def gather(target: Target, *, norm: float, declared: Declared | None = None) -> Knowledge:
     """Proved before declared: a graph's own constants are used unless the caller's are smaller and not contradicted."""
-    said = _declared(target, lipschitz, modulus, jumps)
+    said = _moduli(target, declared or Declared())
     if target.graph is not None:
         return _from_graph(target, target.graph, norm, said)
     if said is None:
@@ -58,9 +65,8 @@ def gather(
     return Knowledge(said, True, magnitude, "declared by the caller")
 
 
-def _declared(
-    target: Target, lipschitz: float | Sequence[float] | None, modulus: Modulus | None, jumps: Jumps | None
-) -> Known | None:
+def _moduli(target: Target, declared: Declared) -> Known | None:
+    lipschitz, modulus, jumps = declared.lipschitz, declared.modulus, declared.jumps
     per_axis = None
     try:
         constants = None if lipschitz is None else np.asarray(lipschitz, dtype=float)

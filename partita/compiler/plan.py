@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from partita.compiler.affine_plan import forecast_affine_grid, plan_adaptive, plan_affine_grid, plan_pieces
+from partita.compiler.affine_plan import forecast_affine_grid, plan_adaptive, plan_affine_grid, plan_curved, plan_pieces
 from partita.compiler.cover_plan import plan_cover
 from partita.compiler.grid_plan import forecast_grid, plan_grid
-from partita.compiler.knowledge import Knowledge, gather
+from partita.compiler.knowledge import Declared, Knowledge, gather
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.planned import Candidate, Plan
 from partita.compiler.soft_plan import forecast_averaged, plan_averaged, plan_fitted
@@ -20,7 +20,7 @@ from partita.compiler.train_plan import MANY_VARIABLES, plan_train
 from partita.constructions.construction import Progress
 from partita.errors import NotContinuousError, NothingKnownError, PartitaError, SizeError, ToleranceError
 from partita.geometry.domains import Box, Domain, PointCloud
-from partita.targets.knowledge import Jumps, Modulus
+from partita.targets.knowledge import Curvature, Jumps, Modulus
 from partita.targets.target import Target, make_target
 
 __all__ = ["make_plan", "plan"]
@@ -37,6 +37,7 @@ def plan(
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
     modulus: Modulus | None = None,
+    hessian: float | None = None,
     jumps: Jumps | None = None,
     norm: float | str = "inf",
     method: str = "auto",
@@ -58,15 +59,13 @@ def plan(
     """
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
     target = make_target(function, domain, vectorize=vectorize, trace=trace)
-    return make_plan(target, options, lipschitz, modulus, jumps, progress=progress)
+    return make_plan(target, options, Declared(lipschitz, modulus, hessian, jumps), progress=progress)
 
 
 def make_plan(
     target: Target,
     options: Options,
-    lipschitz: float | Sequence[float] | None,
-    modulus: Modulus | None,
-    jumps: Jumps | None,
+    declared: Declared,
     *,
     progress: Progress | None = None,
 ) -> Plan:
@@ -75,11 +74,11 @@ def make_plan(
     Raises:
         PartitaError: what stood in the way, if no method will do.
     """
-    knowledge, obstacle = _known(target, options, lipschitz, modulus, jumps)
+    knowledge, obstacle = _known(target, options, declared)
     plans: list[Plan] = []
     refused: list[Candidate] = []
     errors: list[PartitaError] = [] if obstacle is None else [obstacle]
-    for method, propose in _proposers(target, knowledge, options, progress):
+    for method, propose in _proposers(target, knowledge, options, progress, declared.curvature):
         try:
             found = propose(plans)
         except (SizeError, ToleranceError) as error:
@@ -114,13 +113,11 @@ def _refused(
 def _known(
     target: Target,
     options: Options,
-    lipschitz: float | Sequence[float] | None,
-    modulus: Modulus | None,
-    jumps: Jumps | None,
+    declared: Declared,
 ) -> tuple[Knowledge | None, PartitaError | None]:
     """What is known of f, or why nothing is; a hard head cannot do without."""
     try:
-        return gather(target, norm=options.norm, lipschitz=lipschitz, modulus=modulus, jumps=jumps), None
+        return gather(target, norm=options.norm, declared=declared), None
     except (NothingKnownError, NotContinuousError) as error:
         if options.method == "hard" or isinstance(target.domain, PointCloud):
             raise
@@ -131,7 +128,11 @@ Propose = Callable[[list[Plan]], Plan | Candidate]
 
 
 def _proposers(
-    target: Target, knowledge: Knowledge | None, options: Options, progress: Progress | None
+    target: Target,
+    knowledge: Knowledge | None,
+    options: Options,
+    progress: Progress | None,
+    curvature: Curvature | None,
 ) -> list[tuple[str, Propose]]:
     """The methods to try, in an order in which later ones may profit from earlier ones."""
 
@@ -152,6 +153,8 @@ def _proposers(
         return plan_pieces(target, knowledge, options)
 
     def affine(plans: list[Plan]) -> Plan | Candidate:
+        if curvature is not None and target.graph is None:
+            return plan_curved(target, curvature, options)
         if options.method == "auto":
             if target.graph is not None and knowledge is None:
                 return Candidate("affine", "", "f may jump")

@@ -14,6 +14,7 @@ from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
 from partita.constructions.adaptive import AdaptiveRecipe
 from partita.constructions.affine_grid import AffineRecipe
+from partita.constructions.curved import CurvedRecipe
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import PiecesRecipe
 from partita.constructions.small_domain import CoverRecipe
@@ -23,7 +24,9 @@ from partita.targets.target import Target
 
 __all__ = ["Candidate", "Plan", "floor_message", "report", "rounding_of", "size_text"]
 
-Recipe = GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe | AdaptiveRecipe | TrainRecipe
+Recipe = (
+    GridRecipe | CoverRecipe | SoftRecipe | PiecesRecipe | AffineRecipe | CurvedRecipe | AdaptiveRecipe | TrainRecipe
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Plan:
     @property
     def counts(self) -> tuple[int, ...] | None:
         """Keys per axis; None for scattered centers."""
-        if isinstance(self.recipe, SoftRecipe | AffineRecipe):
+        if isinstance(self.recipe, SoftRecipe | AffineRecipe | CurvedRecipe):
             return self.recipe.grid.counts
         return self.recipe.counts if isinstance(self.recipe, GridRecipe) else None
 

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,8 +27,9 @@ from partita.certify.grid_bounds import Known, grid_terms
 from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
 from partita.compiler.knowledge import gather
-from partita.constructions.affine_grid import affine_terms
+from partita.constructions.affine_grid import affine_terms, graph_cells
 from partita.constructions.construction import describe_domain, semantics_of, stored_distance, value_size
+from partita.constructions.curved import curved_terms
 from partita.constructions.estimate import sampled_error
 from partita.constructions.on_grid import GridRecipe, head_facts
 from partita.constructions.pieces import pieces_terms
@@ -38,7 +40,7 @@ from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Domain, PointCloud
 from partita.geometry.grid import ProductGrid
 from partita.targets.expressions import CONSTANTS, parse
-from partita.targets.knowledge import RoughBoxes
+from partita.targets.knowledge import Curvature, RoughBoxes
 from partita.targets.target import Target, variable_names
 
 __all__ = ["Check", "recheck"]
@@ -99,6 +101,11 @@ def _terms_again(compiled: Compiled) -> Iterator[Check]:
         terms = _taylor_terms(compiled)
     elif certificate.proof.get("method") == "cells":
         terms = _cell_terms(compiled)
+    elif certificate.proof.get("method") == "curvature":
+        terms = _curved_terms(compiled)
+        yield Check(
+            "values", True, "f and its differences at the centers: declared by the caller, not re-checked, only used"
+        )
     elif certificate.proof.get("method") == "boxes":
         terms = _box_terms(compiled)
     elif certificate.proof.get("method") == "pieces":
@@ -131,8 +138,20 @@ def _cell_terms(compiled: Compiled) -> list[Term]:
     head, certificate, target = compiled.head, compiled.certificate, compiled.target
     if not isinstance(head, GridHead) or head.value_slopes is None or target.graph is None:
         raise UnsupportedError("a proof cell by cell is about a grid head with slopes and an expression.")
-    box = target.domain.bounding_box()
-    return affine_terms(head, target.graph, box, _grid_recipe(head, certificate), _moduli(compiled))
+    box, recipe = target.domain.bounding_box(), _grid_recipe(head, certificate)
+    return affine_terms(head, partial(graph_cells, head, target.graph, box, recipe), box, recipe, _moduli(compiled))
+
+
+def _curved_terms(compiled: Compiled) -> list[Term]:
+    """The arithmetic of a declared bound of second derivatives once more."""
+    head, certificate = compiled.head, compiled.certificate
+    if not isinstance(head, GridHead) or head.value_slopes is None or certificate.kind != "proved_given":
+        raise UnsupportedError("a declared bound of second derivatives is used for grid heads with slopes.")
+    curvature = Curvature(float(certificate.known["curvature"]))
+    recipe, box = _grid_recipe(head, certificate), compiled.target.domain.bounding_box()
+    return curved_terms(
+        head, curvature, box, recipe, float(certificate.known["differences"]), float(certificate.known["scale"])
+    )
 
 
 def _moduli(compiled: Compiled) -> Known | None:
@@ -140,7 +159,7 @@ def _moduli(compiled: Compiled) -> Known | None:
     if compiled.head.dtype == torch.float64:
         return None
     norm = _norm(compiled.certificate)
-    return gather(compiled.target, norm=norm, lipschitz=None, modulus=None, jumps=None).known
+    return gather(compiled.target, norm=norm).known
 
 
 def _grid_recipe(head: GridHead, certificate: Certificate) -> GridRecipe:
@@ -217,7 +236,7 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
         return stated, "declared by the caller: not re-checked, only used"
     if target.graph is None:
         return None, "nobody vouches for the moduli of this black box"
-    ours = gather(target, norm=_norm(certificate), lipschitz=None, modulus=None, jumps=None).known
+    ours = gather(target, norm=_norm(certificate)).known
     if ours.modulus is None or stated.modulus is None or ours.per_axis is None or stated.per_axis is None:
         return None, "the certificate states no modulus"
     pairs = [(ours.modulus.constant, stated.modulus.constant), *zip(ours.per_axis.constants, stated.per_axis.constants)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,10 +35,25 @@ from partita.geometry.moments import dropped_mass
 from partita.targets.graph import Graph
 from partita.targets.target import Target
 
-__all__ = ["AffineCells", "AffineRecipe", "affine_cells", "affine_grid", "affine_terms", "smallest_affine_grid"]
+__all__ = [
+    "OVERLAP",
+    "SHARPNESS",
+    "AffineCells",
+    "AffineRecipe",
+    "affine_cells",
+    "affine_grid",
+    "affine_head",
+    "affine_terms",
+    "graph_cells",
+    "grid_of",
+    "largest_value",
+    "smallest_affine_grid",
+]
 
-_SHARPNESS = 4096.0  # κ: a cell is left within a hundredth of its width, so that neighbours' slopes hardly enter
-_OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
+CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
+
+SHARPNESS = 4096.0  # κ: a cell is left within a hundredth of its width, so that neighbours' slopes hardly enter
+OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
 _AIM = 0.88  # of the tolerance, that the sampled error may take
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
@@ -103,7 +120,7 @@ def smallest_affine_grid(
         counts = tuple(np.maximum(np.ceil(scale * need), 1).astype(int).tolist())
         if math.prod(counts) > max_cells:
             return None
-        rates = (_SHARPNESS / (box.sides / np.array(counts)) ** 2).astype(storage).astype(float)
+        rates = (SHARPNESS / (box.sides / np.array(counts)) ** 2).astype(storage).astype(float)
         grid = ProductGrid.uniform(box, counts, dtype=storage)
         values, tilts = affine_cells(target, grid)
         cells, points = _corners_of_cells(grid)
@@ -130,18 +147,9 @@ def affine_grid(
     target: Target, recipe: AffineRecipe, known: Known | None, *, progress: Progress | None = None, seed: int = 0
 ) -> Construction:
     """The head of a recipe: proved cell by cell where f is a graph, estimated where not. *Theorem*: `affine-values`."""
-    storage = np.float32 if recipe.grid.dtype == torch.float32 else np.float64
     box = target.domain.bounding_box()
-    grid = ProductGrid.uniform(box, recipe.grid.counts, dtype=storage)
-    head = GridHead(
-        grid,
-        recipe.grid.rates,
-        torch.tensor(recipe.values).to(recipe.grid.dtype),
-        value_slopes=torch.tensor(recipe.slopes).to(recipe.grid.dtype),
-        half_windows=recipe.grid.half_windows,
-        input_shapes=target.input_shapes,
-        output_shape=target.output_shape,
-    )
+    grid = grid_of(box, recipe.grid)
+    head = affine_head(target, grid, recipe.grid, recipe.values, recipe.slopes)
     common: dict[str, Any] = {
         "norm": norm_name(recipe.grid.norm),
         "semantics": recipe.semantics,
@@ -151,13 +159,14 @@ def affine_grid(
         "domain": {"arguments": [describe_domain(d) for d in target.domains]},
         "model": {"sha256": model_digest(head.state_dict()), "type": "grid", "method": "affine"},
         "known": {} if known is None else known.to_json(),
-        "facts": {"largest_value": _largest(head, box), "covering_radius": grid.covering_radius},
+        "facts": {"largest_value": largest_value(head, box), "covering_radius": grid.covering_radius},
         "environment": environment(),
     }
     if target.graph is None or (known is None and recipe.grid.dtype != torch.float64):
         seen = sampled_error(head, target, recipe.grid.norm, seed=seed)
         return Construction(head, grid, Certificate(**seen.fields(), **common))
-    terms = affine_terms(head, target.graph, box, recipe.grid, known, progress=progress)
+    cells = partial(graph_cells, head, target.graph, box, recipe.grid, progress=progress)
+    terms = affine_terms(head, cells, box, recipe.grid, known)
     certificate = Certificate(
         kind="proved",
         error_bound=total(terms),
@@ -169,10 +178,30 @@ def affine_grid(
     return Construction(head, grid, certificate)
 
 
+def grid_of(box: Box, recipe: GridRecipe) -> ProductGrid:
+    """The uniform grid of a recipe, its centers rounded to the dtype of the head."""
+    return ProductGrid.uniform(box, recipe.counts, dtype=np.float32 if recipe.dtype == torch.float32 else np.float64)
+
+
+def affine_head(target: Target, grid: ProductGrid, recipe: GridRecipe, values: Array, slopes: Array) -> GridHead:
+    """The head with `V_j(z) = values_j + slopes_j(z − o)`, o the middle of the box."""
+    return GridHead(
+        grid,
+        recipe.rates,
+        torch.tensor(values).to(recipe.dtype),
+        value_slopes=torch.tensor(slopes).to(recipe.dtype),
+        half_windows=recipe.half_windows,
+        input_shapes=target.input_shapes,
+        output_shape=target.output_shape,
+    )
+
+
 def affine_terms(
-    head: GridHead, graph: Graph, box: Box, recipe: GridRecipe, known: Known | None, *, progress: Progress | None = None
+    head: GridHead, cell_error: CellError, box: Box, recipe: GridRecipe, known: Known | None
 ) -> list[Term]:
     """All terms from the stored tensors: every cell's own function against f on the cell and a little beyond.
+
+    `cell_error(w, goal)` is `max_j sup |f − V_j|` over w spacings to each side of center j; above the goal it may be rough.
 
     `|net − f| ≤ Σ_j w_j(z)|V_j(z) − f(z)|`: cells whose widened box holds z have at most the largest error over those boxes, all
     others in the window, two centers wide, at most `mass · (the largest error two cells away)`. *Theorem*: `affine-values`.
@@ -180,11 +209,10 @@ def affine_terms(
     facts = head_facts(head, box, recipe, 0.0)
     factor, u = domain_factor(facts, recipe.norm), UNIT_ROUNDOFF[recipe.semantics]
     goal = div_down(recipe.tolerance, factor)
-    near = _worst_cell(head, graph, box, recipe, 0.5 + _OVERLAP, goal, progress)
-    far = _worst_cell(head, graph, box, recipe, 1.6, math.inf, None)
+    near, far = cell_error(0.5 + OVERLAP, goal), cell_error(1.6, math.inf)
     beyond = add_up(*(_beyond_overlap(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1))
     approximation = add_up(near, mul_up(beyond, far))
-    largest = _largest(head, box)
+    largest = largest_value(head, box)
     left_out = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     operations = float(4 * len(head.counts) + 8 * len(head.counts) + 10)
     delta = score_error(facts)
@@ -225,11 +253,11 @@ def affine_terms(
 
 def _beyond_overlap(rate: float, gap: float) -> float:
     """The mass, on one axis, of centers whose widened cell does not hold x: `e^{−κ(s + s²)/2}` for either neighbour."""
-    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (_OVERLAP + _OVERLAP**2)
+    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (OVERLAP + OVERLAP**2)
     return mul_up(2.0, exp_up(exponent))
 
 
-def _largest(head: GridHead, box: Box) -> float:
+def largest_value(head: GridHead, box: Box) -> float:
     """`max_j sup_z |A_j| + Σ_i |J_ji||z_i − o_i|` over the box, rounded up."""
     slopes = head.value_slopes
     if slopes is None:
@@ -239,10 +267,17 @@ def _largest(head: GridHead, box: Box) -> float:
     return float(size.max()) * (1 + 1e-12)
 
 
-def _worst_cell(
-    head: GridHead, graph: Graph, box: Box, recipe: GridRecipe, widths: float, goal: float, progress: Progress | None
+def graph_cells(
+    head: GridHead,
+    graph: Graph,
+    box: Box,
+    recipe: GridRecipe,
+    widths: float,
+    goal: float,
+    *,
+    progress: Progress | None = None,
 ) -> float:
-    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain."""
+    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models."""
     axes = tuple(a.double().numpy() for a in head.axes)
     grid = ProductGrid(box, axes)
     gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])

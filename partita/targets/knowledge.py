@@ -14,7 +14,7 @@ from partita.errors import DomainError
 from partita.geometry.domains import Array
 from partita.targets.graph import Graph
 
-__all__ = ["AxisLipschitz", "Jumps", "Modulus", "RoughBoxes"]
+__all__ = ["AxisLipschitz", "Curvature", "Jumps", "Modulus", "RoughBoxes"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,20 @@ class AxisLipschitz:
 
     def __str__(self) -> str:
         return "|f(x) − f(y)|_∞ ≤ " + " + ".join(f"{c:.6g}·|x{i} − y{i}|" for i, c in enumerate(self.constants))
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """`|∇²f_o(z)|₂ ≤ constant` for every output o and every z of a box: f leaves its tangents by at most ½ constant |z − c|²."""
+
+    constant: float
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.constant, (int, float, np.number)) and 0 <= self.constant < math.inf):
+            raise DomainError(f"a bound of second derivatives must be finite and ≥ 0, found {self.constant}.")
+
+    def __str__(self) -> str:
+        return f"|∇²f|₂ ≤ {self.constant:.6g}, for each output"
 
 
 @dataclass(frozen=True, eq=False)

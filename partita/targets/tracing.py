@@ -41,7 +41,7 @@ class Traced(torch.Tensor):
         made.positions, made.rules = positions, rules
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Traced{tuple(self.shape)}"
 
     @classmethod
