@@ -10,6 +10,7 @@ from partita import inspection as inspect
 from partita.compiler import Compiled, Plan, build, compile, load, plan, recheck
 from partita.errors import PartitaError
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
+from partita.networks import attention_from_mlp, in_context
 from partita.targets.knowledge import Jumps, Modulus
 
 __version__ = "0.2.0"
@@ -25,8 +26,10 @@ __all__ = [
     "PointCloud",
     "PowerDiagram",
     "ProductGrid",
+    "attention_from_mlp",
     "build",
     "compile",
+    "in_context",
     "inspect",
     "load",
     "plan",

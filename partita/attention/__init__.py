@@ -12,6 +12,7 @@ from partita.attention.forms import (
 from partita.attention.grid_head import GridHead
 from partita.attention.head import DotProductAttention, FoldedHead
 from partita.attention.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
+from partita.attention.ramp_head import RampHead
 from partita.attention.scattered_head import ScatteredHead
 from partita.attention.scores import AffineScores
 from partita.attention.tokenwise import tokenwise_layers
@@ -26,6 +27,7 @@ __all__ = [
     "FoldedHead",
     "GridHead",
     "LinearSum",
+    "RampHead",
     "ScatteredHead",
     "SelfAttention",
     "SelfNetwork",

@@ -1,0 +1,117 @@
+"""How well a softmax over equally spaced anchors reproduces a truncated line: proved constants of one dimension.
+
+Anchors 0, 1, …, p − 1 with scores `−κ(x − k)²/2` and values k give `E(x) = Σ_k w_k k`, to be compared with `clamp(x, 0, p − 1)`. A
+ramp over [a, b] is this in units of its spacing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from partita.arithmetic.rounding import add_up, up
+from partita.errors import DomainError
+from partita.geometry.domains import Array
+
+__all__ = ["SHARPEST", "best_sharpness", "half_window_for", "ramp_constant", "sharing_excess", "window_excess"]
+
+SHARPEST = 1e6  # κ beyond this changes nothing: 0.49999 of a spacing
+_SOFTEST = 1.0
+_PIECES_PER_CELL = 32
+_SLACK = 1e-5  # of the constant, between what is proved and what is attained
+
+
+def _mean(x: Array, anchors: int, sharpness: float) -> Array:
+    """E(x) for each x."""
+    k = np.arange(anchors)
+    exponent = -0.5 * sharpness * (x[:, None] - k) ** 2
+    exponent -= exponent.max(axis=1, keepdims=True)
+    weights = np.exp(exponent)
+    return (weights @ k) / weights.sum(axis=1)
+
+
+@lru_cache(maxsize=256)
+def ramp_constant(anchors: int, sharpness: float) -> float:
+    """Upper bound of `sup_x |E(x) − clamp(x, 0, p − 1)|` over all real x, within 1e-5 of it.
+
+    `E′ = κ Var ≥ 0`: E is increasing, so on a piece [x₁, x₂] the error is at most `max(E(x₂) − x₁, x₂ − E(x₁))`; pieces are halved
+    until that is what is attained. Beyond the ends E only comes closer to the end. By symmetry half of the anchors suffice.
+    For long rows of anchors it is `max(ρ₁(κ), Σ_k k e^{−κk²/2}/Σ_k e^{−κk²/2})`, ρ₁ the bias of an endless row.
+    *Theorem*: `ramp`.
+
+    >>> round(ramp_constant(64, 4.0), 3), round(ramp_constant(64, 5.4), 3), round(ramp_constant(64, 8.0), 3)
+    (0.12, 0.063, 0.135)
+    """
+    require_ramp(anchors, sharpness)
+    row = min(
+        anchors, 4 * half_window_for(sharpness)
+    )  # in a longer row the middle sees no end: `window_excess` bounds the rest
+    padding = 1e-13 * row + 1e-15 * sharpness  # rounding of E, of which only weights near x matter
+    cells = (row - 1) / 2
+    points = np.linspace(0.0, cells, 1 + math.ceil(_PIECES_PER_CELL * cells))
+    left, right = points[:-1], points[1:]
+    at_left, at_right = _mean(left, row, sharpness), _mean(right, row, sharpness)
+    attained, settled = 0.0, 0.0
+    while len(left):
+        attained = max(attained, float(np.abs(at_left - left).max()), float(np.abs(at_right - right).max()))
+        bound = np.maximum(at_right - left, right - at_left)
+        open_ = bound > attained * (1 + _SLACK) + 4 * padding
+        settled = max(settled, float(bound[~open_].max(initial=0.0)))
+        left, right, at_left, at_right = (array[open_] for array in (left, right, at_left, at_right))
+        middle = (left + right) / 2
+        at_middle = _mean(middle, row, sharpness)
+        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+        at_left, at_right = np.concatenate([at_left, at_middle]), np.concatenate([at_middle, at_right])
+    excess = 0.0 if row == anchors else window_excess(sharpness, row // 2)
+    return add_up(float(up(max(settled, attained), 4)), padding, excess)
+
+
+def require_ramp(anchors: int, sharpness: float) -> None:
+    if not (isinstance(anchors, int) and anchors >= 2):
+        raise DomainError(
+            f"a ramp with p = {anchors!r} anchors; expected a whole number of at least 2, both ends included."
+        )
+    if not _SOFTEST <= sharpness <= SHARPEST:
+        raise DomainError(
+            f"sharpness κ = R Δ² = {sharpness!r}; expected a number from {_SOFTEST:g} to {SHARPEST:g} (or 'best', or 'hard')."
+        )
+
+
+def half_window_for(sharpness: float) -> int:
+    """q such that anchors beyond the `2q` around x hold next to nothing: `e^{−κq²/2} ≤ e^{−50}`."""
+    return 2 + math.ceil(math.sqrt(100.0 / sharpness))
+
+
+def window_excess(sharpness: float, half_window: int) -> float:
+    """How much a mean over the 2q anchors around x differs from that over any longer row: `Σ_{i≥q} 2(i + q + 1)e^{−κi²/2}`.
+
+    An anchor outside lies i ≥ q spacings behind the nearer one, weighs at most `e^{−κi²/2}`, and is that far from the mean.
+    """
+    steps = half_window + np.arange(0, 64)
+    return float(up((2 * (steps + half_window + 1) * np.exp(-0.5 * sharpness * steps**2.0)).sum() * (1 + 1e-9), 4))
+
+
+@lru_cache(maxsize=64)
+def best_sharpness(anchors: int) -> float:
+    """The κ with the least `ramp_constant`, to three digits: 5.4 for long rows of anchors."""
+    golden = (math.sqrt(5) - 1) / 2
+    low, high = 4.0, 9.0
+    while high - low > 2e-3:
+        first, second = high - golden * (high - low), low + golden * (high - low)
+        if ramp_constant(anchors, first) <= ramp_constant(anchors, second):
+            high = second
+        else:
+            low = first
+    return round((low + high) / 2, 3)
+
+
+def sharing_excess(sharpness: float) -> float:
+    """`S(κ) = Σ_{α,β≥1} e^{−καβ} = Σ_α 1/(e^{κα} − 1)`: what sharing the anchors among heads adds, in units of b − a.
+
+    *Theorem*: `shared-anchors`.
+    """
+    steps = np.arange(1, 800)
+    with np.errstate(over="ignore"):
+        return float(up((1 / np.expm1(sharpness * steps)).sum() * (1 + 1e-9), 4))

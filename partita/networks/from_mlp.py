@@ -1,0 +1,262 @@
+"""A feed-forward network as attention: every activation becomes a small head per neuron, layer by layer, with a proved bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.arithmetic.interval import Interval
+from partita.arithmetic.rounding import up
+from partita.attention.head import flatten_inputs
+from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.errors import OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.networks.gates import Gate, gate_for
+from partita.networks.propagation import Carried, Layer, amplification, carry
+from partita.networks.reading import Stage, read_chain
+from partita.networks.tracing import is_traced
+
+__all__ = ["AttentionNetwork", "GateLayer", "attention_from_mlp"]
+
+_SHARES = (0.9, 0.5, 0.1)  # of the tolerance that are tried for the gates; rounding gets the rest
+_LIBRARY = 16.0  # units in the last place that torch's own activations may err by, for `reference_error_at`
+
+
+class GateLayer(nn.Module):
+    """`gate(W z + b)`: a linear map and one head per neuron; either may be missing."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, gate: nn.Module | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.gate = gate
+
+    def forward(self, z: Tensor) -> Tensor:
+        u = z if self.weight is None or self.bias is None else z @ self.weight.transpose(0, 1) + self.bias
+        return u if self.gate is None else self.gate(u)
+
+
+class AttentionNetwork(nn.Module):
+    """An attention-only network with a proved distance to the feed-forward network it came from.
+
+    In its graph there are matrix products, additions, softmax and reshaping. Called outside a trace it refuses inputs outside the
+    domain, of which nothing is proved.
+
+    Attributes:
+        domain: where the bound holds. certificate: the claim; its terms are the gates' errors and the rounding.
+        layers: `GateLayer`s. keys: heads' keys in all.
+    """
+
+    certificate: Certificate
+
+    def __init__(self, layers: Sequence[GateLayer], facts: Sequence[Layer], domain: Box, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.facts, self.domain, self.dtype = tuple(facts), domain, dtype
+
+    @property
+    def error_bound(self) -> float:
+        """`|network(x) − mlp(x)|_∞` is at most this for every x of the domain: mlp in exact arithmetic, the network as it runs."""
+        return self.certificate.error_bound
+
+    @property
+    def keys(self) -> int:
+        """Keys over all heads: one head per neuron."""
+        widths = _widths(self.facts, self.domain.dimension)
+        return sum(width * layer.gate.keys for width, layer in zip(widths, self.facts) if layer.gate is not None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(…, *domain.shape)` to `(…, out)`."""
+        if not is_traced(x):
+            self._require_inside(x)
+        z, lead = flatten_inputs((x,), (self.domain.shape,), self.dtype)
+        for layer in self.layers:
+            z = layer(z)
+        return z.reshape(*lead, z.shape[-1])
+
+    def error_bound_at(self, x: Any) -> Array:
+        """The same bound for each given input alone, `(n,)`: most neurons are far from their kinks at a point, so it is smaller."""
+        lo = self._points(x)
+        return _final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1)
+
+    def reference_error_at(self, x: Any, dtype: torch.dtype = torch.float32) -> Array:
+        """How far the feed-forward network itself, run by torch in `dtype`, may be from exact arithmetic, `(n,)`.
+
+        Supposes torch's activations within 16 units in the last place.
+        """
+        lo, u = self._points(x), UNIT_ROUNDOFF[semantics_of(dtype)]
+        layers = [Layer(f.weight, f.bias, None if f.gate is None else _as_run(f.gate)) for f in self.facts]
+        start = u * np.abs(lo) if dtype == torch.float32 else np.zeros_like(lo)
+        return carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
+
+    def _points(self, x: Any) -> Array:
+        points = np.asarray(x.detach().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)
+        if points.shape[-len(self.domain.shape) :] != self.domain.shape:
+            raise ShapeError(f"inputs of shape {points.shape}; expected (…, {', '.join(map(str, self.domain.shape))}).")
+        return points.reshape(-1, self.domain.dimension)
+
+    def _require_inside(self, x: Any) -> None:
+        points = self._points(x)
+        bad = np.flatnonzero(~self.domain.contains(points))
+        if bad.size:
+            raise OutsideDomainError(
+                f"{bad.size:,} of {len(points):,} inputs lie outside the domain, the first is "
+                f"{np.round(points[bad[0]][:8], 6).tolist()}; "
+                "the bound speaks of the domain only. Clamp them, or convert with a larger domain."
+            )
+
+
+def attention_from_mlp(
+    mlp: nn.Module, domain: Box, tolerance: float, *, dtype: torch.dtype = torch.float64
+) -> AttentionNetwork:
+    """An attention-only network within `tolerance` of a feed-forward network on a box, end to end, rounding included.
+
+    Linear maps stay; every activation becomes a head per neuron (`gates`): ReLU, leaky ReLU, hard tanh and clamp two to four keys
+    with affine values, error `0.2785/β`; tanh, sigmoid and SiLU two keys, exact; GELU a fitted table of some twenty keys.
+    Errors are carried through the layers on propagated intervals; β and the tables are chosen so that the sum meets the tolerance.
+
+    *Theorem*: `carried-errors`, by `soft-maximum`, `max-affine-values`, `two-keys` and, for GELU, `taylor-proof`.
+
+    Args:
+        mlp: an nn.Module that is a chain of supported layers, nested or written with functions.
+        domain: the box of its inputs. tolerance: largest error of any output on the whole domain. dtype: of the network.
+
+    Raises:
+        UnsupportedError: a layer that has no head (named). ToleranceError: below what the dtype can promise.
+
+    >>> net = attention_from_mlp(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), Box([-1, -1], [1, 1]), 1e-3)
+    >>> net.error_bound <= 1e-3
+    True
+    """
+    if dtype not in (torch.float64, torch.float32):
+        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+    if not 0 < tolerance < math.inf:
+        raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
+    stages = read_chain(mlp)
+    _require_widths(stages, domain)
+    box = Interval(domain.lo.reshape(1, -1), domain.hi.reshape(1, -1))
+    for share in _SHARES:
+        facts = _chosen(stages, box, share * tolerance, dtype)
+        terms = _terms(facts, box, dtype)
+        if total(terms) <= tolerance:
+            break
+    else:
+        floor = float(
+            carry(facts, box, unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)], with_gaps=False)[-1].error.max()
+        )
+        raise ToleranceError(
+            f"tolerance {tolerance:g} is below what can be promised here in {semantics_of(dtype)}: "
+            f"{total(terms):.3g}, of which rounding "
+            f"alone is {floor:.2g}. Ask for more{', use float64' if dtype == torch.float32 else ''} or shrink the domain."
+        )
+    network = AttentionNetwork(_modules(stages, facts, dtype), facts, domain, dtype)
+    network.certificate = Certificate(
+        kind="proved",
+        norm="inf",
+        semantics=semantics_of(dtype),
+        tolerance=float(tolerance),
+        error_bound=total(terms),
+        terms=terms,
+        assumptions=(platform_assumption(dtype),),
+        theorem="carried-errors",
+        function={"type": "mlp", "sha256": model_digest(mlp.state_dict())},
+        domain={"arguments": [describe_domain(domain)]},
+        model={"sha256": model_digest(network.state_dict()), "type": "attention network"},
+        facts={"keys": float(network.keys), "layers": float(len(facts))},
+        environment=environment(),
+    )
+    return network
+
+
+def _terms(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> tuple[Term, Term]:
+    """What the gates leave in exact arithmetic, and what rounding adds to that."""
+    whole = float(_final(facts, box, dtype).error.max())
+    exact = min(whole, float(carry(facts, box, unit_roundoff=0.0)[-1].error.max()))
+    return (
+        Term("gates", exact, "gaps carried through the layers", "carried-errors"),
+        Term("rounding", float(up(whole - exact)), "roundings carried through the layers", "carried-errors"),
+    )
+
+
+def _widths(layers: Sequence[Layer | Stage], width: int) -> list[int]:
+    """Neurons after every layer."""
+    found = []
+    for layer in layers:
+        width = width if layer.weight is None else len(layer.weight)
+        found.append(width)
+    return found
+
+
+def _require_widths(stages: Sequence[Stage], domain: Box) -> None:
+    first = next(s for s in stages if s.weight is not None).weight
+    assert first is not None
+    if first.shape[1] != domain.dimension:
+        raise ShapeError(f"the network takes {first.shape[1]} numbers and the domain has {domain.dimension}.")
+
+
+def _numbers(stage: Stage, gate: Gate | None) -> Layer:
+    if stage.weight is None or stage.bias is None:
+        return Layer(None, None, gate)
+    return Layer(stage.weight.double().numpy(), stage.bias.double().numpy(), gate)
+
+
+def _chosen(stages: Sequence[Stage], box: Interval, allowed: float, dtype: torch.dtype) -> list[Layer]:
+    """Gates whose gaps, amplified by the layers behind them, share what is allowed evenly.
+
+    A first pass with sharp gates finds the intervals and slopes that the shares depend on.
+    """
+    sharp = [
+        _numbers(s, None if s.activation is None else gate_for(s.activation, 1e-3 * allowed, math.inf)) for s in stages
+    ]
+    first = carry(sharp, box, unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)], with_gaps=False)
+    slopes = [np.ones(1) if f.gate is None else f.gate.steepest(c.reach)[0] for f, c in zip(sharp, first)]
+    gains = amplification(sharp, slopes)
+    curved = max(1, sum(s.activation is not None for s in stages))
+    layers = []
+    for stage, gain, carried in zip(stages, gains, first):
+        gate = None
+        if stage.activation is not None:
+            share = allowed / curved / max(gain, 1e-30)
+            reach = float(carried.reach.magnitude.max()) + 2 * allowed / max(gain, 1e-3)
+            gate = gate_for(stage.activation, min(share, 1e6), reach)
+        layers.append(_numbers(stage, gate))
+    return layers
+
+
+def _modules(stages: Sequence[Stage], facts: Sequence[Layer], dtype: torch.dtype) -> list[GateLayer]:
+    return [
+        GateLayer(
+            None if s.weight is None else s.weight.to(dtype).clone(),
+            None if s.bias is None else s.bias.to(dtype).clone(),
+            None if f.gate is None else f.gate.make(dtype),
+        )
+        for s, f in zip(stages, facts)
+    ]
+
+
+def _final(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> Carried:
+    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    start = u * box.magnitude if dtype == torch.float32 else np.zeros(box.shape)
+    return carry(facts, box, unit_roundoff=u, error=start)[-1]
+
+
+def _as_run(gate: Gate) -> Gate:
+    """The activation as torch runs it: no gap, some units in the last place of its value."""
+    return Gate(
+        gate.make,
+        gate.keys,
+        gate.enclose,
+        gate.steepest,
+        lambda u: np.zeros(u.shape),
+        lambda u0, u: _LIBRARY * u0 * (gate.enclose(u).magnitude + u.magnitude),
+    )

@@ -1,0 +1,296 @@
+"""Gradient descent in context: an attention-only network that reads a prompt of examples and descends a loss on them.
+
+w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i) x_i + λw),   s = w·x
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from partita.arithmetic.interval import Interval
+from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.construction import semantics_of
+from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.networks.drift import Drift, StepFacts
+from partita.networks.losses import LossSlope, loss_slope
+from partita.networks.tracing import is_traced
+
+__all__ = ["GradientDescent", "gradient_descent"]
+
+
+class DescentLayer(nn.Module):
+    """One step: `w ← S w + softmax(±ε r)·(∓(η/ε) x)`, `r_i = ∂ℓ/∂s(w·x_i, y_i)`, S = (1 − ηλ)I.
+
+    Each example counts twice, as (x_i, r_i) and mirrored as (−x_i, −r_i): the tokens are doubled by a Linear map. Then
+    `Σ softmax·x = Σ sinh(εr_i)x_i/Σ cosh(εr_i) = ε·gradient + O(ε³)`, for any number of examples. For a squared loss r is itself a
+    product of query and key; otherwise a first attention looks it up: queries are the examples, keys `α_k w`.
+    """
+
+    mirror: Tensor
+    read: Tensor
+    shrink: Tensor
+    query: Tensor
+    query_offset: Tensor
+    key_slopes: Tensor
+    key_labels: Tensor
+    key_offsets: Tensor
+    table: Tensor
+    direct: Tensor
+    embed: Tensor
+    signs: Tensor
+
+    def __init__(
+        self, slope: LossSlope, dim: int, *, step_size: float, ridge: float, epsilon: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        eye = np.eye(dim + 1)
+        self.has_table = slope.keys > 0
+        tensors = {
+            "mirror": np.hstack([eye, -eye]),
+            "read": -(step_size / epsilon) * eye[:, :dim],
+            "shrink": (1 - step_size * ridge) * np.eye(dim),
+            "query": epsilon * eye[:dim],
+            "query_offset": -epsilon * eye[dim],
+        }
+        if self.has_table:
+            tensors |= {
+                "key_slopes": slope.slopes[:, 0][None],
+                "key_labels": np.outer(eye[dim], slope.slopes[:, 1]),
+                "key_offsets": slope.offsets,
+                "table": slope.values[:, None],
+                "direct": slope.direct[1] * eye[:, dim:],
+                "embed": eye[:, :dim],
+                "signs": epsilon * np.array([[1.0, -1.0]]),
+            }
+        for name, array in tensors.items():
+            self.register_buffer(name, torch.tensor(np.ascontiguousarray(array), dtype=dtype))
+
+    def mirrored(self, prompt: Tensor) -> Tensor:
+        """`(batch, n, d + 1)` to `(batch, 2n, d + 1)`: every token and its mirror image."""
+        batch, n, width = prompt.shape
+        return (prompt @ self.mirror).reshape(batch, 2 * n, width)
+
+    def forward(self, w: Tensor, prompt: Tensor, doubled: Tensor) -> Tensor:
+        """`(batch, 1, d)` to the same."""
+        if self.has_table:
+            slopes = self.slopes(w, prompt)
+            scores = (slopes @ self.signs).reshape(prompt.shape[0], 1, 2 * prompt.shape[1])
+        else:
+            scores = (w @ self.query + self.query_offset) @ doubled.transpose(1, 2)
+        return w @ self.shrink + torch.softmax(scores, dim=2) @ (doubled @ self.read)
+
+    def slopes(self, w: Tensor, prompt: Tensor) -> Tensor:
+        """`r_i`, `(batch, n, 1)`, looked up by an attention whose keys come from w."""
+        keys = self.embed @ (w.transpose(1, 2) @ self.key_slopes) + self.key_labels
+        weights = torch.softmax(prompt @ keys + self.key_offsets, dim=2)
+        return weights @ self.table + prompt @ self.direct
+
+
+class GradientDescent(nn.Module):
+    """T steps of gradient descent as T attention layers with the same tensors, for prompts of any length.
+
+    Shapes: prompts `(…, n, d + 1)`, tokens `[x_i, y_i]`, to the last w, `(…, d)`. Outside a trace prompts are checked against
+    their boxes, and iterates against the box of w.
+
+    Attributes:
+        slope: what is known of the loss. steps, step_size, ridge, epsilon.
+    """
+
+    initial: Tensor
+
+    def __init__(
+        self, layer: DescentLayer, slope: LossSlope, facts: StepFacts, boxes: tuple[Box, Box, Box], *, steps: int
+    ) -> None:
+        super().__init__()
+        self.layer, self.slope, self.facts, self.steps = layer, slope, facts, steps
+        self.x_box, self.y_box, self.w_box = boxes
+        self.dim = self.x_box.dimension
+        self.register_buffer("initial", torch.tensor(facts.initial, dtype=layer.mirror.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.initial.dtype
+
+    def extra_repr(self) -> str:
+        f = self.facts
+        return f"{self.steps} steps of {f.step_size:g}, loss {self.slope.name}, ridge {f.ridge:g}, ε = {f.epsilon:.3g}"
+
+    def forward(self, prompt: Tensor) -> Tensor:
+        if is_traced(prompt):
+            return self._iterates(prompt)[-1].reshape(*prompt.shape[:-2], self.dim)
+        return self.trajectory(prompt)[..., -1, :]
+
+    def trajectory(self, prompt: Any) -> Tensor:
+        """Every iterate, `(…, steps + 1, d)`, the first being the start.
+
+        Raises:
+            ShapeError: tokens of another width. OutsideDomainError: an example outside the boxes, or an iterate that leaves
+            that of w.
+        """
+        prompt = self._checked(prompt)
+        iterates = torch.cat(self._iterates(prompt), dim=1)
+        self._require_inside(iterates)
+        return iterates.reshape(*prompt.shape[:-2], self.steps + 1, self.dim)
+
+    def exact(self, prompt: Any) -> Array:
+        """The iterates of exact gradient descent in float64, `(…, steps + 1, d)`: what the network is compared with."""
+        examples = self._checked(prompt).double().numpy()
+        x, y = examples[..., : self.dim], examples[..., self.dim]
+        w = np.broadcast_to(self.facts.initial, (*x.shape[:-2], self.dim)).copy()
+        found = [w]
+        for _ in range(self.steps):
+            r = self.slope.exact(np.einsum("...nd,...d->...n", x, w), y)
+            gradient = np.einsum("...n,...nd->...d", r, x) / x.shape[-2] + self.facts.ridge * w
+            w = w - self.facts.step_size * gradient
+            found.append(w)
+        return np.stack(found, axis=-2)
+
+    def error_bound(self, examples: int) -> float:
+        """`|w_T − exact|₂` for any prompt of so many examples in the boxes whose iterates stay in the box of w. *Theorem*:
+        `descent-drift`.
+        """
+        return float(Drift.of_boxes(self.facts, self.slope, examples).after(self.steps)[-1])
+
+    def error_bounds_at(self, prompt: Any) -> Array:
+        """`|w_t − exact|₂` at every step for this one prompt, `(steps + 1,)`: residuals, curvature and gradient are its own.
+
+        It also proves that the exact iterates stay in the box of w. *Theorem*: `descent-drift`.
+        """
+        examples = self._checked(prompt)
+        if examples.dim() != 2:
+            raise ShapeError(f"one prompt at a time, found shape {tuple(examples.shape)}.")
+        iterates = self.trajectory(examples).double().numpy()
+        drift = Drift.of_prompt(self.facts, self.slope, examples.double().numpy(), iterates)
+        bounds = drift.after(self.steps)
+        lo, hi = self.w_box.lo.ravel(), self.w_box.hi.ravel()
+        inside = ((iterates - bounds[:, None] >= lo) & (iterates + bounds[:, None] <= hi)).all(axis=1)
+        if not inside.all():
+            t = int(np.flatnonzero(~inside)[0])
+            raise OutsideDomainError(
+                f"step {t}: w lies within {bounds[t]:.3g} of {np.round(iterates[t][:8], 6).tolist()}, which the "
+                f"box of w does not hold; "
+                "declare a larger box."
+            )
+        return bounds
+
+    def _iterates(self, prompt: Tensor) -> list[Tensor]:
+        tokens = prompt.reshape(-1, *prompt.shape[-2:])
+        doubled = self.layer.mirrored(tokens)
+        w = self.initial.expand(tokens.shape[0], 1, self.dim)
+        found = [w]
+        for _ in range(self.steps):
+            w = self.layer(w, tokens, doubled)
+            found.append(w)
+        return found
+
+    def _checked(self, prompt: Any) -> Tensor:
+        z = prompt if isinstance(prompt, Tensor) else torch.as_tensor(np.asarray(prompt, dtype=np.float64))
+        z = z.detach().to(self.dtype)
+        if z.dim() < 2 or z.shape[-1] != self.dim + 1 or z.shape[-2] < 1:
+            raise ShapeError(
+                f"a prompt of shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): tokens [x, y] with "
+                f"{self.dim} features."
+            )
+        points = z.double().reshape(-1, self.dim + 1).numpy()
+        inside = self.x_box.contains(points[:, : self.dim]) & self.y_box.contains(points[:, self.dim :])
+        if not inside.all():
+            i = int(np.flatnonzero(~inside)[0])
+            raise OutsideDomainError(
+                f"{int((~inside).sum()):,} of {len(points):,} examples lie outside the declared boxes of x and y, the first is "
+                f"{np.round(points[i][:9], 6).tolist()}; scale them, or declare larger boxes."
+            )
+        return z
+
+    def _require_inside(self, iterates: Tensor) -> None:
+        points = iterates.detach().double().numpy()
+        inside = self.w_box.contains(points.reshape(-1, self.dim)).reshape(points.shape[:2])
+        if not inside.all():
+            batch, step = np.argwhere(~inside)[0]
+            raise OutsideDomainError(
+                f"w leaves its box at step {step}: {np.round(points[batch, step][:8], 6).tolist()}; "
+                "declare a larger box for w, or take smaller steps."
+            )
+
+
+def gradient_descent(
+    loss: str,
+    steps: int,
+    step_size: float,
+    *,
+    x: Box,
+    y: Box,
+    w: Box,
+    ridge: float = 0.0,
+    initial: ArrayLike | None = None,
+    prompt_length: int = 10_000,
+    epsilon: float | None = None,
+    table_tolerance: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> GradientDescent:
+    """An attention-only network that performs `steps` steps of gradient descent on the examples in its prompt.
+
+    `w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i)x_i + λw)`. Drift from exact gradient descent: `e ← ρe + τ`, ρ the contraction of an
+    exact step and `τ = η(ε²[mean(|r|³|x|)/6 + |g| mean(r²)/2] cosh(ε max|r|) + table + rounding/ε)`; ε balances the last
+    against the first.
+
+    *Theorem*: `descent-step`, `descent-drift`.
+
+    Args:
+        loss: "squared" ((s − y)²/2, with `ridge` ridge regression), "logistic" (log(1 + e^s) − ys, y in [0, 1]), or an expression
+            of class C¹ in s and y, or in the residual r = s − y.
+        x, y, w: boxes of features `(d,)`, of targets `(1,)`, and of the iterates `(d,)`; the bounds speak of these.
+        ridge: λ ≥ 0. initial: w_0, zeros if not given. prompt_length: the number of examples that ε is chosen for.
+        epsilon: ε, if it is to be chosen by hand. table_tolerance: of a tabulated slope.
+
+    Raises:
+        DomainError: steps < 1, step_size ≤ 0, a start outside the box. NotContinuousError: a loss that is not C¹.
+
+    >>> gd = gradient_descent("squared", 3, 0.5, x=Box([-1], [1]), y=Box([-1], [1]), w=Box([-2], [2]))
+    >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound(2) < 1e-6
+    (torch.Size([1]), True)
+    """
+    start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)
+    if dtype not in (torch.float64, torch.float32):
+        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+    if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):
+        raise DomainError(f"logistic loss with y in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
+    features = Interval(x.lo, x.hi) * Interval(w.lo, w.hi)
+    pad = 1e-12 * features.magnitude.sum() + 1e-300  # covers the rounding of the sums
+    s = Interval(features.lo.sum() - pad, features.hi.sum() + pad)
+    slope = loss_slope(loss, s, Interval(y.lo[0], y.hi[0]), table_tolerance)
+    reach = [np.maximum(np.abs(b.lo), np.abs(b.hi)).ravel() for b in (x, y, w)]
+    facts = StepFacts(
+        step_size=float(step_size),
+        ridge=float(ridge),
+        epsilon=1.0,
+        unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)],
+        initial=start,
+        reach_x=reach[0],
+        reach_y=float(reach[1][0]),
+        reach_w=reach[2],
+    )
+    facts = facts.with_epsilon(facts.best_epsilon(slope, prompt_length) if epsilon is None else float(epsilon))
+    layer = DescentLayer(slope, x.dimension, step_size=step_size, ridge=ridge, epsilon=facts.epsilon, dtype=dtype)
+    return GradientDescent(layer, slope, facts, (x, y, w), steps=steps)
+
+
+def _validated(
+    x: Box, y: Box, w: Box, steps: int, step_size: float, ridge: float, initial: ArrayLike | None, prompt_length: int
+) -> Array:
+    if x.lo.ndim != 1 or w.shape != x.shape or y.shape != (1,):
+        raise ShapeError(f"boxes of shapes x {x.shape}, y {y.shape}, w {w.shape}; expected (d,), (1,), (d,).")
+    if not (isinstance(steps, int) and steps >= 1 and prompt_length >= 1):
+        raise DomainError(f"steps {steps!r} and prompt_length {prompt_length!r}; expected whole numbers of at least 1.")
+    if not (0 < step_size < math.inf and 0 <= ridge < math.inf):
+        raise DomainError(f"step_size {step_size!r} and ridge {ridge!r}; expected a number > 0 and one ≥ 0.")
+    start = np.zeros(x.dimension) if initial is None else np.asarray(initial, dtype=np.float64)
+    if start.shape != x.shape or not w.contains(start[None]).all():
+        raise DomainError(f"the start {start.tolist()} is no point of the box of w.")
+    return start

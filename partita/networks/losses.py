@@ -1,0 +1,186 @@
+"""Losses for gradient descent in context: what the network computes of `∂ℓ/∂s`, and how it bends."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.arithmetic.interval import Interval
+from partita.errors import NotContinuousError, SizeError
+from partita.geometry.domains import Array, Box
+from partita.networks.tables import Table, tabulate
+from partita.targets.differentiation import differentiate
+from partita.targets.expressions import parse
+from partita.targets.graph import Graph
+
+__all__ = ["LossSlope", "loss_slope", "squared_slope"]
+
+_SMOOTH_TOLERANCE = 1e-7
+_KEYS_AT_KINKS = 1024
+_PIECES = {1: 8192, 2: 256}
+
+
+@dataclass(frozen=True, eq=False)
+class LossSlope:
+    """`r = ∂ℓ/∂s` at (s, y), as `Σ_k softmax_k(slopes_k·(s, y) + offsets_k)·values_k + direct·(s, y)`, within `error` on the box.
+
+    Attributes:
+        slopes: `(keys, 2)`; offsets, values: `(keys,)`; direct: `(2,)`. Without keys the slope is affine and exact.
+        curvature: [m, M] encloses ∂²ℓ/∂s². largest: sup |r|.
+        assumptions: what the caller vouches for.
+    """
+
+    name: str
+    slopes: Array
+    offsets: Array
+    values: Array
+    direct: Array
+    error: float
+    curvature: tuple[float, float]
+    largest: float
+    graph: Graph | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> int:
+        return len(self.values)
+
+    def exact(self, s: Array, y: Array) -> Array:
+        """r in float64, elementwise: what the network is compared with."""
+        if self.graph is not None:
+            points = np.stack([s.ravel(), y.ravel()], axis=1)
+            columns = points if self.graph.num_inputs == 2 else points[:, :1] - points[:, 1:]
+            return self.graph.evaluate(columns).reshape(s.shape)
+        return s - y if self.keys == 0 else 1 / (1 + np.exp(-s)) - y
+
+
+def squared_slope(s: Interval, y: Interval) -> LossSlope:
+    """`ℓ = (s − y)²/2`, r = s − y: affine, no keys."""
+    none = np.zeros(0)
+    largest = float((s - y).magnitude.max())
+    return LossSlope("squared", np.zeros((0, 2)), none, none, np.array([1.0, -1.0]), 0.0, (1.0, 1.0), largest)
+
+
+def _logistic_slope(s: Interval, y: Interval) -> LossSlope:
+    """`ℓ = log(1 + e^s) − ys`, y in [0, 1], r = sigmoid(s) − y: two keys, exact."""
+    largest = float((s.sigmoid() - y).magnitude.max())
+    return LossSlope(
+        "logistic", np.array([[0.0, 0.0], [1.0, 0.0]]), np.zeros(2), np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0,
+        (0.0, 0.25), largest,
+    )  # fmt: skip
+
+
+def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> LossSlope:
+    """The slope of a named loss, or of an expression in (s, y) or in the residual r = s − y, tabulated over s and y.
+
+    Args:
+        loss: "squared", "logistic", or an expression, say "log(cosh(r))" or "sqrt(1 + (s - y)^2)".
+        tolerance: of the table; 1e-7 if the slope is smooth, what a thousand keys give if it has kinks.
+
+    Raises:
+        NotContinuousError: the slope jumps: ℓ is not C¹. ExpressionError: no expression.
+    """
+    if loss == "squared":
+        return squared_slope(s, y)
+    if loss == "logistic":
+        return _logistic_slope(s, y)
+    residual = _mentions_residual_only(loss)
+    graph = parse(loss, ["r"] if residual else ["s", "y"])
+    r = s - y
+    ends = [(r.lo, r.hi)] if residual else [(s.lo, s.hi), (y.lo, y.hi)]
+    box = Box([float(lo) for lo, _ in ends], [float(hi) for _, hi in ends])
+    return _tabulated(loss, graph, box, residual, tolerance)
+
+
+def _mentions_residual_only(loss: str) -> bool:
+    """Whether the text parses with r as its only variable."""
+    try:
+        parse(loss, ["r"])
+    except Exception:
+        return False
+    return True
+
+
+def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: float | None) -> LossSlope:
+    slope = differentiate(graph, 0)
+    bends = [differentiate(slope, i) for i in range(graph.num_inputs)]
+    values, second = _pieces(slope, box), [_pieces(b, box) for b in bends]
+    steep = tuple(float(b.magnitude.max()) for b in second)
+    _require_continuous(loss, slope, values, box, steep)
+    curvature = float(second[0].lo.min()), float(second[0].hi.max())
+    table = _table(slope, box, tolerance, steep)
+    across = -table.slopes[:, 0] if residual else table.slopes[:, 1]
+    return LossSlope(
+        name=loss,
+        slopes=np.stack([table.slopes[:, 0], across], axis=1),
+        offsets=table.offsets,
+        values=table.values,
+        direct=np.zeros(2),
+        error=table.error,
+        curvature=curvature,
+        largest=float(values.magnitude.max()),
+        graph=slope,
+        assumptions=(f"the loss {loss} is continuously differentiable in s",),
+    )
+
+
+def _table(slope: Graph, box: Box, tolerance: float | None, steep: tuple[float, ...]) -> Table:
+    if tolerance is not None:
+        return tabulate(slope, box, tolerance, lipschitz=steep)
+    with suppress(SizeError):  # raised at kinks
+        return tabulate(slope, box, _SMOOTH_TOLERANCE, lipschitz=steep)
+    variation = float(np.prod([c * w for c, w in zip(steep, box.sides)])) ** (1 / box.dimension)
+    allowed = 0.6 * box.dimension * variation / _KEYS_AT_KINKS ** (1 / box.dimension)
+    best = tabulate(slope, box, allowed, lipschitz=steep)
+    for _ in range(8):
+        with suppress(SizeError):
+            finer = tabulate(slope, box, best.error / 3, lipschitz=steep)
+            if len(finer.values) <= _KEYS_AT_KINKS:
+                best = finer
+                continue
+        break
+    return best
+
+
+def _pieces(graph: Graph, box: Box) -> Interval:
+    """Enclosures of a scalar graph over the cells of a fine grid of the box."""
+    count = _PIECES[box.dimension]
+    edges = [np.linspace(a, b, count + 1) for a, b in zip(box.lo, box.hi)]
+    lo = np.stack([a.ravel() for a in np.meshgrid(*(e[:-1] for e in edges), indexing="ij")], axis=1)
+    hi = np.stack([a.ravel() for a in np.meshgrid(*(e[1:] for e in edges), indexing="ij")], axis=1)
+    found = graph.enclose(lo, hi)[:, 0]
+    if not np.isfinite(found.magnitude).all():
+        i = int(np.flatnonzero(~np.isfinite(found.magnitude))[0])
+        raise NotContinuousError(
+            f"a derivative of the loss, {graph.infix()[:120]}, has no finite bound near {lo[i].tolist()}; "
+            "gradient descent in context needs a loss whose slope is Lipschitz on the declared boxes."
+        )
+    return found
+
+
+def _require_continuous(loss: str, slope: Graph, values: Interval, box: Box, steep: tuple[float, ...]) -> None:
+    """A jump shows as an enclosure that stays wide however small the box: the widest pieces are halved a few times."""
+    count = _PIECES[box.dimension]
+    widest = np.argsort(values.lo - values.hi)[:64]
+    index = np.stack(np.unravel_index(widest, (count,) * box.dimension), axis=1)
+    step = box.sides / count
+    lo, hi = box.lo.ravel() + index * step, box.lo.ravel() + (index + 1) * step
+    scale = max(float(values.magnitude.max()), 1e-300)
+    for _ in range(30 * box.dimension):
+        axis = int(np.argmax((hi - lo).max(axis=0) / box.sides))
+        middle = (lo[:, axis] + hi[:, axis]) / 2
+        lower, upper = hi.copy(), lo.copy()
+        lower[:, axis], upper[:, axis] = middle, middle
+        lo, hi = np.concatenate([lo, upper]), np.concatenate([lower, hi])
+        found = slope.enclose(lo, hi)[:, 0]
+        width = found.hi - found.lo
+        keep = np.argsort(-width)[:64]
+        lo, hi, width = lo[keep], hi[keep], width[keep]
+    allowed = 4 * sum(c * float(d) for c, d in zip(steep, (hi - lo).max(axis=0))) + 1e-6 * scale
+    if width[0] > allowed:
+        raise NotContinuousError(
+            f"the loss {loss} is not continuously differentiable in s: its slope jumps by {width[0]:.3g} near {lo[0].tolist()}; "
+            "round the corner off, as Huber's loss does with |r|."
+        )
