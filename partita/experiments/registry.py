@@ -5,12 +5,37 @@ from __future__ import annotations
 import difflib
 
 from partita.errors import UnsupportedError
-from partita.experiments import weight_scale
+from partita.experiments import (
+    attention_maps,
+    dimension,
+    explicit_weights,
+    input_noise,
+    learnability,
+    partition,
+    robustness,
+    small_domains,
+    step_function,
+    temperature,
+    weight_scale,
+)
 from partita.experiments.experiment import Experiment
 
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
-EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in (weight_scale,)}
+_FIRST = (
+    partition,
+    weight_scale,
+    step_function,
+    explicit_weights,
+    temperature,
+    input_noise,
+    learnability,
+    dimension,
+    robustness,
+    small_domains,
+)
+_SECOND = (attention_maps,)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _FIRST + _SECOND}
 
 
 def find_experiment(name: str) -> Experiment:
