@@ -1,0 +1,7 @@
+"""Checks that a saved head is as close to its function as its certificate says, without believing the certificate.
+
+Standard library and python-flint only; nothing here is shared with the program that wrote the files.
+"""
+
+__all__ = ["__version__"]
+__version__ = "0.2.0"
