@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from partita.errors import UnsupportedError
 from partita.inspection.capture import CapturedHeads, HeadRecord
@@ -172,10 +173,11 @@ def read(
             "(tell with pa.inspect.record or readers=), scripted or compiled, or layers= and heads= left nothing."
         )
     done = []
-    for number, record in enumerate(records):
-        if progress is not None:
-            progress(record.name, number, len(records))
-        done.append(_read_head(record, budget=budget, reach=reach, seed=seed + 1_000_003 * number))
+    with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would mostly wait for each other
+        for number, record in enumerate(records):
+            if progress is not None:
+                progress(record.name, number, len(records))
+            done.append(_read_head(record, budget=budget, reach=reach, seed=seed + 1_000_003 * number))
     if progress is not None:
         progress("", len(records), len(records))
     return ModelReport(tuple(done))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from partita.inspection.capture import CapturedHeads
 from partita.inspection.planes import PlaneView, view
 from partita.inspection.report import ModelReport, read
@@ -84,9 +86,10 @@ def write_inspection(
 def _views(heads: CapturedHeads) -> dict[tuple[str, int], PlaneView]:
     """The first sequence with queries of every head, coarse enough for a page of many."""
     out = {}
-    for record in heads:
-        snapshot = next(s for s in record.snapshots if len(s.counted))
-        out[record.layer, record.head] = view(snapshot, pixels=48)
+    with threadpool_limits(limits=1, user_api="blas"):
+        for record in heads:
+            snapshot = next(s for s in record.snapshots if len(s.counted))
+            out[record.layer, record.head] = view(snapshot, pixels=48)
     return out
 
 
