@@ -47,7 +47,8 @@ def download_images(folder: Path, name: str, *, fetch: Fetch = _from_the_network
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
             raise DataFileError(
-                f"{address} sent {len(content):,} bytes with MD5 {found}; expected {md5}. Nothing was written; try again later "
+                f"{address} sent {len(content):,} bytes with MD5 {found}; expected {md5}. Nothing was written; try "
+                "again later "
                 "or get the file another way and name its folder with --data."
             )
         members = (

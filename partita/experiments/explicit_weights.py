@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partita import compiler
 from partita.attention import LOG_FORM_COLUMNS
-from partita.compiler import compile
 from partita.experiments.experiment import Experiment, Outcome, Setup, Verdict
 from partita.experiments.statistics import log_slope
 from partita.experiments.table import Table, Tables
@@ -35,9 +35,10 @@ def run(setup: Setup) -> Tables:
     truth = np.sin(points[:, 0]) + np.cos(points[:, 1])
     rows = []
     for done, tolerance in enumerate(settings.tolerances, 1):
-        c = compile(_EXPRESSION, box, tolerance=tolerance, method="hard", seed=setup.seed)
+        c = compiler.compile(_EXPRESSION, box, tolerance=tolerance, method="hard", seed=setup.seed)
         layers = c.layers(form="log" if 2 * c.num_keys <= LOG_FORM_COLUMNS // 4 else "indexed")
-        some = slice(0, min(settings.points, max(50, 2_000_000 // layers.num_keys)))  # the matrix is dense
+        dense = layers.num_keys ** (2 if layers.form == "log" else 1)  # numbers per point
+        some = slice(0, min(settings.points, max(20, 100_000_000 // dense)))
         rows.append(
             {
                 "tolerance": tolerance,

@@ -141,14 +141,16 @@ def read_idx(path: Path) -> Bytes:
     raw = _contents(path)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or not 1 <= raw[3] <= 4 or len(raw) < 4 + 4 * raw[3]:
         raise DataFileError(
-            f"{path} is no IDX file of bytes: it begins with {raw[:4].hex() or 'nothing'}, expected 000008 and the rank. "
+            f"{path} is no IDX file of bytes: it begins with {raw[:4].hex() or 'nothing'}, expected 000008 and the "
+            "rank. "
             "Delete it and get it again (--download)."
         )
     shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
     body = len(raw) - 4 - 4 * raw[3]
     if body != math.prod(shape):
         raise DataFileError(
-            f"{path} holds {body:,} bytes of data; its header promises {math.prod(shape):,} for shape {shape}: it is cut short "
+            f"{path} holds {body:,} bytes of data; its header promises {math.prod(shape):,} for shape {shape}: it is "
+            "cut short "
             "or damaged. Delete it and get it again (--download)."
         )
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
@@ -159,7 +161,8 @@ def read_cifar(path: Path) -> tuple[Bytes, Bytes]:
     raw = _contents(path)
     if not raw or len(raw) % _CIFAR_RECORD:
         raise DataFileError(
-            f"{path} holds {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 bytes): it is cut "
+            f"{path} holds {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 "
+            "bytes): it is cut "
             "short or damaged. Delete it and get it again (--download)."
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _CIFAR_RECORD)

@@ -9,13 +9,18 @@ from partita.experiments import (
     attention_maps,
     dimension,
     explicit_weights,
+    in_context,
     input_noise,
     learnability,
     partition,
+    ramp_heads,
+    ramp_rate,
     robustness,
     small_domains,
+    stability,
     step_function,
     temperature,
+    two_layers,
     weight_scale,
 )
 from partita.experiments.experiment import Experiment
@@ -34,7 +39,7 @@ _FIRST = (
     robustness,
     small_domains,
 )
-_SECOND = (attention_maps,)
+_SECOND = (ramp_rate, ramp_heads, attention_maps, two_layers, stability, in_context)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _FIRST + _SECOND}
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from partita import compiler
 from partita.attention import DotProductAttention
-from partita.compiler import compile
 from partita.experiments.experiment import Experiment, Outcome, Setup, Verdict
 from partita.experiments.statistics import log_slope
 from partita.experiments.table import Table, Tables
@@ -37,7 +37,7 @@ def run(setup: Setup) -> Tables:
     x = torch.from_numpy(rng.uniform(-1, 1, (settings.points, 2)))
     box, rows = Box([-1.0, -1.0], [1.0, 1.0]), []
     for number, (method, tolerance) in enumerate(settings.heads):
-        c = compile(_EXPRESSION, box, tolerance=tolerance, method=method)
+        c = compiler.compile(_EXPRESSION, box, tolerance=tolerance, method=method)
         plain, truth = c.head.as_attention(), torch.from_numpy(c.target(x.numpy()))[:, 0]
         for size in settings.sizes:
             for repeat in range(settings.repeats):

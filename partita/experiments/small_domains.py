@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.compiler import compile
+from partita import compiler
 from partita.experiments.experiment import Experiment, Outcome, Setup, Verdict
 from partita.experiments.statistics import log_slope
 from partita.experiments.table import Table, Tables
@@ -61,7 +61,7 @@ def run(setup: Setup) -> Tables:
             return np.sin(2 * (x @ direction))
 
         for tolerance in settings.tolerances:
-            c = compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
+            c = compiler.compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
             rows.append(
                 {
                     "domain": kind,

@@ -22,48 +22,32 @@ _SHORT = {
 
 
 def draw_weight_scale(tables: Tables) -> Any:
-    """A column per set: the norms (mean ± deviation over seeds), the scores' spread and entropy, and ‖W_K‖‖W_Q‖ in the controls."""
+    """A column per set: norms, the scores' spread, the weights' entropy (mean ± deviation over seeds), and the controls."""
     norms = tables["norms"]
     sets = norms.distinct("set")
-    figure, panels = new_figure(len(sets), 3, width=3.6, height=2.55)
+    figure, panels = new_figure(len(sets), 4, width=3.4, height=2.1)
+    rows_of_lines = (
+        (("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖")),
+        (("spread", "on inputs noised as in training"), ("spread_clean", "on clean inputs")),
+        (("entropy", "on inputs noised as in training"), ("entropy_clean", "on clean inputs")),
+    )
     for column, name in enumerate(sets):
         rows = norms.where(set=name)
         plain = rows.where(variant="input noise")
+        for row, lines in enumerate(rows_of_lines):
+            for number, (measure, label) in enumerate(lines):
+                level, mean, spread = group_means(plain["level"], plain[measure])
+                series(panels[row, column], level, mean, number + 2 * (row > 0), label, spread=spread)
+            panels[row, column].set_ylim(bottom=0)
+        panels[2, column].set_ylim(0, 1)
+        _draw_controls(panels[3, column], rows)
         title, _, part = name.partition(" (")
-        _draw_norms(panels[0, column], plain, title + (f"\n({part}" if part else ""))
-        _draw_scores(panels[1, column], plain)
-        _draw_controls(panels[2, column], rows)
-    panels[0, 0].set_ylabel("spectral norm")
-    panels[2, 0].set_ylabel("‖W_K‖·‖W_Q‖, relative to level 0")
-    panels[0, 0].legend()
-    panels[2, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        clean(panels[0, column], title + (f"\n({part}" if part else ""))
+    labels = ("spectral norm", "spread of scores", "entropy / ln T", "‖W_K‖·‖W_Q‖ over level 0")
+    for row, label in enumerate(labels):
+        panels[row, 0].set_ylabel(label)
+        panels[row, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def _draw_norms(panel: Any, rows: Table, title: str) -> None:
-    for number, (measure, label) in enumerate((("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖"))):
-        level, mean, spread = group_means(rows["level"], rows[measure])
-        series(panel, level, mean, number, label, spread=spread)
-    clean(panel, title)
-
-
-def _draw_scores(panel: Any, rows: Table) -> None:
-    level, mean, spread = group_means(rows["level"], rows["spread"])
-    series(panel, level, mean, 2, spread=spread)
-    level, clean_mean, deviation = group_means(rows["level"], rows["spread_clean"])
-    series(panel, level, clean_mean, 5, spread=deviation)
-    panel.set_ylim(bottom=0)
-    panel.annotate("noised", (level[-1], mean[-1]), xytext=(-2, 5), textcoords="offset points", ha="right", fontsize=7)
-    panel.annotate(
-        "clean", (level[-1], clean_mean[-1]), xytext=(-2, 5), textcoords="offset points", ha="right", fontsize=7
-    )
-    other = panel.twinx()
-    other.grid(False)
-    level, entropy, spread = group_means(rows["level"], rows["entropy"])
-    series(other, level, entropy, 3, spread=spread)
-    other.set_ylim(0, 1.05)
-    panel.set_ylabel("spread of scores (▲ ✚)")
-    other.set_ylabel("entropy / ln T (◆)")
 
 
 def _draw_controls(panel: Any, rows: Table) -> None:
@@ -71,4 +55,5 @@ def _draw_controls(panel: Any, rows: Table) -> None:
         some = rows.where(variant=variant)
         level, mean, _ = group_means(some["level"], some["w_k"] * some["w_q"])
         series(panel, level, mean / mean[0], number, _SHORT[variant])
+    panel.set_ylim(bottom=0)
     clean(panel, x="noise level (share of wrong labels)")

@@ -92,9 +92,9 @@ def draw_attention_maps(tables: Tables) -> Any:
 
 
 def draw_two_layers(tables: Tables) -> Any:
-    """Trained: relative error against p and H. Constructed: error against the tolerance."""
+    """Trained: relative error against p and H. Constructed: error against tolerance and cells."""
     trained, built = tables["trained"], tables["constructed"]
-    figure, panels = new_figure(3, width=3.2)
+    figure, panels = new_figure(4, width=3.0)
     for panel, sweep, column, label in (
         (panels[0, 0], "p", "columns", "columns p"),
         (panels[0, 1], "H", "heads", "heads H"),
@@ -108,7 +108,12 @@ def draw_two_layers(tables: Tables) -> Any:
     series(panels[0, 2], built["tolerance"], built["worst_seen"], 1, "worst seen")
     panels[0, 2].loglog()
     panels[0, 2].invert_xaxis()
-    clean(panels[0, 2], "constructed, two keys per ReLU", x="tolerance", legend=True)
+    clean(panels[0, 2], "the ReLU network as attention", x="tolerance", legend=True)
+    bumps = tables["bumps"]
+    series(panels[0, 3], bumps["cells"], bumps["error_bound"], 0, "proved bound")
+    series(panels[0, 3], bumps["cells"], bumps["worst_seen"], 1, "worst seen")
+    panels[0, 3].loglog()
+    clean(panels[0, 3], "bumps and selection, two tokens", x="cells per coordinate")
     return figure
 
 
