@@ -282,6 +282,8 @@ def test_a_lookup_and_an_average_are_told_apart():
     wanted = model(x)
     report = pa.inspect.harden(model, lambda m: (m(x) - wanted).square().mean())
     assert [h.kind for h in report.heads] == ["lookup", "average"]
+    flat = pa.inspect.harden(model, lambda m: m(x).square().mean() * 0 + 1)  # a loss that no head matters to
+    assert [h.kind for h in flat.heads] == ["either", "either"]
     assert report.heads[0].hardened < report.heads[0].averaged / 10 and report.heads[1].averaged < 1e-12
 
 

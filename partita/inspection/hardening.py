@@ -129,19 +129,23 @@ class HardenedHead:
     """The model's loss with one head replaced, the others as they are.
 
     Attributes:
-        hardened: change of the loss with the head's table in its place (or sharpened by `factor`). averaged: with the plain
-            mean of its values.
+        hardened: change of the loss with the head's table in its place (or sharpened by `factor`).
+        averaged: change of the loss with the plain mean of the values it sees.
+        kind: `lookup` if its table leaves the smaller loss, `average` if its mean does, `either` if neither changes the loss by
+            more than a hundredth.
     """
 
     layer: str
     head: int
     hardened: float
     averaged: float
+    kind: str
 
-    @property
-    def kind(self) -> str:
-        """`lookup` if its table does less harm than its mean, `average` if more."""
-        return "lookup" if abs(self.hardened) < abs(self.averaged) else "average"
+
+def _kind(loss: float, hardened: float, averaged: float) -> str:
+    if max(abs(hardened), abs(averaged)) <= 0.01 * abs(loss):
+        return "either"
+    return "lookup" if hardened < averaged else "average"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +165,7 @@ class HardenReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per head, for pandas."""
-        return [{**asdict(h), "kind": h.kind} for h in self.heads]
+        return [asdict(h) for h in self.heads]
 
     def to_json(self) -> dict[str, Any]:
         factor = None if math.isinf(self.factor) else self.factor
@@ -220,6 +224,7 @@ def harden(
     for number, w in enumerate(which):
         if progress is not None:
             progress(f"{w[0]}:{w[1]}", number, len(which))
-        done.append(HardenedHead(*w, measured({w: factor})[0] - base, measured({w: 0.0})[0] - base))
+        table, mean = (measured({w: f})[0] - base for f in (factor, 0.0))
+        done.append(HardenedHead(*w, table, mean, _kind(base, table, mean)))
     together, averaged = (measured(dict.fromkeys(which, f))[0] - base for f in (factor, 0.0))
     return HardenReport(base, factor, together, averaged, tuple(done))
