@@ -7,7 +7,7 @@
 """
 
 from partita import inspection as inspect
-from partita.compiler import Compiled, Plan, build, compile, load, plan, recheck
+from partita.compiler import Compiled, Plan, attack, build, compile, load, plan, recheck
 from partita.errors import PartitaError
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
 from partita.networks import attention_from_mlp, in_context
@@ -26,6 +26,7 @@ __all__ = [
     "PointCloud",
     "PowerDiagram",
     "ProductGrid",
+    "attack",
     "attention_from_mlp",
     "build",
     "compile",

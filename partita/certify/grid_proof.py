@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.certify.polynomials import bound_ranges
-from partita.certify.weight_series import WeightSeries, weight_series
+from partita.certify.weight_series import WeightSeries, slope_series, weight_series
 from partita.geometry.domains import Array
 from partita.targets.graph import Graph
 
@@ -35,6 +35,10 @@ class SoftGrid:
     axes: tuple[Array, ...]
     rates: tuple[float, ...]
     values: Array
+
+    def steepness(self, axis: int) -> float:
+        """About how much larger the slopes of the weights along an axis are than the weights: √R."""
+        return max(math.sqrt(self.rates[axis]), 1e-300)
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,19 @@ def prove_grid(
     hi: Array,
     *,
     goal: float,
+    along: int | None = None,
     max_boxes: int = 1 << 17,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> GridProof:
-    """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal."""
+    """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal.
+
+    With `along`, bound `sup |f − ∂net/∂z_along|` instead.
+    """
     if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
         return GridProof(math.inf, 0.0, False, 0, 0, 0)
-    degree, counts = _opening(grid, lo, hi, goal)
-    difference = _Difference(grid, graph, degree)
+    scale = 1.0 if along is None else grid.steepness(along)
+    degree, counts = _opening(grid, lo, hi, goal / scale)
+    difference = _Difference(grid, graph, degree, along)
     step = difference.boxes_at_once()
     middle, radius = _product_boxes(lo, hi, counts)
     allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
@@ -150,10 +159,10 @@ def _halves(middle: Array, radius: Array, blame: Array) -> tuple[Array, Array]:
 
 
 class _Difference:
-    """f − net on boxes, as polynomials of one total degree with remainders."""
+    """f − net on boxes, or f − ∂net along an axis, as polynomials of one total degree with remainders."""
 
-    def __init__(self, grid: SoftGrid, graph: Graph, degree: int) -> None:
-        self.grid, self.graph, self.degree = grid, graph, degree
+    def __init__(self, grid: SoftGrid, graph: Graph, degree: int, along: int | None = None) -> None:
+        self.grid, self.graph, self.degree, self.along = grid, graph, degree, along
         outputs = grid.values.shape[-1]
         table = grid.values.reshape(-1, outputs)
         self.level = (table.max(axis=0) + table.min(axis=0)) / 2  # taken off the values: the weights sum to 1
@@ -197,6 +206,8 @@ class _Difference:
         """The weights' polynomials; boxes that share an interval of the axis share the work."""
         pairs, index = np.unique(np.stack([middle, radius], axis=1), axis=0, return_inverse=True)
         found = weight_series(self.grid.axes[axis], self.grid.rates[axis], pairs[:, 0], pairs[:, 1], degree=self.degree)
+        if axis == self.along:
+            found = slope_series(found, self.grid.axes[axis], self.grid.rates[axis], pairs[:, 0])
         index = index.reshape(-1)
         return WeightSeries(found.coefficients[index], found.remainder[index])
 
@@ -204,14 +215,25 @@ class _Difference:
         """The net's coefficients `(out, N, boxes)`, remainders `(out, boxes)` and each axis's part of them `(boxes, m)`.
 
         With `|w − q| ≤ ρ` on every axis the products of weights differ from those of polynomials axis by axis:
-        `|Σ V(Πw − Πq)| ≤ Σ_i Σ_p ρ_{i,p} max|V_p| · Π(1 + Σρ)`.
+        `|Σ V(Πw − Πq)| ≤ Σ_i Σ_p ρ_{i,p} max|V_p| · Π(1 + Σρ)`. Slopes of weights sum to 0, and their sizes to `Σ‖q‖ + Σρ`
+        at most, which the other axes' parts are multiplied by.
         """
         parts = np.stack([s.remainder @ h for s, h in zip(series, self.heights)])  # (m, boxes, out)
-        growth = np.prod([1 + s.remainder.sum(axis=1) for s in series], axis=0)
+        growth, steep = np.ones(len(series[0].remainder)), np.ones(len(series[0].remainder))
+        for i, s in enumerate(series):
+            if i == self.along:
+                steep = (np.abs(s.coefficients).sum(axis=(1, 2)) + s.remainder.sum(axis=1)) * _INFLATE
+            else:
+                growth *= 1 + s.remainder.sum(axis=1)
+        for i in range(len(series)):
+            if i != self.along:
+                parts[i] *= steep[:, None]
         coefficients, dropped, size = self._contracted(series)
         steps = sum(len(a) for a in self.grid.axes) + 4 * len(self.grid.axes)
-        remainder = parts.sum(axis=0) * growth[:, None] + dropped + 1.01 * steps * _U * size + self.rounded
-        coefficients[:, 0] += self.level
+        remainder = parts.sum(axis=0) * growth[:, None] + dropped + 1.01 * steps * _U * size
+        remainder += self.rounded * (steep * growth)[:, None]
+        if self.along is None:
+            coefficients[:, 0] += self.level
         return np.moveaxis(coefficients, (0, 1, 2), (2, 1, 0)), remainder.T * _INFLATE, parts.max(axis=2).T
 
     def _contracted(self, series: list[WeightSeries]) -> tuple[Array, Array, Array]:

@@ -19,7 +19,7 @@ import numpy as np
 from partita.arithmetic.interval import Interval
 from partita.geometry.domains import Array
 
-__all__ = ["WeightSeries", "weight_series"]
+__all__ = ["WeightSeries", "slope_series", "weight_series"]
 
 _U = 2.0**-53
 _INFLATE = 1 + 1e-12  # for sums and products of nonnegative floats: some hundred roundings
@@ -56,6 +56,39 @@ def weight_series(centers: Array, rate: float, middle: Array, radius: Array, *, 
     remainder = np.where(least[:, None] > 0, defect * _INFLATE / least[:, None], np.inf)
     series = np.where(np.isfinite(series), series, 0.0)
     return WeightSeries(series, np.where(np.isfinite(remainder), remainder * _INFLATE + _TINY, np.inf))
+
+
+@np.errstate(all="ignore")
+def slope_series(weights: WeightSeries, centers: Array, rate: float, middle: Array) -> WeightSeries:
+    """The slopes of the weights, `w_p' = R w_p (c_p − Σ_k w_k c_k)`, from their series on the same intervals.
+
+    With `a = c − x₀`, `m = Σ w_k a_k` and its polynomial M, `|m − M| ≤ Σ ρ_k|a_k|`:
+    `|w(a − m) − q(a − M)| ≤ ρ(|a| + ‖M‖ + ρ_m) + ‖q‖ρ_m`. *Theorem*: `slope-series`.
+    """
+    series, degree = weights.coefficients, weights.coefficients.shape[1] - 1
+    offset = Interval.point(centers) - middle[:, None]
+    a, a_error = offset.mid, offset.radius
+    count, norms = len(centers) + degree + 6, np.abs(series).sum(axis=1)
+    mean = (series * a[:, None]).sum(axis=2)
+    sizes = (norms * np.abs(a)).sum(axis=1)
+    mean_error = (weights.remainder * (np.abs(a) + a_error) + norms * a_error).sum(axis=1) + 1.01 * count * _U * sizes
+    mean_size = np.abs(mean).sum(axis=1)
+    factor = -mean[:, :, None] + np.zeros_like(series)
+    factor[:, 0] += a
+    product, beyond = np.zeros_like(series), np.zeros_like(norms)
+    for k in range(2 * degree + 1):
+        j = np.arange(max(0, k - degree), min(k, degree) + 1)
+        terms = (series[:, j] * factor[:, k - j]).sum(axis=1)
+        if k <= degree:
+            product[:, k] = terms
+        else:
+            beyond += np.abs(terms)
+    reach = np.abs(a) + a_error + mean_size[:, None] + mean_error[:, None]
+    lost = weights.remainder * reach + norms * (mean_error[:, None] + a_error)
+    remainder = beyond + lost + 1.01 * count * _U * norms * reach * (degree + 1)
+    found = np.where(np.isfinite(remainder), rate * remainder * _INFLATE * (1 + 1e-12) + _TINY, np.inf)
+    rounded = 2 * _U * rate * np.abs(product).sum(axis=1)
+    return WeightSeries(np.where(np.isfinite(product), rate * product, 0.0), found + rounded)
 
 
 def _numerators(centers: Array, rate: float, middle: Array, radius: Array) -> tuple[Array, Array, Array, Array]:

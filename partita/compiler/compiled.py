@@ -21,7 +21,10 @@ from partita.attention.train_head import TrainHead
 from partita.certify.attack import search_worst
 from partita.certify.certificate import Certificate, Witness
 from partita.compiler.planned import Candidate, report
+from partita.compiler.properties import GradientError, Range, bound_gradient_error, bound_range, bound_slope
+from partita.constructions.construction import Progress
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
+from partita.geometry.domains import Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition, PowerDiagram
 from partita.targets.target import Target
@@ -121,6 +124,43 @@ class Compiled:
             enclosure = self.target.graph.enclose(points, points)
             error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
         return error.max(axis=1)
+
+    def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
+        """Between which values each output lies on the domain: proved, for the head as it is run.
+
+        >>> import partita as pa
+        >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
+        >>> -1.01 < c.bound_range()[0].lo <= -0.999
+        True
+        """
+        return bound_range(self.head, self._box(), progress=progress)
+
+    def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
+        """How far the head's gradient is from f's, coordinate by coordinate: proved, for the stored tensors in exact arithmetic.
+
+        >>> import partita as pa
+        >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
+        >>> c.bound_gradient_error().bounds[0] < 0.05
+        True
+        """
+        self._box()
+        return bound_gradient_error(self.head, self.target, progress=progress)
+
+    def bound_slope(self, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
+        """Between which values `∂net/∂z_axis` lies, for each output; `.trend` says whether the head rises or falls along the axis.
+
+        >>> import partita as pa
+        >>> pa.compile("tanh(x)", pa.Box([-1], [1]), tolerance=1e-3).bound_slope(0)[0].trend
+        'increasing'
+        """
+        return bound_slope(self.head, self._box(), axis, progress=progress)
+
+    def _box(self) -> Box:
+        if not isinstance(self.target.domain, Box):
+            raise UnsupportedError(
+                f"ranges and slopes are proved over boxes; this head's domain is {self.target.domain}."
+            )
+        return self.target.domain
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all.

@@ -1,0 +1,205 @@
+"""Attack: the search for a point where a claim is false. For our certificates, and for anybody's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from partita.certify.attack import search_worst
+from partita.certify.balls import balls_at_hand, value_in_balls
+from partita.compiler.compiled import Compiled
+from partita.errors import DomainError, UnsupportedError
+from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.partitions import Partition
+from partita.targets.target import Target, make_target
+
+__all__ = ["Attack", "attack"]
+
+_STEPS = 60
+_FIRST_STEP, _LAST_STEP = 0.05, 1e-7  # of the domain's sides
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The worst point that was found, and whether it refutes the claim.
+
+    Attributes:
+        point: flat. error: `|f − net|_∞` there, the net as it runs, f in floats.
+        lowest, highest: the same error with f enclosed, in ball arithmetic where python-flint is installed, else in intervals; None
+            for a black box. arithmetic: which of them.
+        bound: what was claimed. samples: points looked at. refuted: whether the error there is above the bound for certain.
+    """
+
+    point: tuple[float, ...]
+    error: float
+    lowest: float | None
+    highest: float | None
+    arithmetic: str
+    bound: float
+    samples: int
+
+    @property
+    def refuted(self) -> bool:
+        return (self.error if self.lowest is None else self.lowest) > self.bound
+
+    @property
+    def ratio(self) -> float:
+        """bound/error: how far the claim is from the worst that was found; below 1 it is false."""
+        return self.bound / self.error if self.error > 0 else math.inf
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{x:.6g}" for x in self.point)
+        known = (
+            "" if self.lowest is None else f", in {self.arithmetic} between {self.lowest:.9g} and {self.highest:.9g}"
+        )
+        verdict = "REFUTED" if self.refuted else "not refuted"
+        return f"{verdict}: error {self.error:.6g} at ({place}){known}; claimed ≤ {self.bound:.6g}; {self.samples:,} points"
+
+
+def attack(
+    claim: Compiled | Callable[..., Any],
+    function: Any = None,
+    domain: Domain | tuple[Box, Box] | None = None,
+    *,
+    bound: float | None = None,
+    samples: int = 1 << 14,
+    restarts: int = 64,
+    seed: int = 0,
+) -> Attack:
+    """Search for a violation: random points, corners, cell corners, gradient ascent with restarts, then ball arithmetic.
+
+    Args:
+        claim: a `Compiled`; or any module or function of a batch that is said to be within `bound` of `function` on `domain`.
+        samples: random points. restarts: points that gradient ascent starts from, as many of them random as found before.
+
+    Returns:
+        The worst point. `refuted` is certain where f is known as an expression: its value there is enclosed. Finding nothing
+        proves nothing.
+
+    >>> import partita as pa
+    >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
+    >>> pa.attack(c).refuted, pa.attack(c, bound=c.error_bound / 2).refuted
+    (False, True)
+    """
+    if isinstance(claim, Compiled):
+        opponent = _opponent_of(claim, bound)
+    else:
+        if function is None or domain is None or bound is None:
+            raise UnsupportedError("to attack a claim that is not a Compiled, give function=, domain= and bound=.")
+        target = make_target(function, domain)
+        opponent = _Opponent(
+            target, make_target(claim, domain, trace=False), _differentiable(claim), None, float(bound)
+        )
+    if not opponent.bound >= 0:
+        raise DomainError(f"bound is {opponent.bound}; expected a number ≥ 0.")
+    found = search_worst(
+        opponent.errors, opponent.target.domain, partition=opponent.partition, samples=samples, seed=seed
+    )
+    return opponent.report(_climb(opponent, np.array(found.point), restarts, seed), found.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class _Opponent:
+    """What is attacked: f, the net as it runs, the same as a torch function if it has gradients, its cells, and the claim."""
+
+    target: Target
+    run: Callable[[Array], Array]
+    torch_run: Callable[[torch.Tensor], torch.Tensor] | None
+    partition: Partition | None
+    bound: float
+
+    def errors(self, points: Array) -> Array:
+        return np.abs(self.run(points) - self.target(points)).max(axis=1)
+
+    def slopes(self, points: Array) -> Array:
+        """The gradient of the error at points, by autograd where both sides are torch, else by differences."""
+        graph = self.target.graph
+        if graph is None or self.torch_run is None:
+            return self._differences(points)
+        z = torch.from_numpy(points.copy()).requires_grad_()
+        off = self.torch_run(z).reshape(len(z), -1) - graph.evaluate_torch(z).reshape(len(z), -1)
+        if not off.requires_grad:
+            return np.zeros_like(points)
+        found = torch.autograd.grad(off.abs().amax(dim=1).sum(), z)[0].numpy()
+        return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _differences(self, points: Array) -> Array:
+        step = 1e-5 * self.target.domain.bounding_box().sides
+        columns = []
+        for i, h in enumerate(step):
+            move = np.zeros(len(step))
+            move[i] = h
+            ends = [self.target.domain.clamp(points + sign * move) for sign in (1, -1)]
+            columns.append(
+                (self.errors(ends[0]) - self.errors(ends[1])) / np.maximum(np.abs(ends[0] - ends[1])[:, i], 1e-300)
+            )
+        return np.stack(columns, axis=1)
+
+    def report(self, point: Array, samples: int) -> Attack:
+        """The error at the point, f enclosed there if it is an expression."""
+        net = self.run(point[None])[0]
+        error = float(np.abs(net - self.target(point[None])[0]).max())
+        graph = self.target.graph
+        if graph is None:
+            return Attack(tuple(point.tolist()), error, None, None, "floats", self.bound, samples)
+        if balls_at_hand():
+            ends, arithmetic = np.array(value_in_balls(graph, point.tolist())), "ball arithmetic"
+        else:
+            enclosure = graph.enclose(point[None], point[None])
+            ends, arithmetic = np.stack([enclosure.lo[0], enclosure.hi[0]], axis=1), "interval arithmetic"
+        low = np.maximum(np.maximum(ends[:, 0] - net, net - ends[:, 1]), 0.0)
+        high = np.maximum(np.abs(ends[:, 0] - net), np.abs(ends[:, 1] - net))
+        lowest = float(np.nextafter(np.nextafter(low.max(), -1.0), -1.0)) if low.max() > 0 else 0.0
+        highest = float(np.nextafter(high.max(), np.inf))
+        return Attack(tuple(point.tolist()), error, lowest, highest, arithmetic, self.bound, samples)
+
+
+def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
+    certificate, head = claim.certificate, claim.head
+    if certificate.norm != "inf" and bound is None:
+        raise UnsupportedError(
+            f"the certificate bounds an L{certificate.norm} norm, which no single point refutes; give bound= for pointwise errors."
+        )
+
+    def run(points: Array) -> Array:
+        with torch.no_grad():
+            return head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(head.dtype)).double().numpy()
+
+    def torch_run(z: torch.Tensor) -> torch.Tensor:
+        return head.evaluate(z.to(head.dtype)).double()
+
+    limit = certificate.error if bound is None else float(bound)
+    return _Opponent(claim.target, run, torch_run, claim.partition, limit)
+
+
+def _differentiable(claim: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """A module of one argument as a function of flat points; others are climbed by differences."""
+    if not isinstance(claim, nn.Module):
+        return None
+    dtype = next((p.dtype for p in claim.parameters()), torch.float64)
+    return lambda z: claim(z.to(dtype)).double()
+
+
+def _climb(opponent: _Opponent, start: Array, restarts: int, seed: int) -> Array:
+    """Gradient ascent from `start` and from random points, each with its own step: longer after a gain, shorter after none."""
+    domain = opponent.target.domain
+    sides = domain.bounding_box().sides
+    rng = np.random.default_rng(seed + 1)
+    near = domain.clamp(start + 0.02 * sides * rng.standard_normal((restarts // 2, len(start))))
+    points = np.concatenate([start[None], near, domain.sample(max(restarts - restarts // 2, 1), rng)])
+    best, step = opponent.errors(points), np.full(len(points), _FIRST_STEP)
+    for _ in range(_STEPS):
+        uphill = opponent.slopes(points) * sides
+        length = np.sqrt((uphill**2).sum(axis=1, keepdims=True))
+        trial = domain.clamp(points + step[:, None] * sides * uphill / np.maximum(length, 1e-300))
+        errors = opponent.errors(trial)
+        better = errors > best
+        points, best = np.where(better[:, None], trial, points), np.where(better, errors, best)
+        step = np.clip(np.where(better, 1.3 * step, 0.5 * step), _LAST_STEP, 1.0)
+    return points[int(best.argmax())]

@@ -1,0 +1,87 @@
+"""The attack: it finds what is there, is certain where it says so, and leaves true claims alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import partita as pa
+from partita.certify.balls import value_in_balls
+from partita.errors import UnsupportedError
+from partita.targets import parse
+
+SQUARE = pa.Box([-1, -1], [1, 1])
+CLAIMS = [
+    ("sin(3*x0) + x0*cos(2*x1)", SQUARE, {"tolerance": 1e-6}),
+    ("abs(x0 + 0.5*x1)", SQUARE, {"tolerance": 1e-2}),
+    ("abs(x0^2 + x1 - 0.2)", SQUARE, {"tolerance": 0.1, "method": "adaptive"}),
+    ("exp(x0)", pa.Box([0], [3]), {"tolerance": 0.3, "method": "hard"}),
+    ("sin(3*x0)", pa.Box([-1], [1]), {"tolerance": 0.01, "method": "affine", "dtype": torch.float32}),
+    ("k0*q0", (pa.Box([0], [1]), pa.Box([0], [1])), {"tolerance": 0.1, "method": "hard"}),
+]
+
+
+@pytest.mark.parametrize(("text", "domain", "options"), CLAIMS, ids=[c[0] for c in CLAIMS])
+def test_true_claims_stand_and_false_ones_fall(text, domain, options):
+    c = pa.compile(text, domain, **options)
+    found = pa.attack(c, samples=4096, restarts=16)
+    assert not found.refuted and found.lowest <= found.error * (1 + 1e-9) and found.error <= found.highest * (1 + 1e-9)
+    assert found.ratio < (1.2 if c.candidates[0].method in ("fitted", "pieces") else 4)
+    false = pa.attack(c, bound=0.99 * found.lowest, samples=4096, restarts=16)
+    assert false.refuted and "REFUTED" in str(false) and "ball" in false.arithmetic
+
+
+def test_gradient_ascent_finds_what_samples_do_not():
+    """Worst in a corner region of six dimensions, off the corners themselves."""
+    f = "exp(-4*((x0-0.9)^2 + (x1+0.8)^2 + (x2-0.7)^2 + (x3+0.6)^2 + (x4-0.5)^2 + (x5+0.4)^2))"
+    found = pa.attack(lambda z: 0 * z[:, 0], f, pa.Box([-1] * 6, [1] * 6), bound=0.999, samples=512)
+    assert found.refuted and found.error > 0.9999
+    few = pa.attack(lambda z: 0 * z[:, 0], f, pa.Box([-1] * 6, [1] * 6), bound=0.999, samples=64, restarts=0)
+    assert few.error <= found.error
+
+
+def test_other_peoples_claims():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    found = pa.attack(network, "sin(3*x0)", SQUARE, bound=0.01)
+    assert found.refuted and found.lowest > 0.01
+    assert not pa.attack(torch.sin, "sin(x0),", pa.Box([0], [1]), bound=1e-12).refuted
+    black = pa.attack(lambda z: z[:, 0], lambda z: np.sin(z[:, 0]), pa.Box([0], [1]), bound=0.1)
+    assert black.refuted and black.lowest is None and black.arithmetic == "floats"
+
+
+def test_what_cannot_be_attacked():
+    with pytest.raises(UnsupportedError, match="give function="):
+        pa.attack(lambda z: z[:, 0])
+    c = pa.compile("x0", pa.Box([0], [1]), tolerance=0.1, norm=2, method="hard")
+    with pytest.raises(UnsupportedError, match="no single point"):
+        pa.attack(c)
+    assert not pa.attack(c, bound=1.0).refuted
+
+
+@pytest.mark.parametrize(
+    ("text", "point", "truth"),
+    [
+        ("exp(x0) - 1 - x0", 1e-9, 5.000000001666667e-19),
+        ("(1e8 + x0) - 1e8", 0.1, 0.1),
+        ("sin(x0*1e22)", 1.0, math.sin(1e22)),
+        ("x0^-3 + sqrt(x0) + log(x0)", 2.0, 0.125 + math.sqrt(2) + math.log(2)),
+        (
+            "where(x0, 1, 2) + clamp(x0, -1, 0.5) + relu(-x0) + min(x0, 3) + abs(x0)",
+            -0.25,
+            2 - 0.25 + 0.25 - 0.25 + 0.25,
+        ),
+        ("sigmoid(x0) + erf(x0) + atan(x0) + tanh(x0) + tan(x0) + cos(x0)", 0.0, 1.5),
+    ],
+)
+def test_balls_know_more_digits_than_floats(text, point, truth):
+    ((lo, hi),) = value_in_balls(parse(text, ["x0"]), [point])
+    assert lo <= hi <= lo + 1e-15 * abs(truth) + 5e-324 and math.isclose((lo + hi) / 2, truth, rel_tol=1e-12)
+
+
+def test_balls_say_nothing_where_f_has_no_value():
+    for text in ("1/x0", "log(x0)", "sqrt(x0 - 1)"):
+        ((lo, hi),) = value_in_balls(parse(text, ["x0"]), [0.0])
+        assert (lo, hi) == (-math.inf, math.inf)
