@@ -77,7 +77,7 @@ class RampHead(nn.Module):
         tokens, dim = self.slopes.shape
         if tokens == 1:
             flat, lead = flatten_inputs((x,), ((dim,),), self.dtype)
-            return (flat * self.slopes).sum(dim=1).reshape(lead) + self.offsets
+            return ((flat * self.slopes).sum(dim=1) + self.offsets).reshape(lead)
         flat, lead = flatten_inputs((x,), ((tokens, dim),), self.dtype)
         return ((flat.reshape(-1, tokens, dim) * self.slopes).sum(dim=2) + self.offsets).reshape(*lead, tokens)
 

@@ -17,7 +17,7 @@ from partita.targets.graph import Graph
 
 __all__ = ["LossSlope", "loss_slope", "squared_slope"]
 
-_SMOOTH_TOLERANCE = 1e-7
+_SMOOTH_TOLERANCE = {1: 1e-7, 2: 1e-5}
 _KEYS_AT_KINKS = 1024
 _PIECES = {1: 8192, 2: 256}
 
@@ -77,7 +77,7 @@ def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> 
 
     Args:
         loss: "squared", "logistic", or an expression, say "log(cosh(r))" or "sqrt(1 + (s - y)^2)".
-        tolerance: of the table; 1e-7 if the slope is smooth, what a thousand keys give if it has kinks.
+        tolerance: of the table; if not given, 1e-7 for a smooth slope in r and 1e-5 in (s, y), what a thousand keys give at kinks.
 
     Raises:
         NotContinuousError: the slope jumps: ℓ is not C¹. ExpressionError: no expression.
@@ -130,7 +130,7 @@ def _table(slope: Graph, box: Box, tolerance: float | None, steep: tuple[float, 
     if tolerance is not None:
         return tabulate(slope, box, tolerance, lipschitz=steep)
     with suppress(SizeError):  # raised at kinks
-        return tabulate(slope, box, _SMOOTH_TOLERANCE, lipschitz=steep)
+        return tabulate(slope, box, _SMOOTH_TOLERANCE[box.dimension], lipschitz=steep)
     variation = float(np.prod([c * w for c, w in zip(steep, box.sides)])) ** (1 / box.dimension)
     allowed = 0.6 * box.dimension * variation / _KEYS_AT_KINKS ** (1 / box.dimension)
     best = tabulate(slope, box, allowed, lipschitz=steep)

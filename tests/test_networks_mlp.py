@@ -1,0 +1,301 @@
+"""Feed-forward networks as attention: proved end to end, and nothing but products, additions and softmax in the graph."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from traced import operations, strangers
+
+import partita as pa
+from partita.arithmetic.interval import Interval
+from partita.errors import OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.networks.gates import gate_for
+from partita.networks.reading import Activation, read_chain
+from partita.networks.tables import tabulate_text
+
+BOX = pa.Box([-1, -1], [1, 1])
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(),
+    "hardtanh": nn.Hardtanh(-0.5, 0.7),
+    "leaky": nn.LeakyReLU(0.1),
+    "steep leaky": nn.LeakyReLU(1.7),
+    "gelu": nn.GELU(),
+    "gelu tanh": nn.GELU("tanh"),
+    "tanh": nn.Tanh(),
+    "sigmoid": nn.Sigmoid(),
+    "silu": nn.SiLU(),
+}
+
+
+def mlp(activation: nn.Module, width: int = 16, scale: float = 1.0, inputs: int = 2) -> nn.Sequential:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Linear(inputs, width),
+        activation,
+        nn.Sequential(nn.Linear(width, width), activation, nn.Identity()),
+        nn.Linear(width, 3),
+    )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(scale)
+    return net.double().eval()
+
+
+def attack(net, model, box=BOX, seed=0) -> tuple[np.ndarray, np.ndarray]:
+    """Points and errors: random, corners, and gradient ascent on the error from the worst of them."""
+    rng = np.random.default_rng(seed)
+    points = torch.from_numpy(np.concatenate([box.sample(1500, rng), box.corners(16)]).astype(np.float32)).double()
+    lo, hi = torch.tensor(box.lo), torch.tensor(box.hi)
+
+    def error(x):
+        return (net(x.to(net.dtype)).double() - model(x)).abs().max(dim=1).values
+
+    with torch.no_grad():
+        best = points[error(points).argsort()[-32:]].clone()
+    step = 0.02 * (hi - lo)
+    for _ in range(25):
+        best.requires_grad_(True)
+        (slope,) = torch.autograd.grad(error(best).sum(), best)
+        with torch.no_grad():
+            trial = (best + step * torch.sign(slope)).clamp(lo, hi).float().double().clamp(lo, hi)
+            better = error(trial) > error(best)
+            best = torch.where(better[:, None], trial, best).detach()
+        step = step * 0.8
+    everything = torch.cat([points, best])
+    with torch.no_grad():
+        return everything.numpy(), error(everything).numpy()
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_network_is_within_its_bound(name, scale):
+    model = mlp(ACTIVATIONS[name], scale=scale)
+    net = pa.attention_from_mlp(model, BOX, 1e-3)
+    points, errors = attack(net, model)
+    at = net.error_bound_at(points)
+    assert errors.max() <= net.error_bound <= 1e-3
+    assert (errors <= at).all() and (at <= net.error_bound * (1 + 1e-9)).all()
+    assert net.certificate.kind == "proved" and net.certificate.error_bound == net.error_bound
+
+
+@pytest.mark.parametrize("name", ["relu", "hardtanh", "gelu", "tanh", "silu"])
+def test_in_single_precision(name):
+    model = mlp(ACTIVATIONS[name])
+    net = pa.attention_from_mlp(model, BOX, 0.05, dtype=torch.float32)
+    points, errors = attack(net, model)
+    assert net(torch.zeros(1, 2)).dtype == torch.float32
+    assert (errors <= net.error_bound_at(points)).all() and errors.max() <= net.error_bound <= 0.05
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_graph_is_products_additions_and_softmax(name):
+    net = pa.attention_from_mlp(mlp(ACTIVATIONS[name], scale=4.0), BOX, 1e-2)
+    x = torch.zeros(5, 2, dtype=torch.float64)
+    found = operations(net, x)
+    assert strangers(net, x) == set()
+    assert found["_softmax"] >= 2
+
+
+def test_the_graph_test_sees_what_does_not_belong():
+    """Negative controls: the model itself, and a clamp or a product of two activations slipped in."""
+    x = torch.zeros(5, 2, dtype=torch.float64)
+    assert strangers(mlp(nn.ReLU()).requires_grad_(False), x) == {"relu"}
+    net = pa.attention_from_mlp(mlp(nn.ReLU()), BOX, 1e-2)
+    assert strangers(lambda z: net(z).clamp(0, 1), x) == {"clamp"}
+    assert strangers(lambda z: net(z) * net(z), x) == {"mul"}
+
+
+def test_the_graph_can_be_exported():
+    net = pa.attention_from_mlp(mlp(nn.ReLU()), BOX, 1e-2)
+    exported = torch.export.export(net, (torch.zeros(5, 2, dtype=torch.float64),)).module()
+    x = torch.from_numpy(BOX.sample(5, np.random.default_rng(0)))
+    assert torch.allclose(exported(x), net(x))
+
+
+def test_a_smaller_bound_would_be_false():
+    """One ReLU of u = x: the gate's 0.2785/β is attained, so 90 % of the bound is exceeded."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), (1.0, 0.0, 1.0, 0.0)):
+            parameter.fill_(value)
+    box = pa.Box([-1], [1])
+    net = pa.attention_from_mlp(model, box, 1e-2)
+    x = torch.linspace(-1, 1, 20_001, dtype=torch.float64)[:, None]
+    with torch.no_grad():
+        error = (net(x) - model(x)).abs().max().item()
+    assert 0.9 * net.error_bound < error <= net.error_bound
+
+
+class Functional(nn.Module):
+    """The same layers written as functions and methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        z = functional.leaky_relu(self.first(x.flatten(1)), 0.2)
+        z = torch.clamp(self.second(z), -0.3, 0.6).clamp(min=-0.2)
+        return self.third(functional.gelu(torch.clamp(z, max=0.5), approximate="tanh")).tanh()
+
+
+def test_networks_written_with_functions():
+    torch.manual_seed(0)
+    model = Functional().double()
+    kinds = [s.activation.kind for s in read_chain(model) if s.activation]
+    assert kinds == ["leaky", "clamp", "clamp", "clamp", "gelu_tanh", "tanh"]
+    net = pa.attention_from_mlp(model, BOX, 1e-3)
+    _, errors = attack(net, model)
+    assert errors.max() <= net.error_bound <= 1e-3
+    assert strangers(net, torch.zeros(2, 2, dtype=torch.float64)) == set()
+
+
+def test_images_are_flattened_and_batches_keep_their_shape():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).double().eval()
+    net = pa.attention_from_mlp(model, pa.Box.sequence(0, 1, tokens=2, dim=3), 1e-3)
+    x = torch.rand(4, 2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        assert (net(x) - model(x)).abs().max() <= net.error_bound
+        assert net(x[None]).shape == (1, 4, 2) and net(x[0]).shape == (2,)
+
+
+def test_two_hidden_layers_of_64():
+    torch.manual_seed(0)
+    for activation in (nn.ReLU(), nn.GELU()):
+        model = nn.Sequential(nn.Linear(2, 64), activation, nn.Linear(64, 64), activation, nn.Linear(64, 1))
+        net = pa.attention_from_mlp(model, BOX, 1e-3)  # ten seconds are asked; benchmarks/second_paper.py has the time
+        x = torch.from_numpy(BOX.sample(2000, np.random.default_rng(0)))
+        with torch.no_grad():
+            error = (net(x) - model.double()(x)).abs().max().item()
+        assert error <= net.error_bound <= 1e-3
+
+
+EXACT = {
+    "relu": lambda u: max(u, mpmath.mpf(0)),
+    "leaky": lambda u: u if u > 0 else u * mpmath.mpf(0.1),
+    "clamp": lambda u: min(max(u, mpmath.mpf(-0.5)), mpmath.mpf(0.7)),
+    "tanh": mpmath.tanh,
+    "sigmoid": lambda u: 1 / (1 + mpmath.exp(-u)),
+    "silu": lambda u: u / (1 + mpmath.exp(-u)),
+    "gelu": lambda u: u * mpmath.ncdf(u),
+    "gelu_tanh": lambda u: u / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (u + mpmath.mpf("0.044715") * u**3))),
+}
+PARAMETERS = {"leaky": (0.1,), "clamp": (-0.5, 0.7)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", EXACT)
+def test_every_gate_against_mpmath(kind, dtype):
+    """gap + rounding on the point's own interval, for u of every size; a hundredth of it is exceeded somewhere."""
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    gate = gate_for(Activation(kind, PARAMETERS.get(kind, ())), 1e-4, 40.0)
+    rng = np.random.default_rng(0)
+    u = np.concatenate(
+        [rng.uniform(-40, 40, 150), rng.normal(size=150), 1e-3 * rng.normal(size=100), [0.0, 9.0, -9.0, 9.005, 40.0]]
+    )
+    u = u.astype(np.float32).astype(np.float64)
+    with torch.no_grad():
+        out = gate.make(dtype)(torch.from_numpy(u).to(dtype)[None])[0].double().numpy()
+    at = Interval.point(u)
+    allowed = gate.gap(at) + gate.rounding(unit, at)
+    with mpmath.workdps(30):
+        exact = [EXACT[kind](mpmath.mpf(x)) for x in u]
+        errors = np.array([float(abs(mpmath.mpf(o) - f)) for o, f in zip(out, exact)])
+    assert (errors <= allowed).all()
+    ranges = gate.enclose(at)
+    assert all(lo <= f <= hi for lo, f, hi in zip(ranges.lo, exact, ranges.hi))
+    assert (errors > 0.01 * allowed).any()  # negative control: the bound is not empty talk
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_gates_enclose_slopes_and_ranges_on_intervals(kind):
+    gate = gate_for(Activation(kind, PARAMETERS.get(kind, ())), 1e-3, 40.0)
+    rng = np.random.default_rng(1)
+    lo = rng.uniform(-6, 5, 60)
+    u = Interval(lo, lo + rng.exponential(1.0, 60))
+    ranges, steepest = gate.enclose(u), gate.steepest(u)
+    for i in range(60):
+        x = np.sort(rng.uniform(u.lo[i], u.hi[i], 30))
+        f = np.array([float(EXACT[kind](mpmath.mpf(v))) for v in x])
+        assert (ranges.lo[i] - 1e-15 <= f).all() and (f <= ranges.hi[i] + 1e-15).all()
+        assert (np.abs(np.diff(f)) <= steepest[i] * np.diff(x) + 1e-14).all()
+
+
+def test_a_gate_is_asked_in_its_range_only():
+    gate = gate_for(Activation("gelu"), 1e-4, 3.0)
+    assert np.isinf(gate.gap(Interval.point([5.0]))).all() and np.isfinite(gate.gap(Interval.point([3.0]))).all()
+
+
+def test_tables_are_small_and_proved():
+    table = tabulate_text("x*sigmoid(3*x)", -5.0, 5.0, 1e-6)
+    x = np.linspace(-5, 5, 5001)
+    scores = x[:, None] * table.slopes[:, 0] + table.offsets
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    error = np.abs(weights @ table.values / weights.sum(axis=1) - x / (1 + np.exp(-3 * x))).max()
+    assert error <= table.error <= 1e-6 and len(table.values) <= 40
+    kinked = tabulate_text("abs(x)", -1.0, 1.0, 0.01)
+    assert kinked.error <= 0.01 and len(kinked.values) > 2 * len(tabulate_text("x*x", -1.0, 1.0, 0.01).values)
+
+
+def test_the_bound_at_a_point_covers_the_model_as_torch_runs_it():
+    model = mlp(nn.ReLU()).float()
+    net = pa.attention_from_mlp(model, BOX, 1e-6)
+    x = torch.from_numpy(BOX.sample(500, np.random.default_rng(0)).astype(np.float32))
+    with torch.no_grad():
+        error = (net(x.double()) - model(x).double()).abs().max(dim=1).values.numpy()
+    allowed = net.error_bound_at(x) + net.reference_error_at(x, torch.float32)
+    assert (error <= allowed).all()
+    assert (error > net.error_bound_at(x)).any()  # negative control: float32 does round more than the network errs
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Deciding(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Softplus()), r"Softplus \(layer '1'\)"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))), "BatchNorm1d"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.ReLU()), "eval"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), "Flatten"),
+        (nn.Sequential(nn.ReLU()), "no Linear"),
+        (Branching(), "branches"),
+        (Deciding(), "cannot be read"),
+        (lambda x: x, "nn.Module"),
+    ],
+)
+def test_unsupported_networks_are_named(model, match):
+    with pytest.raises(UnsupportedError, match=match):
+        pa.attention_from_mlp(model, BOX, 1e-3)
+
+
+def test_bad_calls():
+    model = mlp(nn.ReLU())
+    with pytest.raises(ShapeError, match="takes 2 numbers"):
+        pa.attention_from_mlp(model, pa.Box([0], [1]), 1e-3)
+    with pytest.raises(ToleranceError, match="> 0"):
+        pa.attention_from_mlp(model, BOX, 0.0)
+    with pytest.raises(ToleranceError, match="rounding alone"):
+        pa.attention_from_mlp(model, BOX, 1e-8, dtype=torch.float32)
+    with pytest.raises(UnsupportedError, match="float16"):
+        pa.attention_from_mlp(model, BOX, 1e-3, dtype=torch.float16)
+    net = pa.attention_from_mlp(model, BOX, 1e-3)
+    with pytest.raises(OutsideDomainError, match="outside the domain"):
+        net(torch.tensor([[0.0, 1.5]], dtype=torch.float64))
+    with pytest.raises(ShapeError):
+        net(torch.zeros(3, dtype=torch.float64))
