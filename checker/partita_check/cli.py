@@ -1,14 +1,13 @@
-"""`partita-check head/ [--function EXPR] [--sampled] [--budget SECONDS] [--json]`."""
+"""`partita-check head/ [--function EXPR] [--sampled [N]] [--budget SECONDS] [--json]`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from partita_check import __version__
 from partita_check.graph import Malformed, parse
@@ -17,8 +16,7 @@ from partita_check.verdict import MALFORMED, REFUTED, UNKNOWN, VERIFIED, Verdict
 
 __all__ = ["main", "run"]
 
-CODES = {VERIFIED: 0, REFUTED: 1, UNKNOWN: 2, MALFORMED: 3}
-USAGE = 64
+CODES, USAGE = {VERIFIED: 0, REFUTED: 1, UNKNOWN: 2, MALFORMED: 3}, 64
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -40,22 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.sampled < 0 or not 0 < given.budget < math.inf:
         parser.error("--sampled and --budget take positive numbers")
-    report, verdict = run(given.head, function=given.function, sampled=given.sampled, budget=given.budget)
+    try:
+        report, code = run(given.head, given.function, given.sampled, given.budget)
+    except SyntaxError as problem:
+        parser.error(f"--function: {problem}")
+    width = max(map(len, report))
+    for name, value in report.items() if not given.json else ():
+        lines = value if isinstance(value, list) else [value]
+        print("\n".join(f"{name if k == 0 else '':<{width}}  {line}" for k, line in enumerate(lines)))
     if given.json:
         print(json.dumps(report, indent=1, ensure_ascii=False))
-    else:
-        width = max(map(len, report))
-        for name, value in report.items():
-            lines = value if isinstance(value, list) else [value]
-            print("\n".join(f"{name if k == 0 else '':<{width}}  {line}" for k, line in enumerate(lines)))
-    return CODES[verdict.outcome]
+    return code
 
 
 def run(
-    folder: Path, *, function: str | None = None, sampled: int = 0, budget: float = 300.0
-) -> tuple[dict[str, object], Verdict]:
-    """The report and the verdict on a folder; whatever is in it, this returns."""
-    report: dict[str, object] = {"head": str(folder)}
+    folder: Path, function: str | None = None, sampled: int = 0, budget: float = 300.0
+) -> tuple[dict[str, Any], int]:
+    """The report on a folder and the exit code; whatever is in the folder, this returns."""
+    report: dict[str, Any] = {"head": str(folder)}
     try:
         stored = read_folder(folder)
         report |= _about(stored)
@@ -66,55 +66,43 @@ def run(
         verdict = Verdict(UNKNOWN, f"the check broke off: {type(error).__name__}: {str(error)[:200]}")
     if verdict.where is not None:
         report["worst point"] = ", ".join(f"{x:.9g}" for x in verdict.where)
-    if verdict.outcome == VERIFIED and stored.claim.bound is not None and stored.graph is not None:
-        bracket, bound = f"{verdict.seen:.6g} ≤ largest error ≤ {stored.claim.bound:.6g}", stored.claim.bound
-        pointwise = "" if math.isinf(stored.claim.norm) else " (the lower end is a pointwise error)"
-        report["bracket"] = bracket + (f", ratio {bound / verdict.seen:.4f}" if verdict.seen > 0 else "") + pointwise
+    if verdict.outcome == VERIFIED and verdict.where is not None:
+        low, high = verdict.seen, stored.claim.bound
+        pointwise = "" if math.isinf(stored.claim.norm) else " (the lower end is an error at a point)"
+        ratio = f", ratio {high / low:.4f}" if low > 0 else ""
+        report["bracket"] = f"{low:.6g} ≤ largest error ≤ {high:.6g}{ratio}{pointwise}"
     if verdict.method:
         report["method"] = f"{verdict.method}; proved {verdict.proved:.6g}"
-    text: object = "spot check" if sampled and verdict.outcome == UNKNOWN else verdict.outcome
-    if verdict.outcome == VERIFIED and verdict.given:
-        text = ["verified, given:", *(f"  {line}" for line in verdict.given)]
-    report["verdict"] = text
+    given = ["verified, given:", *(f"  {line}" for line in verdict.given)]
+    text = "spot check" if sampled and verdict.outcome == UNKNOWN else verdict.outcome
+    report["verdict"] = given if verdict.outcome == VERIFIED and verdict.given else text
     if verdict.reason:
         report["reason"] = verdict.reason
-    return report, verdict
+    return report, CODES[verdict.outcome]
 
 
-def _about(stored: Stored) -> dict[str, object]:
+def _about(stored: Stored) -> dict[str, Any]:
     claim, head = stored.claim, stored.head
-    known = "a black box, not stored" if stored.graph is None else stored.graph.infix(stored.names)
     ends = [f"{name} in [{a:.9g}, {b:.9g}]" for name, a, b in zip(stored.names, stored.lo, stored.hi)]
-    where = (
-        ", ".join(ends)
-        if stored.points is None
-        else f"{len(stored.points):,} points and all within {stored.fill:g} of them"
-    )
+    cloud = stored.points is not None and f"{len(stored.points):,} points and all within {stored.fill:g} of them"
     norm = "sup" if math.isinf(claim.norm) else f"L{claim.norm:g}"
-    said = (
-        f"{norm} |f − head| ≤ {claim.bound:.9g}"
-        if claim.bound is not None
-        else f"{norm} error ≈ {claim.estimate:.6g} (estimate)"
-    )
+    said = f"|f − head| ≤ {claim.bound:.9g}" if claim.bound is not None else f"error ≈ {claim.estimate:.6g} (estimate)"
     return {
-        "function": known,
-        "domain": where,
+        "function": stored.graph.infix(stored.names) if stored.graph is not None else "a black box, not stored",
+        "domain": cloud or ", ".join(ends),
         "keys": f"{head.keys:,}, {head.dtype}, {head.kind}",
-        "claim": f"{claim.kind}: {said}, in {claim.semantics} arithmetic",
+        "claim": f"{claim.kind}: {norm} {said}, in {claim.semantics} arithmetic",
         "platform": f"assumes IEEE 754 {claim.semantics} and exp within 8 units in the last place",
     }
 
 
 def _other_function(stored: Stored, function: str | None) -> Verdict | None:
     """A refusal if the claim is not about the function that was asked for: a proof about another function is no proof."""
-    if function is None:
-        return None
     try:
-        wanted = parse(function, stored.names)
-    except (Malformed, RecursionError, ValueError) as problem:
-        print(f"partita-check: --function: {problem}", file=sys.stderr)
-        raise SystemExit(USAGE) from None
-    if stored.graph is not None and wanted.canonical() == stored.graph.canonical():
+        wanted = parse(function, stored.names) if function is not None else stored.graph
+    except Malformed as problem:
+        raise SyntaxError(str(problem)) from None
+    if function is None or (stored.graph is not None and wanted.canonical() == stored.graph.canonical()):
         return None
     shown = "a black box" if stored.graph is None else stored.graph.infix(stored.names)
     return Verdict(

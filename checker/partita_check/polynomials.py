@@ -1,18 +1,36 @@
-"""Polynomials in Bernstein form on boxes, through values at Chebyshev points, with what interpolation leaves out."""
+"""Balls over boxes; polynomials in Bernstein form through values at Chebyshev points, with what interpolation leaves out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
+from typing import Any
 
 from flint import acb, arb, arb_mat, ctx
 
 from partita_check.graph import Choices, Graph
 
-__all__ = ["Basis", "down", "enclose", "interval", "left_out", "norm", "pieces_above", "spread", "transform", "up"]
+__all__ = [
+    "RADII",
+    "Basis",
+    "Ends",
+    "balls",
+    "down",
+    "enclose",
+    "left_out",
+    "norm",
+    "pieces_above",
+    "spread",
+    "tiles",
+    "transform",
+    "up",
+]
 
 RADII = (2, 4, 8, 16, 48)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
+INF = arb("inf")
+Ends = tuple[tuple[float, float], ...]  # a box
 
 
 def up(x: arb) -> float:
@@ -22,11 +40,17 @@ def up(x: arb) -> float:
 
 def down(x: arb) -> float:
     """A float that is at most every number of the ball."""
-    return math.nextafter(float(x.lower()), -math.inf) if x.is_finite() else -math.inf
+    return -up(-x)
 
 
-def interval(lo: float, hi: float) -> arb:
-    return arb(lo).union(arb(hi))
+def balls(ends: Ends) -> tuple[list[arb], list[arb], list[arb]]:
+    """A box as intervals, its middle and its radii, each in a ball."""
+    lows, highs = [arb(a) for a, _ in ends], [arb(b) for _, b in ends]
+    return (
+        [a.union(b) for a, b in zip(lows, highs)],
+        [(a + b) / 2 for a, b in zip(lows, highs)],
+        [(b - a) / 2 for a, b in zip(lows, highs)],
+    )
 
 
 class Basis:
@@ -39,9 +63,9 @@ class Basis:
         before, ctx.prec = ctx.prec, 256
         self.n, size = n, n + 1
         self.nodes = [(arb.pi() * (2 * k + 1) / (2 * size)).cos() for k in range(size)]
+        halves = [((1 + t) / 2, (1 - t) / 2) for t in self.nodes]
         rows = [
-            [math.comb(n, j) * _power((1 + t) / 2, j) * _power((1 - t) / 2, n - j) for j in range(size)]
-            for t in self.nodes
+            [math.comb(n, j) * math.prod([a] * j + [b] * (n - j), start=arb(1)) for j in range(size)] for a, b in halves
         ]
         self.to_bernstein = arb_mat(rows).inv()
         left = [[arb(math.comb(j, i)) / 2**j if i <= j else arb(0) for i in range(size)] for j in range(size)]
@@ -55,38 +79,54 @@ class Basis:
         return Basis(n)
 
 
-def _power(x: arb, k: int) -> arb:
-    return math.prod([x] * k, start=arb(1))
-
-
 @cache
-def ellipse(radius: int, arcs: int) -> tuple[acb, ...]:
-    """Rectangles that cover the upper half of the ellipse |t + √(t² − 1)| = ρ; one rectangle with its inside if arcs is 0.
+def tiles(radius: int, columns: int, rows: int) -> tuple[acb, ...]:
+    """Rectangles that cover the upper half of the ellipse |t + √(t² − 1)| ≤ ρ, its inside too: a pole there must be met.
 
-    Functions that are real on the real line have the same modulus below, and analytic ones their maximum on the curve.
+    Functions that are real on the real line have the same modulus below it.
     """
-    wide, tall = (arb(radius) + arb(1) / radius) / 2, (arb(radius) - arb(1) / radius) / 2
-    if arcs == 0:
-        return (acb(wide * arb(0, 1), tall * arb(0, 1)),)
-    step = arb.pi() / (2 * arcs)
-    angles = [arb(0, 1) * step + step * (2 * k + 1) for k in range(arcs)]
-    return tuple(acb(wide * a.cos(), tall * a.sin()) for a in angles)
+    wide, tall = (radius + 1 / radius) / 2, (radius - 1 / radius) / 2
+    found = []
+    for i, j in product(range(-columns, columns), range(rows)):
+        corner = (min(abs(i), abs(i + 1)) / columns, j / rows)
+        if corner[0] ** 2 + corner[1] ** 2 < 1.0001:
+            x, y = arb(i).union(i + 1) * wide / columns, arb(j).union(j + 1) * tall / rows
+            found.append(acb(x, y) * (1 + arb(2) ** -40))
+    return tuple(found)
 
 
 def left_out(size: arb, radius: int, n: int) -> arb:
     """What interpolation of degree n leaves of an analytic function with |g| ≤ size on the ellipse: `4·size·ρ^{−n}/(ρ − 1)`.
 
-    `g = Σ a_k T_k`, `|a_k| ≤ 2·size·ρ^{−k}`, and on the nodes T_k, k > n, agrees with ±T_j, j ≤ n, or with 0: each costs
-    at most 2|a_k|.
+    `g = Σ a_k T_k`, `|a_k| ≤ 2·size·ρ^{−k}`, and on the nodes T_k, k > n, agrees with ±T_j, j ≤ n, or with 0: each costs 2|a_k|.
     """
     return 4 * size / (arb(radius) ** n * (radius - 1))
+
+
+def best_rest(size_on: Any, n: int, columns: int, rows: int) -> arb:
+    """The least of what interpolation leaves, over the ellipses tried; `size_on(t)` bounds the function on a rectangle."""
+    best = INF
+    for rho in RADII:
+        size = arb(0)
+        for t in tiles(rho, columns, rows):
+            size = _larger(size, size_on(t))
+            if not size.is_finite():
+                break
+        found = left_out(size, rho, n)
+        if not found < best and best.is_finite():
+            break
+        best = found if found < best else best
+    return best
+
+
+def _larger(a: arb, b: arb) -> arb:
+    return b if b > a else a if b <= a else INF
 
 
 def transform(flat: Sequence[arb], matrices: Sequence[arb_mat]) -> list[arb]:
     """One matrix per axis applied to a tensor in row-major order."""
     for matrix in matrices:
-        rows = matrix.ncols()
-        flat = (matrix * arb_mat(rows, len(flat) // rows, flat)).transpose().entries()
+        flat = (matrix * arb_mat(matrix.ncols(), len(flat) // matrix.ncols(), flat)).transpose().entries()
     return list(flat)
 
 
@@ -94,11 +134,7 @@ def norm(coefficients: Sequence[arb]) -> arb:
     """`max |b|`: at least the supremum of the polynomial; infinite if anything is not finite."""
     largest = arb(0)
     for b in coefficients:
-        size = b.abs_upper()
-        if size > largest:
-            largest = size
-        elif not size.is_finite():
-            return arb("inf")
+        largest = _larger(largest, b.abs_upper())
     return largest
 
 
@@ -110,87 +146,50 @@ def pieces_above(
     Every part that is yielded may be taken as it is: the norms bound |p| there. Stops halving after `most` parts.
     """
     waiting, parts = [(norm(b), b, list[int]())], 0
+    corners = [sum(k * (basis.n + 1) ** i for i, k in enumerate(ends)) for ends in product((0, basis.n), repeat=m)]
     while waiting:
         size, b, path = waiting.pop()
         if size <= target:
             continue
         parts += 1
-        if parts > most or len(path) > 40 * m or max(abs(b[k]).lower() for k in _corners(basis.n, m)) > target:
+        if parts > most or len(path) > 40 * m or any(b[k].abs_lower() > target for k in corners):
             yield size, b, path
             continue
-        axis = len(path) % m
+        after = (basis.n + 1) ** (m - 1 - len(path) % m)
+        block = (basis.n + 1) * after
         for side, half in enumerate(basis.halves):
-            child = _halved(b, half, basis.n + 1, axis)
+            rows = [(half * arb_mat(basis.n + 1, after, b[k : k + block])).entries() for k in range(0, len(b), block)]
+            child = [x for row in rows for x in row]
             waiting.append((norm(child), child, [*path, side]))
 
 
-def _halved(b: list[arb], half: arb_mat, size: int, axis: int) -> list[arb]:
-    after = len(b) // size ** (axis + 1)
-    block = size * after
-    return [x for k in range(0, len(b), block) for x in (half * arb_mat(size, after, b[k : k + block])).entries()]
-
-
-@cache
-def _corners(n: int, m: int) -> tuple[int, ...]:
-    places = [0]
-    for _ in range(m):
-        places = [place * (n + 1) + end for place in places for end in (0, n)]
-    return tuple(places)
-
-
-def enclose(
-    graph: Graph, lo: Sequence[float], hi: Sequence[float], n: int, choices: Choices, arcs: int
-) -> tuple[list[arb], list[arb]]:
+def enclose(graph: Graph, ends: Ends, n: int, choices: Choices, columns: int, rows: int) -> tuple[list[arb], list[arb]]:
     """A real f on a box as a Bernstein polynomial: its coefficients, and what every axis adds to the remainder.
 
     Interpolating one axis after the other, `|f − p| ≤ Σ_i Λ^i·(what axis i leaves)`, with one coordinate on its ellipse and the
     others real. Not finite where no ellipse is proved to be free of singularities.
     """
-    m, basis = len(lo), Basis.of(n)
-    middle = [(arb(a) + arb(b)) / 2 for a, b in zip(lo, hi)]
-    radius = [(arb(b) - arb(a)) / 2 for a, b in zip(lo, hi)]
-    box = [interval(a, b) for a, b in zip(lo, hi)]
-    center, rests = graph.evaluate(middle, choices)[0], []
-    for i in range(m):
-        best = arb("inf")
-        for rho in RADII:
-            size = arb(0)
-            for t in ellipse(rho, arcs):
-                value = graph.evaluate([*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]], choices)[0]
-                size = _largest(size, value - center)
-            found = left_out(size, rho, n)
-            if not found < best and best.is_finite():
-                break
-            best = found if found < best else best
-        rests.append(best * _power(basis.lebesgue, i))
-    columns = [[middle[i] + radius[i] * t for t in basis.nodes] for i in range(m)]
-    table = [graph.evaluate(point, choices)[0] for point in _product(columns)]
-    return transform(table, [basis.to_bernstein] * m), rests
+    (box, middle, radius), basis, rests = balls(ends), Basis.of(n), []
+    center = graph.evaluate(middle, choices)[0]
+    for i in range(len(ends)):
+
+        def size_on(t: acb, i: int = i) -> arb:
+            return (
+                graph.evaluate([*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]], choices)[0] - center
+            ).abs_upper()
+
+        rests.append(best_rest(size_on, n, columns, rows) * math.prod([basis.lebesgue] * i, start=arb(1)))
+    columns_of_nodes = [[middle[i] + radius[i] * t for t in basis.nodes] for i in range(len(ends))]
+    table = [graph.evaluate(point, choices)[0] for point in product(*columns_of_nodes)]
+    return transform(table, [basis.to_bernstein] * len(ends)), rests
 
 
 @cache
 def _places(support: tuple[int, ...], size: int, m: int) -> tuple[int, ...]:
-    places = [0]
-    for i in range(m):
-        step = size ** (len(support) - 1 - support.index(i)) if i in support else 0
-        places = [place + k * step for place in places for k in range(size)]
-    return tuple(places)
+    steps = [size ** (len(support) - 1 - support.index(i)) if i in support else 0 for i in range(m)]
+    return tuple(sum(k * s for k, s in zip(place, steps)) for place in product(range(size), repeat=m))
 
 
 def spread(table: Sequence[arb], support: tuple[int, ...], size: int, m: int) -> list[arb]:
     """Coefficients of a polynomial in some of the m coordinates as one in all of them."""
     return [table[k] for k in _places(support, size, m)]
-
-
-def _largest(size: arb, value: arb | acb) -> arb:
-    found = value.abs_upper()
-    return size if found <= size or not size.is_finite() else found
-
-
-def _product(columns: Sequence[Sequence[arb]]) -> Iterator[list[arb]]:
-    if not columns:
-        yield []
-        return
-    for x in columns[0]:
-        for rest in _product(columns[1:]):
-            yield [x, *rest]

@@ -7,89 +7,33 @@ import json
 import math
 import sys
 from array import array
-from dataclasses import dataclass
+from collections import namedtuple
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from partita_check.graph import Graph, Malformed, read_graph
+from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 
-__all__ = ["Claim", "Head", "Malformed", "Stored", "need", "parse_json", "parse_tensors", "read_folder", "read_hex"]
+__all__ = ["Claim", "Head", "Stored", "parse_json", "parse_tensors", "read_folder"]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 1 << 30, 1 << 20, 64, 64
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {"F64": ("float64", "d", 8), "F32": ("float32", "f", 4)}
 
+Tensor = namedtuple("Tensor", "dtype shape numbers raw")
 
-@dataclass(frozen=True)
-class Tensor:
-    """Finite numbers, row-major, as Python floats (exact for both dtypes), and the bytes that they were read from."""
+# net(z) = Σ_j w_j(z) V_j(z), w = softmax_j(−Σ_i R_i((z_i − c_ji)² − p_j)/2). kind: grid (centers are the product of `axes`),
+# scattered (rows of `centers`) or train. values: one tuple per output, row-major over the cells. slopes: J, flat (cells,
+# outputs, m), or None; they multiply z − origin on grids and z − c_j elsewhere. windows: q_i, an evaluator of a grid may look
+# at the 2q_i centers around z_i only.
+Head = namedtuple("Head", "kind dtype keys axes centers rates values slopes origin powers windows")
 
-    dtype: str
-    shape: tuple[int, ...]
-    numbers: array[float]
-    raw: bytes
+# norm: math.inf or p. assumptions: pairs (statement, who vouches). witness: a point.
+Claim = namedtuple("Claim", "kind norm semantics bound estimate known assumptions witness")
 
-
-@dataclass(frozen=True)
-class Head:
-    """`net(z) = Σ_j w_j(z) V_j(z)`, `w = softmax_j(−Σ_i R_i((z_i − c_ji)² − p_j)/2)`.
-
-    Attributes:
-        kind: `grid` (centers are the product of `axes`), `scattered` (rows of `centers`) or `train`.
-        rates: R_i, one per coordinate. values: one list per output, row-major over the cells.
-        slopes: J, flat `(cells, outputs, m)`, or None; they multiply `z − origin` on grids and `z − c_j` elsewhere.
-        windows: on grids, q_i: an evaluator may look at the 2q_i centers around z_i only.
-    """
-
-    kind: str
-    dtype: str
-    axes: tuple[tuple[float, ...], ...]
-    centers: tuple[tuple[float, ...], ...]
-    rates: tuple[float, ...]
-    values: tuple[tuple[float, ...], ...]
-    slopes: array[float] | None
-    origin: tuple[float, ...] | None
-    powers: tuple[float, ...] | None
-    windows: tuple[int, ...]
-
-    @property
-    def keys(self) -> int:
-        return math.prod(map(len, self.axes)) if self.axes else len(self.centers)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the certificate says: kind, norm (math.inf or p), semantics, bound; what it rests on; the worst point it knows."""
-
-    kind: str
-    norm: float
-    semantics: str
-    bound: float | None
-    estimate: float | None
-    known: dict[str, Any]
-    assumptions: tuple[tuple[str, str], ...]
-    witness: tuple[float, ...] | None
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A head, the claim about it, f as a graph (None for a black box), and where: a box, or points with a fill distance."""
-
-    head: Head
-    claim: Claim
-    graph: Graph | None
-    names: tuple[str, ...]
-    lo: tuple[float, ...]
-    hi: tuple[float, ...]
-    points: tuple[tuple[float, ...], ...] | None
-    fill: float
-
-
-def need(condition: Any, problem: str) -> None:
-    if not condition:
-        raise Malformed(problem)
+# graph: None for a black box. [lo, hi]: the domain, or a box around its `points`, all within `fill` of one of them.
+Stored = namedtuple("Stored", "head claim graph names lo hi points fill")
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -102,221 +46,182 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def parse_json(data: bytes, name: str) -> dict[str, Any]:
-    """A JSON object without NaN, Infinity, repeated keys or deep nesting."""
-    need(len(data) <= MAX_JSON, f"{name} is larger than {MAX_JSON:,} bytes")
+    """A JSON object without NaN, Infinity, repeated keys, numbers beyond binary64, or deep nesting."""
     depth = 0
     for byte in data.translate(None, _NO_BRACKETS):
         depth += 1 if byte in b"[{" else -1
         need(depth <= MAX_DEPTH, f"{name} is nested more than {MAX_DEPTH} deep")
 
-    def constant(text: str) -> None:
-        raise Malformed(f"{name} holds {text[:40]}, expected finite numbers")
+    def number(text: str) -> float:
+        value = float(text)
+        need(math.isfinite(value), f"{name} holds {text[:40]}, expected finite numbers")
+        return value
 
     def whole(text: str) -> int:
         need(len(text) <= 20, f"{name} holds a number of {len(text)} digits")
         return int(text)
 
-    def number(text: str) -> float:
-        value = float(text)
-        return value if math.isfinite(value) else constant(text)  # type: ignore[return-value]
-
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         need(len(dict(items)) == len(items), f"{name} repeats a key")
         return dict(items)
 
+    hooks = {"object_pairs_hook": pairs, "parse_constant": number, "parse_int": whole, "parse_float": number}
     try:
-        parsed = json.loads(
-            data.decode(), object_pairs_hook=pairs, parse_constant=constant, parse_int=whole, parse_float=number
-        )
+        parsed = json.loads(data.decode(), **hooks)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise Malformed(f"{name} is not JSON: {type(error).__name__}") from None
     need(isinstance(parsed, dict), f"{name} is not an object")
-    return parsed  # type: ignore[no-any-return]
+    return parsed
 
 
 def parse_tensors(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
-    need(len(data) >= 8, f"{TENSORS} is cut off")
     size = int.from_bytes(data[:8], "little")
-    need(2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS} has a header of {size:,} bytes")
+    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS}: cut off, or its header is")
     header, body, found, spans = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :], {}, []
     header.pop("__metadata__", None)
     for name, entry in header.items():
-        need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, f"{TENSORS}: {name[:60]}")
-        dtype, code, width = _DTYPES.get(str(entry["dtype"]), ("", "", 0))
-        need(dtype, f"{TENSORS}: {name[:60]} is {str(entry['dtype'])[:20]}, expected F64 or F32")
-        shape = _counts(entry["shape"], f"{TENSORS}: shape of {name[:60]}")
-        offsets = entry["data_offsets"]
-        ok = isinstance(offsets, list) and len(offsets) == 2 and all(type(k) is int for k in offsets)
-        need(ok and 0 <= offsets[0] <= offsets[1] <= len(body), f"{TENSORS}: offsets of {name[:60]}")
-        need(offsets[1] - offsets[0] == width * math.prod(shape), f"{TENSORS}: size of {name[:60]}")
-        numbers: array[float] = array(code)
-        numbers.frombytes(body[offsets[0] : offsets[1]])
+        what = f"{TENSORS}: {name[:60]}"
+        need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, what)
+        need(str(entry["dtype"]) in _DTYPES, f"{what}: expected F64 or F32")
+        dtype, code, width = _DTYPES[entry["dtype"]]
+        shape, (start, end) = _counts(entry["shape"], what), _counts(entry["data_offsets"], what)
+        need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: offsets")
+        numbers = array(code)
+        numbers.frombytes(body[start:end])
         if sys.byteorder == "big":
             numbers.byteswap()
-        need(all(map(math.isfinite, numbers)), f"{TENSORS}: {name[:60]} holds NaN or infinity")
-        found[name] = Tensor(dtype, shape, numbers, body[offsets[0] : offsets[1]])
-        spans.append(tuple(offsets))
-    ends = [0, *(b for _, b in sorted(spans))]
-    need(
-        [a for a, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS}: parts overlap or leave gaps"
-    )
+        need(all(map(math.isfinite, numbers)), f"{what}: NaN or infinity")
+        found[name] = Tensor(dtype, shape, numbers, body[start:end])
+        spans.append((start, end))
+    ends = [0, *(end for _, end in sorted(spans))]
+    need([start for start, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS}: overlaps or gaps")
     return found
 
 
 def _counts(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
-    need(isinstance(value, list) and len(value) <= 8, what)
+    need(isinstance(value, list) and len(value) <= MAX_DIMENSION, what)
     need(all(type(k) is int and least <= k <= 1 << 40 for k in value), what)
     return tuple(value)
-
-
-def read_hex(value: Any, what: str) -> float:
-    """A finite number from the only hexadecimal text that stands for it."""
-    try:
-        number = float.fromhex(value) if isinstance(value, str) and len(value) < 40 else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    need(math.isfinite(number) and number.hex() == value, f"{what} is {str(value)[:40]!r}, expected a finite hex float")
-    return number
 
 
 def read_folder(folder: Path) -> Stored:
     """All that is stored, every hash, shape and cross reference checked; `Malformed` says what does not fit."""
     try:
         return _read_folder(folder)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, MemoryError, RecursionError) as error:
-        raise Malformed(f"{folder} does not hold a head: {type(error).__name__}: {str(error)[:120]}") from None
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        raise Malformed(f"{folder} does not hold a head: {type(error).__name__}: {error}") from None
 
 
 def _read_folder(folder: Path) -> Stored:
-    need(folder.is_dir(), f"{folder} is not a folder")
     described = parse_json(_read(folder / DESCRIPTION, MAX_JSON), DESCRIPTION)
-    need(described.get("format") == "partita-head" and described.get("version") == 1, f"{DESCRIPTION}: format, version")
-    seal = described.pop("seal", None)
+    need(described["format"] == "partita-head" and described["version"] == 1, f"{DESCRIPTION}: format or version")
+    seal = described.pop("seal")
     canonical = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     need(seal == hashlib.sha256(canonical.encode()).hexdigest(), f"{DESCRIPTION} does not match its seal")
     raw = {name: _read(folder / name, most) for name, most in ((TENSORS, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
     for name, data in raw.items():
         need(hashlib.sha256(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
     certificate, tensors = parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[TENSORS])
-    own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
+    cloud = tensors.pop("domain.0.points", None)
+    need(all(name.startswith("head.") for name in tensors), f"{TENSORS} holds unknown tensors")
+    own = {name.removeprefix("head."): t for name, t in tensors.items()}
     digest = hashlib.sha256()
     for name in sorted(own):
         digest.update(f"{name}|torch.{own[name].dtype}|{own[name].shape}|".encode() + own[name].raw)
     need(digest.hexdigest() == certificate["model"]["sha256"], "the certificate is about other tensors")
-    lo, hi, points, fill, shapes = _domain(described["domains"], certificate["domain"]["arguments"], tensors)
-    extra = {"domain.0.points"} if points is not None else set()
-    need(len(own) + len(extra) == len(tensors) and extra <= set(tensors), f"{TENSORS} holds unknown tensors")
-    need([list(s) for s in shapes] == described["head"]["input_shapes"], "the head's inputs are not the domain's")
+    lo, hi, points, fill, shapes = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
+    need(shapes == described["head"]["input_shapes"], "the head's inputs are not the domain's")
     outputs = _counts(described["head"]["output_shape"], "output_shape", 1)
     head = _head(described["head"], own, len(lo), math.prod(outputs))
-    graph = _function(described["target"], certificate["function"], len(lo), outputs)
-    claim = _claim(certificate, len(lo))
+    graph, claim = (
+        _function(described["target"], certificate["function"], len(lo), outputs),
+        _claim(certificate, len(lo)),
+    )
     need(claim.semantics in (head.dtype, "real"), f"semantics {claim.semantics} of a {head.dtype} head")
     need(graph is not None or claim.kind != "proved", "nothing can be proved of a function that is not given")
-    sizes = [math.prod(s) for s in shapes]
-    names = [f"x{i}" for i in range(len(lo))]
-    if len(sizes) == 2:
-        names = [f"k{i}" for i in range(sizes[0])] + [f"q{i}" for i in range(sizes[1])]
-    return Stored(head, claim, graph, tuple(names), lo, hi, points, fill)
+    parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
+    names = tuple(f"{letter}{i}" for letter, count in parts for i in range(count))
+    return Stored(head, claim, graph, names, lo, hi, points, fill)
 
 
-def _domain(described: Any, certified: Any, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, ...]:
     """Both files must speak of the same domain: ends (or points), fill distance, shapes of the arguments."""
     need(isinstance(described, list) and len(described) == len(certified) and len(described) in (1, 2), "domains")
-    if described[0]["type"] == "point_cloud":
-        points, fill = tensors["domain.0.points"], read_hex(described[0]["fill_distance"], "fill_distance")
-        shape = points.shape[1:]
-        m = math.prod(shape)
-        need(len(described) == 1 and points.dtype == "float64" and points.shape[0] and 0 < m <= MAX_DIMENSION, "points")
-        said = certified[0]
-        same = (said["type"], said["shape"], said["points"]) == ("point_cloud", list(shape), points.shape[0])
+    if cloud is not None:
+        shape, fill = cloud.shape[1:], read_hex(described[0]["fill_distance"], "fill_distance")
+        ours = {"type": "point_cloud", "shape": list(shape), "points": cloud.shape[0], "fill_distance": fill.hex()}
+        said = {k: certified[0][k] for k in ours}
+        m, flat = math.prod(shape), cloud.numbers.tolist()
         need(
-            same and read_hex(said["fill_distance"], "fill_distance") == fill >= 0,
-            "the two files disagree on the domain",
+            ours == said and len(described) == 1 and described[0]["type"] == "point_cloud", "domain: two different ones"
         )
-        flat = points.numbers.tolist()
+        need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: points")
         rows = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
-        ends = [(min(c), max(c)) for c in zip(*rows)]
-        return tuple(a for a, _ in ends), tuple(b for _, b in ends), rows, fill, [shape]
-    lo, hi, shapes = [], [], []
-    for ours, theirs in zip(described, certified):
-        need(ours["type"] == theirs["type"] == "box" and ours["shape"] == theirs["shape"], "domain: expected boxes")
-        need(ours["lo"] == theirs["lo"] and ours["hi"] == theirs["hi"], "the two files disagree on the domain")
-        shapes.append(_counts(ours["shape"], "shape of the domain", 1))
-        need(len(ours["lo"]) == len(ours["hi"]) == math.prod(shapes[-1]) and len(shapes[-1]) in (1, 2), "domain")
-        lo += [read_hex(x, "lo") for x in ours["lo"]]
-        hi += [read_hex(x, "hi") for x in ours["hi"]]
+        return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)]
+    need(described == certified and all(d["type"] == "box" for d in described), "domain: expected the same boxes twice")
+    lo, hi = (tuple(read_hex(x, end) for d in described for x in d[end]) for end in ("lo", "hi"))
+    sizes = [math.prod(_counts(d["shape"], "domain", 1)) for d in described]
+    need(sizes == [len(d["lo"]) for d in described] and len(lo) == len(hi), "domain: shapes")
     need(0 < len(lo) <= MAX_DIMENSION and all(a < b for a, b in zip(lo, hi)), "domain: expected lo < hi")
-    return tuple(lo), tuple(hi), None, 0.0, shapes
+    return lo, hi, None, 0.0, [d["shape"] for d in described]
 
 
 def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
-    kind = described["type"]
-    need(kind in ("grid", "scattered", "train"), f"head of type {str(kind)[:40]!r}")
-    dtype = own["inverse_temperature"].dtype
+    kind, dtype, rates = described["type"], own["inverse_temperature"].dtype, tuple(own["inverse_temperature"].numbers)
+    need(kind in ("grid", "scattered", "train"), f"head of type {kind!r}")
     need(described["dtype"] == dtype and {t.dtype for t in own.values()} == {dtype}, "the tensors differ in dtype")
-    rates = tuple(own["inverse_temperature"].numbers)
-    need(own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()), "inverse_temperature")
-    need(all(r > 0 for r in rates), "inverse temperatures must be positive")
-    axes: tuple[tuple[float, ...], ...] = ()
-    centers: tuple[tuple[float, ...], ...] = ()
+    need(own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()) and min(rates) > 0, "temperature")
+    axes, centers, windows = (), (), ()
     if kind == "scattered":
-        known, rates = {"centers", "inverse_temperature", "values", "powers", "value_slopes"}, rates * m
-        flat, shape = own["centers"].numbers.tolist(), own["centers"].shape
-        need(len(shape) == 2 and shape[1] == m and shape[0] >= 1, "centers")
+        known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, own["centers"].numbers.tolist()
         centers = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
-        cells = shape[0]
+        need(own["centers"].shape == (len(centers), m) and centers, "centers")
     else:
-        axes = tuple(tuple(own[f"centers_{i}"].numbers) for i in range(m))
-        known = {f"centers_{i}" for i in range(m)} | {"inverse_temperature"}
-        known |= {f"core_{i}" for i in range(m)} if kind == "train" else {"values", "value_slopes", "origin"}
-        need(all(own[f"centers_{i}"].shape == (len(a),) and a for i, a in enumerate(axes)), "centers")
+        axes, names = tuple(tuple(own[f"centers_{i}"].numbers) for i in range(m)), [f"centers_{i}" for i in range(m)]
+        known = {*names, *(("values", "value_slopes", "origin") if kind == "grid" else (f"core_{i}" for i in range(m)))}
+        need(all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)), "centers")
         need(all(x < y for a in axes for x, y in pairwise(a)), "the centers of an axis must increase")
-        cells = math.prod(map(len, axes))
-    need(set(own) <= known, f"{TENSORS} holds unknown tensors")
+        windows = _counts(described["half_windows"], "half_windows", 1) if kind == "grid" else (1,) * m
+        need(len(windows) == m, "half_windows")
+    keys = math.prod(map(len, axes)) if axes else len(centers)
+    need(set(own) <= known | {"inverse_temperature"}, f"{TENSORS} holds unknown tensors")
     if kind == "train":
-        return Head(kind, dtype, axes, centers, rates, ((0.0,),) * outputs, None, None, None, ())
-    need(own["values"].shape == (cells, outputs), "values")
-    flat = own["values"].numbers.tolist()
-    values = tuple(tuple(flat[o::outputs]) for o in range(outputs))
-    for name, shape in (("value_slopes", (cells, outputs, m)), ("origin", (m,)), ("powers", (cells,))):
-        need(name not in own or own[name].shape == shape, name)
+        return Head(kind, dtype, keys, axes, centers, rates, ((0.0,),) * outputs, None, None, None, windows)
+    shapes = {"values": (keys, outputs), "value_slopes": (keys, outputs, m), "origin": (m,), "powers": (keys,)}
+    need(all(own[name].shape == shape for name, shape in shapes.items() if name in own or name == "values"), "shapes")
     need(kind == "scattered" or ("origin" in own) == ("value_slopes" in own), "slopes and origin belong together")
-    part = {name: tuple(own[name].numbers) if name in own else None for name in ("origin", "powers")}
-    slopes = own["value_slopes"].numbers if "value_slopes" in own else None
-    windows = _counts(described["half_windows"], "half_windows", 1) if kind == "grid" else ()
-    need(kind != "grid" or len(windows) == m, "half_windows")
-    return Head(kind, dtype, axes, centers, rates, values, slopes, part["origin"], part["powers"], windows)
+    flat, part = own["values"].numbers.tolist(), {name: tuple(own[name].numbers) for name in shapes if name in own}
+    values = tuple(tuple(flat[o::outputs]) for o in range(outputs))
+    rest = (part.get("value_slopes"), part.get("origin"), part.get("powers"), windows)
+    return Head(kind, dtype, keys, axes, centers, rates, values, *rest)
 
 
 def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) -> Graph | None:
-    if described["graph"] is None:
-        need(certified["type"] == "black box", "the certificate speaks of another function")
+    kind, graph = certified["type"], described["graph"]
+    need(kind == ("black box" if graph is None else "graph"), "the certificate speaks of another function")
+    if graph is None:
         return None
-    need(
-        certified["type"] == "graph" and certified["graph"] == described["graph"], "the certificate's graph is another"
-    )
-    text = json.dumps(described["graph"], sort_keys=True, separators=(",", ":"))
-    need(certified["sha256"] == hashlib.sha256(text.encode()).hexdigest(), "the graph does not match its hash")
-    graph = read_graph(described["graph"])
-    need(graph.inputs == m and graph.shape == outputs, "the graph's inputs or outputs are not the head's")
-    return graph
+    text = json.dumps(graph, sort_keys=True, separators=(",", ":"))
+    sealed = certified["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    need(certified["graph"] == graph and sealed, "the certificate's graph is another, or does not match its hash")
+    read = read_graph(graph)
+    need(read.inputs == m and read.shape == outputs, "the graph's inputs or outputs are not the head's")
+    return read
 
 
 def _claim(c: dict[str, Any], m: int) -> Claim:
     need(c["schema"] == 1 and c["kind"] in ("proved", "proved_given", "estimated"), "kind or schema of the certificate")
-    need(c["semantics"] in ("real", "float64", "float32"), "semantics of the certificate")
-    norm = math.inf if c["norm"] == "inf" else float(c["norm"]) if isinstance(c["norm"], str) else math.nan
-    need(norm >= 1, f"norm {str(c['norm'])[:20]!r}")
-    bound = None if c["error_bound"] is None else read_hex(c["error_bound"], "error_bound")
-    need((bound is None) == (c["kind"] == "estimated") and (bound is None or bound >= 0), "error_bound")
-    seen = None if c["error_estimate"] is None else read_hex(c["error_estimate"], "error_estimate")
-    need((seen is not None) == (c["kind"] == "estimated"), "error_estimate")
-    need(isinstance(c["known"], dict) and isinstance(c["assumptions"], list), "known, assumptions")
+    need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "semantics or norm")
+    norm, estimated = float(c["norm"]), c["kind"] == "estimated"
+    bound, seen = (None if c[k] is None else read_hex(c[k], k) for k in ("error_bound", "error_estimate"))
+    need(
+        norm >= 1 and (bound is None) == estimated and (seen is not None) == estimated,
+        "norm, or an estimate with a bound",
+    )
+    need(bound is None or bound >= 0, "error_bound")
+    need(isinstance(c["known"], dict), "known")
     listed = tuple((str(a["statement"]), str(a["vouched_by"])) for a in c["assumptions"])
-    point = None
-    if c["witness"] is not None:
-        point = tuple(read_hex(x, "witness") for x in c["witness"]["point"])
-        need(len(point) == m, "witness")
+    point = None if c["witness"] is None else tuple(read_hex(x, "witness") for x in c["witness"]["point"])
+    need(point is None or len(point) == m, "witness")
     return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point)

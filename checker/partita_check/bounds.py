@@ -1,0 +1,195 @@
+"""One-dimensional facts: how far a softmax looks, how fast f moves, what running a head adds (derived in docs/checker.md).
+
+u is the unit roundoff; arithmetic is IEEE 754 and exp errs by at most 8 units in the last place (16u): what the certificate
+says of the platform, and all that is assumed here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from flint import arb, arb_series
+
+from partita_check.graph import Graph
+from partita_check.polynomials import INF, Ends, balls, down, up
+from partita_check.reading import Head
+from partita_check.search import Measured, search
+
+__all__ = [
+    "LARGEST",
+    "SMALLEST",
+    "UNIT",
+    "Gaps",
+    "lambert",
+    "length",
+    "mixing",
+    "score_error",
+    "steepest",
+    "sums",
+    "window_mass",
+]
+
+UNIT = {"real": arb(0), "float64": arb(2) ** -53, "float32": arb(2) ** -24}
+SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -126}
+LARGEST = {"real": math.inf, "float64": 1e300, "float32": 1e36}
+PARTS = 1200  # of half a gap, for averages
+
+
+def lambert(cells: int) -> arb:
+    """`W((N − 1)/e)`: how far, at most, a soft maximum of N scores trails the maximum."""
+    return ((cells - 1) / arb(1).exp()).lambertw()
+
+
+def length(steps: Sequence[arb]) -> arb:
+    return sum((s * s for s in steps), arb(0)).sqrt()
+
+
+def _power(x: arb, power: arb) -> arb:
+    """x^p for x ≥ 0, also where the ball touches 0 or sticks out below by a rounding."""
+    return x**power if x > 0 else arb(0).union(x.abs_upper() ** power)
+
+
+class Gaps:
+    """The sorted centers of an axis over [lo, hi], with R and q: extreme gaps, how far the ends lie beyond, the covering radius.
+
+    A window has `width` centers, none farther than `window` from x.
+    """
+
+    def __init__(self, centers: Sequence[float], ends: tuple[float, float], rate: float, q: int) -> None:
+        gaps, self.count, self.rate, self.q = (
+            [arb(b) - arb(a) for a, b in pairwise(centers)],
+            len(centers),
+            arb(rate),
+            q,
+        )
+        self.least, self.most = (arb(min(map(down, gaps))), arb(max(map(up, gaps)))) if gaps else (arb(0), arb(0))
+        self.overhang = max(arb(0), arb(centers[0]) - ends[0], ends[1] - arb(centers[-1]), key=up)
+        self.radius, self.width = max(self.most / 2, self.overhang, key=up), min(2 * q, self.count)
+        self.window = self.width * self.most + self.overhang if gaps else self.radius
+        self.inside = ends[0] <= centers[0] and centers[-1] <= ends[1]  # then [lo, hi] is whole gaps and overhangs
+
+    def beyond_window(self) -> arb:
+        """The mass of centers that are at least q gaps behind the two around x: `2 Σ_{i ≥ q} e^{−R g² i²/2}`."""
+        kappa = self.rate * self.least * self.least
+        ratio = (-kappa * (2 * self.q + 1) / 2).exp()
+        if self.width == self.count:
+            return arb(0)
+        return 2 * (-kappa * self.q * self.q / 2).exp() / (1 - ratio) if ratio < 1 else INF
+
+    def reach(self, power: arb, average: bool) -> arb:
+        """An upper bound of `E|x − c|^p`, its supremum over x in [lo, hi] or its average; infinite where the argument fails.
+
+        Between two centers, x at `a` from their middle, all others lie at least i gaps behind one of the two; beyond the last
+        center all lie i gaps behind it. A lattice that goes on for ever is compared: centers that are missing from it are farther
+        than one gap, so if its moment is at most one gap to the p, leaving them out can only lower the mean.
+        """
+        if self.count == 1:
+            return _power(self.radius, power)  # the average is less
+        gap, unit, found = self.least.union(self.most), _power(self.least, power), []
+        best = max(up(self._moment(gap, power, arb(0), True) / unit), up(_power(self.overhang, power) / unit))
+        for extent, between in [(gap / 2, True), (self.overhang, False)][: 2 if self.overhang > 0 else 1]:
+
+            def measure(ends: Ends, _: object, extent: arb = extent, between: bool = between) -> Measured:
+                return Measured(up(self._moment(gap, power, balls(ends)[0][0] * extent, between) / unit), 0)
+
+            parts = [measure(((k / PARTS, (k + 1) / PARTS),), None).bound for k in range(PARTS)] if average else []
+            top = (
+                max(parts)
+                if parts
+                else search(measure, ((0.0, 1.0),), lambda: best * (1 + 1e-7), time.monotonic() + 10)[0]
+            )
+            found.append(sum(map(arb, parts), arb(0)) / PARTS if average and self.inside else arb(top))
+            if not top <= 1:
+                return INF
+        return max(found, key=up) * unit
+
+    def _moment(self, gap: arb, power: arb, a: arb, between: bool) -> arb:
+        """A bound of E|x − c|^p on an infinite lattice, x at distance a from the middle of two centers, or a beyond the last.
+
+        Of the mass that two neighbours share the farther has `1/(1 + e^{R a g})`; the others are compared with that mass.
+        """
+        near = [gap / 2 - a, gap / 2 + a] if between else [a]
+        share, found = (self.rate * a * gap).exp(), _power(near[0], power)
+        found += (_power(near[1], power) - found) / (1 + share) if between else 0
+        for behind in range(len(near)):
+            for i in range(1, 10_000):
+                ahead = (2 * a + i * gap) * (1 + i) * gap if behind else i * gap * (2 * near[0] + i * gap)
+                mass = (-self.rate * ahead / 2).exp() / (1 + 1 / share if between else 1)
+                term = _power(i * gap + near[behind], power) * mass
+                found += term
+                ratio = (1 + 1 / arb(i)) ** power * (-self.rate * gap * gap * (i + 0.5)).exp()
+                if term.abs_upper() < 1e-25 * found.abs_upper() and ratio < 0.5:
+                    found += arb(0, 1) * term.abs_upper()  # the rest falls faster than by halves
+                    break
+            else:
+                return INF
+        return found
+
+
+def steepest(graph: Graph, ends: Ends, axis: int | None, enough: float, seconds: float) -> arb:
+    """A bound of `sup |∂_i f|` over a box, of `sup |∇f|₂` if no axis is named: `enough`, or nearly attained, if time allows."""
+    attained, axes = 0.0, range(len(ends)) if axis is None else [axis]
+
+    def slope(box: list[arb]) -> arb:
+        squares = [arb(0)] * len(graph.outputs)
+        for i in axes:
+            given = [arb_series([b, 1], 2) if k == i else b for k, b in enumerate(box)]
+            slopes = [v[1] if isinstance(v, arb_series) else v * 0 for v in graph.evaluate(given)]
+            squares = [s + g.abs_upper() * g.abs_upper() for s, g in zip(squares, slopes)]
+        return max(squares, key=up).sqrt()
+
+    def measure(part: Ends, _: object) -> Measured:
+        nonlocal attained
+        box, middle, _ = balls(part)
+        attained = max(attained, -up(-slope(middle).lower()))
+        thin = [up(slope([*box[:i], middle[i], *box[i + 1 :]])) if len(box) > 1 else 0.0 for i in range(len(box))]
+        sides = [(a - b) / (d - c) for (a, b), (c, d) in zip(part, ends)]
+        return Measured(up(slope(box)), min(range(len(box)), key=lambda i: (thin[i], sides[i])))
+
+    return arb(search(measure, ends, lambda: max(enough, attained * (1 + 1e-10)), time.monotonic() + seconds)[0])
+
+
+def window_mass(gaps: Sequence[Gaps]) -> arb:
+    return sum((g.beyond_window() for g in gaps), arb(0))
+
+
+def score_error(gaps: Sequence[Gaps], semantics: str) -> arb:
+    """δ: how far the logarithm of an unnormalised weight of a grid may be off.
+
+    x − c, its square and the product with R/2 leave a relative error of 4u in a score, subtracting the smallest another u of
+    the difference (its own error is common to all weights), exp 16u: `1.01u(5s + 16)` per axis, s the largest in the window.
+    """
+    scores = [g.rate * g.window * g.window / 2 for g in gaps]
+    if not all(s < LARGEST[semantics] for s in scores):
+        return INF
+    rounded = (1.01 * UNIT[semantics] * (5 * s + 16) + 4 * g.rate * SMALLEST[semantics] for g, s in zip(gaps, scores))
+    return sum(rounded, arb(0))
+
+
+def mixing(gaps: Sequence[Gaps], semantics: str) -> arb:
+    """The share of the spread of the values by which rounded scores may move the output of a grid, whatever the values are.
+
+    Weights change by factors 1 + ε_j, so the output by at most `η/(1 − η)` of the spread, `η = Σ w_j|ε_j|`. The mean score
+    `Σ w s` of an axis is at most `min s + W((P − 1)/e)` (a soft minimum), and `min s ≤ R ρ²/2`. For large errors δ/2 of all.
+    """
+    worst, eta = score_error(gaps, semantics), arb(0)
+    if not worst < 0.01:
+        return worst / 2
+    for g in gaps:
+        eta += 1.01 * UNIT[semantics] * (5 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
+        eta += 4 * g.rate * SMALLEST[semantics]
+    return min(1.01 * eta / (1 - 1.01 * eta), worst / 2, key=up)
+
+
+def sums(head: Head, gaps: Sequence[Gaps], semantics: str, largest: arb) -> arb:
+    """`γ_K max|V|`: every axis sums its exponentials, divides, multiplies and sums, in any order; slopes one sum more.
+
+    A term passes through at most `2·width + 4` roundings per axis. Numbers below the smallest normal one may become 0.
+    """
+    m = len(gaps)
+    count = sum(2 * g.width + 4 for g in gaps) + 4 + (m + 4 if head.slopes is not None else 0)
+    flushed = 4 * (head.keys + sum(map(len, head.axes)) + m) * SMALLEST[semantics] * (1 + largest * (m + 1))
+    return 1.01 * count * UNIT[semantics] * largest + flushed
