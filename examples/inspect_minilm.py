@@ -22,7 +22,9 @@ from torch import nn
 from torch.nn import functional
 
 import partita as pa
+from partita.inspection.planes import view
 from partita.inspection.reading import read_queries
+from partita.plots import plot_plane
 from partita.reports.inspection import write_inspection
 
 PAIRS = [
@@ -186,9 +188,14 @@ def main() -> None:
         sharpest = min(report.heads, key=lambda h: h.figures.leakage)
         seen, most = sharpest.figures.leakage, sharpest.figures.leakage_bound
         print(f"  the hardest head is {sharpest.name}: leakage {seen:.2g}, at most {most:.2g}")
-        print(f"  {steps(heads[sharpest.layer, sharpest.head])}")
+        print(f"  {steps(heads)}")
     if options.out:
-        print(f"\nwrote {write_inspection(whole, options.out, title='MiniLM, 72 heads').files[0]}")
+        page = write_inspection(whole, options.out, title="MiniLM, 72 heads")
+        name = f"{sharpest.name} on {long.shape[1]} tokens"
+        picture = plot_plane(
+            view(whole[sharpest.layer, sharpest.head].snapshots[0]), options.out / "hardest.svg", title=name
+        )
+        print(f"\nwrote {page.files[0]} and {picture}")
     harden(model, sentences, first, second, every_head=not options.quick)
 
 
@@ -238,12 +245,16 @@ def summary(row: dict[str, float]) -> str:
     return ", ".join(f"{name} {row[name]:.3g} ({row[f'null_{name}']:.3g})" for name in names)
 
 
-def steps(record: pa.inspect.HeadRecord) -> str:
-    """How far from the query's own position the key is that owns its cell."""
-    moved = np.concatenate([read_queries(s).cells - s.positions[s.counted] for s in record.snapshots])
-    values, counts = np.unique(moved, return_counts=True)
-    first = np.argsort(-counts)[:3]
-    return "keys at " + ", ".join(f"{values[k]:+d} ({counts[k] / len(moved):.0%})" for k in first) + " of the query"
+def steps(heads: pa.inspect.CapturedHeads) -> str:
+    """Heads most of whose queries are in the cell of the key at one fixed distance from them, other than 0."""
+    found = []
+    for record in heads:
+        moved = np.concatenate([read_queries(s).cells - s.positions[s.counted] for s in record.snapshots])
+        values, counts = np.unique(moved, return_counts=True)
+        step, share = values[counts.argmax()], counts.max() / len(moved)
+        if step != 0 and share > 0.5:
+            found.append(f"{record.name} looks at {step:+d} ({share:.0%})")
+    return "of neighbours: " + (", ".join(found) or "none")
 
 
 def owners(heads: pa.inspect.CapturedHeads, pieces: WordPieces, ids: torch.Tensor) -> str:

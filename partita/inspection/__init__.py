@@ -9,6 +9,7 @@ from partita.inspection.capture import CapturedHeads, HeadRecord, capture
 from partita.inspection.figures import Cell, Figures
 from partita.inspection.hardening import HardenedHead, HardenReport, harden, hardened
 from partita.inspection.interception import record
+from partita.inspection.planes import PlaneView, view
 from partita.inspection.report import HeadReport, ModelReport, read
 from partita.inspection.round_trip import CellMove, Recovered, Temperature, moves, recover, temperature
 from partita.inspection.snapshots import Snapshot
@@ -23,6 +24,7 @@ __all__ = [
     "HeadRecord",
     "HeadReport",
     "ModelReport",
+    "PlaneView",
     "Recovered",
     "Snapshot",
     "Temperature",
@@ -34,4 +36,5 @@ __all__ = [
     "record",
     "recover",
     "temperature",
+    "view",
 ]

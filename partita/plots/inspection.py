@@ -47,7 +47,12 @@ def plot_heads(
         figure = Figure(figsize=(1.15 * columns + 1.3, 1.3 * rows + 0.3))
         panels = figure.subplots(rows, columns, squeeze=False)
         figure.subplots_adjust(
-            left=1.25 / (1.15 * columns + 1.3), right=0.995, top=1 - 0.2 / (1.3 * rows + 0.3), bottom=0.01
+            left=1.25 / (1.15 * columns + 1.3),
+            right=0.995,
+            top=1 - 0.2 / (1.3 * rows + 0.3),
+            bottom=0.01,
+            wspace=0.08,
+            hspace=0.16,
         )
         for row, layer in enumerate(layers):
             for column, head in enumerate(heads):
@@ -61,9 +66,17 @@ def plot_heads(
                 _draw(panel, views[layer, head], dots=2.0, pixels=True)
                 note = (notes or {}).get((layer, head), "")
                 panel.set_title(f"{head}  {note}".strip(), fontsize=6, pad=2)
-            short = layer if len(layer) <= 22 else "…" + layer[-21:]
-            panels[row, 0].set_ylabel(short, fontsize=6, rotation=0, ha="right", va="center")
+            panels[row, 0].set_ylabel(_wrapped(layer), fontsize=6, rotation=0, ha="right", va="center")
         return save(figure, path)
+
+
+def _wrapped(layer: str) -> str:
+    """A long module path on two lines, broken at the dot nearest to its middle."""
+    dots = [k for k, c in enumerate(layer) if c == "."]
+    if len(layer) <= 20 or not dots:
+        return layer
+    cut = min(dots, key=lambda k: abs(k - len(layer) / 2))
+    return f"{layer[: cut + 1]}\n{layer[cut + 1 :]}"
 
 
 def _draw(panel: Any, view: PlaneView, *, dots: float, pixels: bool = False) -> Any:
