@@ -18,7 +18,7 @@ from partita.errors import (
     ShapeError,
     UnsupportedError,
 )
-from partita.networks import GradientDescent
+from partita.networks import GradientDescent, descent_attention
 from partita.networks.losses import loss_slope
 
 X, W = pa.Box([-1] * 3, [1] * 3), pa.Box([-3] * 3, [3] * 3)
@@ -161,6 +161,20 @@ def test_one_example_attains_the_formula():
     error = np.linalg.norm(gd.trajectory(data).numpy()[1] - gd.exact(data)[1])
     assert abs(error - (1 - np.tanh(0.3) / 0.3)) < 1e-12
     assert error <= gd.error_bounds_at(data)[1] <= 2.2 * error
+
+
+def test_a_squared_step_is_a_plain_multihead_attention():
+    gd, _ = descent("squared", 12)
+    attention, data = descent_attention(gd), prompt(20, REAL)
+    tokens = gd.layer.mirrored(torch.from_numpy(data)[None])
+    w = gd.trajectory(data)
+    state = torch.cat([w[3], torch.ones(1, dtype=torch.float64)])[None, None]
+    step = w[3] + attention(state, tokens, tokens, need_weights=False)[0][0, 0, :3]
+    assert torch.allclose(step, w[4], rtol=0, atol=1e-10)
+    assert not torch.allclose(step, w[5], rtol=0, atol=1e-4)  # negative control
+    for loss in ("ridge", "logistic"):
+        with pytest.raises(UnsupportedError, match="single attention"):
+            descent_attention(descent(loss, 12)[0])
 
 
 def test_single_precision_and_another_start():

@@ -14,7 +14,7 @@ from partita import constructions
 
 PACKAGE = Path(partita.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "theorems.md"
-CONSTRUCTIONS = ["indicator", "reassignment", "self_attention", "cross_attention", "small_domain"]
+CONSTRUCTIONS = ["indicator", "reassignment", "self_attention", "cross_attention", "small_domain", "ramp", "relu_head"]
 
 _KEY = r"`([a-z][a-z0-9]*(?:-[a-z0-9]+)*)`"
 _CITATION = re.compile(rf"\*Theorem\*:\s*((?:{_KEY}(?:\s*\([^`)]*\))?(?:,|;| and)?\s*(?:in L_p\s+)?)+)")

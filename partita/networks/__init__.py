@@ -1,6 +1,6 @@
 """What is made of several heads: multi-head ramps, two layers, feed-forward networks as attention, gradient descent in context."""
 
-from partita.networks.blocks import EncoderRamp, PrefixRamp, encoder_ramp, prefix_ramp
+from partita.networks.blocks import EncoderRamp, PrefixRamp, descent_attention, encoder_ramp, prefix_ramp
 from partita.networks.from_mlp import AttentionNetwork, attention_from_mlp
 from partita.networks.in_context import GradientDescent, gradient_descent
 from partita.networks.multi_head import MultiHeadRamp, SharedRamp, multi_head_ramp, sharpness_needed
@@ -15,6 +15,7 @@ __all__ = [
     "PrefixRamp",
     "SharedRamp",
     "attention_from_mlp",
+    "descent_attention",
     "encoder_ramp",
     "gradient_descent",
     "multi_head_ramp",

@@ -17,9 +17,10 @@ from partita.constructions.ramp import Ramp
 from partita.constructions.ramp_layers import refuse_many, rounded_layers
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.ramps import sharing_excess
+from partita.networks.in_context import GradientDescent
 from partita.networks.multi_head import SharedRamp
 
-__all__ = ["EncoderRamp", "PrefixRamp", "encoder_ramp", "prefix_ramp"]
+__all__ = ["EncoderRamp", "PrefixRamp", "descent_attention", "encoder_ramp", "prefix_ramp"]
 
 _BEHIND = 60.0  # by so much data tokens, as keys, trail every anchor
 
@@ -106,6 +107,34 @@ def _one_head(rate: float, dtype: torch.dtype) -> nn.MultiheadAttention:
         "out_proj.bias": np.zeros(4),
     }
     attention.load_state_dict({name: torch.tensor(a, dtype=dtype) for name, a in tensors.items()}, strict=True)
+    return attention.eval().requires_grad_(False)
+
+
+def descent_attention(descent: GradientDescent) -> nn.MultiheadAttention:
+    """One step of squared-loss descent as an `nn.MultiheadAttention` of one head: `w + attention([w, 1], tokens, tokens)[…, :d]`.
+
+    `tokens` are the mirrored examples (`descent.layer.mirrored(prompt)`), embed_dim is d + 1. *Theorem*: `descent-step`.
+
+    Raises:
+        UnsupportedError: another loss, whose slopes need a first attention with keys made of w; or ridge, which a residual
+        cannot shrink.
+    """
+    layer, facts = descent.layer, descent.facts
+    if layer.has_table or facts.ridge:
+        raise UnsupportedError(
+            f"loss {descent.slope.name}, ridge {facts.ridge:g}: only squared loss without ridge is a single "
+            f"attention with a residual; "
+            "keys of other losses depend on w, and ridge shrinks w itself."
+        )
+    size = descent.dim + 1
+    eye = torch.eye(size, dtype=descent.dtype)
+    query = math.sqrt(size) * facts.epsilon * eye
+    query[-1, -1] *= -1
+    value = torch.zeros_like(eye)
+    value[: descent.dim] = layer.read.T
+    attention = nn.MultiheadAttention(size, 1, bias=False, batch_first=True, dtype=descent.dtype)
+    tensors = {"in_proj_weight": torch.cat([query, eye, value]), "out_proj.weight": eye}
+    attention.load_state_dict(tensors, strict=True)
     return attention.eval().requires_grad_(False)
 
 
