@@ -3,6 +3,7 @@
 __all__ = [
     "AlreadyExistsError",
     "DataFileError",
+    "BudgetSpentError",
     "CurvatureContradictedError",
     "DomainError",
     "ExpressionError",
@@ -92,6 +93,10 @@ class MutatedInputError(PartitaError):
 
 class LipschitzContradictedError(PartitaError):
     """Two points between which the target moves faster than its declared modulus of continuity allows."""
+
+
+class BudgetSpentError(PartitaError):
+    """Work that was stopped because the time allowed for it is over."""
 
 
 class CurvatureContradictedError(PartitaError):

@@ -17,7 +17,7 @@ from partita.attention.scattered_head import ScatteredHead, exponent_cut
 from partita.certify.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.certify.certificate import Term
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.errors import UnsupportedError
+from partita.errors import BudgetSpentError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.targets.graph import Graph
 
@@ -88,8 +88,11 @@ def prove_boxes(
     while search.boxes < max_boxes and search.refine(max_boxes):
         if give_up is not None and search.hopeless >= give_up:
             break
-        if progress is not None:
-            progress("proof", search.boxes, max_boxes)
+        try:
+            if progress is not None:
+                progress("proof", search.boxes, max_boxes)
+        except BudgetSpentError:
+            break
     return search.result()
 
 

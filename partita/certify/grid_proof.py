@@ -16,6 +16,7 @@ import numpy as np
 
 from partita.certify.polynomials import bound_ranges
 from partita.certify.weight_series import WeightSeries, slope_series, weight_series
+from partita.errors import BudgetSpentError
 from partita.geometry.domains import Array
 from partita.targets.graph import Graph
 
@@ -24,6 +25,7 @@ __all__ = ["GridProof", "SoftGrid", "prove_grid"]
 _U = 2.0**-53
 _INFLATE = 1 + 1e-12
 _ENTRIES_AT_ONCE = 1 << 23  # floats of one intermediate of the contraction
+_LEFT_AT_ONCE = 1 << 16
 _LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
 
@@ -45,7 +47,7 @@ class SoftGrid:
 class GridProof:
     """`sup |f − net| ≤ bound` on the box, for the exact head. `least` is attained, so the truth lies between.
 
-    `settled`: whether the bound meets the goal; if not, it is the valid bound reached so far, infinite where boxes were left out.
+    `settled`: whether the bound meets the goal; if not, it is the valid bound reached so far, coarse where boxes were left out.
     """
 
     bound: float
@@ -65,11 +67,13 @@ def prove_grid(
     goal: float,
     along: int | None = None,
     max_boxes: int = 1 << 17,
+    max_pieces: int = 1 << 20,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> GridProof:
     """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal.
 
-    With `along`, bound `sup |f − ∂net/∂z_along|` instead.
+    With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the range
+    of their polynomials.
     """
     if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
         return GridProof(math.inf, 0.0, False, 0, 0, 0)
@@ -88,18 +92,36 @@ def prove_grid(
         coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
         flat = np.moveaxis(coefficients[:, :, ~splittable], 0, 1).reshape(coefficients.shape[1], -1)
-        found = bound_ranges(flat, remainder[:, ~splittable].reshape(-1), difference.exponents, goal=goal, least=least)
+        rest = remainder[:, ~splittable].reshape(-1)
+        found = bound_ranges(flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces)
         bound, least, pieces = max(bound, found.largest), max(least, found.least), pieces + found.pieces
         with np.errstate(invalid="ignore"):
             attained = np.abs(coefficients[:, 0]) - remainder
         least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
         children = _halves(now[splittable], size[splittable], blame[splittable])
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
-        if progress is not None:
-            progress("proof", looked, looked + len(middle))
+        try:
+            if progress is not None:
+                progress("proof", looked, looked + len(middle))
+        except BudgetSpentError:
+            break
     if len(middle):
-        bound = math.inf
+        bound = max(bound, _without_polynomials(difference, middle, radius))
     return GridProof(bound, least, bound <= goal, degree, looked, pieces)
+
+
+def _without_polynomials(difference: _Difference, middle: Array, radius: Array) -> float:
+    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes."""
+    if difference.along is not None:
+        return math.inf
+    table = difference.grid.values.reshape(-1, difference.grid.values.shape[-1])
+    worst = 0.0
+    for start in range(0, len(middle), _LEFT_AT_ONCE):
+        now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
+        f = difference.graph.enclose(now - size, now + size)
+        off = np.maximum(f.hi - table.min(axis=0), table.max(axis=0) - f.lo)
+        worst = max(worst, float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)))
+    return worst * _INFLATE
 
 
 def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tuple[int, ...]]:

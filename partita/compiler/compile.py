@@ -12,6 +12,7 @@ import torch
 
 from partita.certify.certificate import Certificate
 from partita.compiler.affine_plan import plan_affine_grid
+from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
 from partita.compiler.knowledge import Declared
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
@@ -35,6 +36,7 @@ from partita.targets.target import make_target
 
 __all__ = ["build", "compile"]
 
+_TO_PLAN = 0.67  # of a budget
 _SHARES = (0.85, 0.6)  # of the tolerance: sizes are found again for these when a proof misses it
 
 
@@ -56,6 +58,7 @@ def compile(
     max_bytes: int = DEFAULT_MAX_BYTES,
     vectorize: bool = False,
     trace: bool | None = None,
+    budget: float | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
@@ -82,6 +85,7 @@ def compile(
         sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
         vectorize: call f once per point. trace: torch functions and modules are followed operation by operation and become
             expressions, so that claims about them are proved; False leaves them black boxes, True insists.
+        budget: seconds; planning ends after two thirds of them with what was found, a proof with the valid bound it has reached.
         progress: called with (what, done, of). seed: of the attack on the finished head.
 
     Raises:
@@ -96,9 +100,10 @@ def compile(
     if seed < 0:
         raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
     options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
+    clock = Clock(budget, progress)
     target = make_target(function, domain, vectorize=vectorize, trace=trace)
-    planned = make_plan(target, options, Declared(lipschitz, modulus, hessian, jumps), progress=progress)
-    return build(planned, outside=outside, progress=progress, seed=seed)
+    planned = make_plan(target, options, Declared(lipschitz, modulus, hessian, jumps), progress=clock.until(_TO_PLAN))
+    return build(planned, outside=outside, progress=clock.until(1.0), seed=seed)
 
 
 def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:

@@ -18,7 +18,14 @@ from partita.compiler.planned import Candidate, Plan
 from partita.compiler.soft_plan import forecast_averaged, plan_averaged, plan_fitted
 from partita.compiler.train_plan import MANY_VARIABLES, plan_train
 from partita.constructions.construction import Progress
-from partita.errors import NotContinuousError, NothingKnownError, PartitaError, SizeError, ToleranceError
+from partita.errors import (
+    BudgetSpentError,
+    NotContinuousError,
+    NothingKnownError,
+    PartitaError,
+    SizeError,
+    ToleranceError,
+)
 from partita.geometry.domains import Box, Domain, PointCloud
 from partita.targets.knowledge import Curvature, Jumps, Modulus
 from partita.targets.target import Target, make_target
@@ -85,6 +92,10 @@ def make_plan(
             errors.append(error)
             refused.append(_refused(method, error, target, knowledge, options))
             continue
+        except BudgetSpentError as error:
+            errors.insert(0, error)
+            refused.append(Candidate(method, "", "the budget was spent before it was planned"))
+            break
         if isinstance(found, Plan):
             plans.append(found)
         else:

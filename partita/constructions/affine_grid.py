@@ -29,6 +29,7 @@ from partita.constructions.construction import (
 )
 from partita.constructions.estimate import sampled_error
 from partita.constructions.on_grid import GridRecipe, head_facts, norm_name
+from partita.errors import BudgetSpentError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import dropped_mass
@@ -309,8 +310,11 @@ def graph_cells(
         exponents = tuple(map(tuple, model.exponents.tolist()))
         found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least)
         worst, least = max(worst, found.largest), max(least, found.least)
-        if progress is not None:
-            progress("proof", start + len(cells), grid.num_cells)
+        try:
+            if progress is not None:
+                progress("proof", start + len(cells), grid.num_cells)
+        except BudgetSpentError:
+            progress = None  # what is left takes less time than a new beginning
     return worst
 
 

@@ -95,6 +95,7 @@ def soft_grid(
 
 
 _SHARPENINGS, _SMALL = 8, 0.02  # proofs tried; a bound below that share of what rounding adds is near enough
+_SHARP_PIECES = 1 << 14
 _CLOSE, _CLOSER = 1.08, 1.04  # times a value attained: bounds that close are left alone, and what to aim at
 
 
@@ -133,7 +134,7 @@ def _near_the_truth(prove: Callable[..., GridProof], goal: float, *, floor: floa
         closer = max(_CLOSER * proof.least, 0.01 * proof.bound)
         if not proof.settled or proof.bound <= max(_CLOSE * proof.least, floor):
             break
-        again = prove(goal=closer, max_boxes=4 * proof.boxes + 4096)
+        again = prove(goal=closer, max_boxes=4 * proof.boxes + 4096, max_pieces=_SHARP_PIECES)
         if again.bound > proof.bound:
             # something between: values attained beyond the new goal are at least known now
             if again.least <= proof.least:
