@@ -50,8 +50,7 @@ def prompt(examples: int, y_box: pa.Box, seed: int = 0) -> np.ndarray:
 @cache
 def descent(loss: str, steps: int, step_size: float = 0.5, **options):
     y_box, ridge = LOSSES[loss]
-    name = "squared" if loss == "ridge" else loss
-    return pa.in_context.gradient_descent(name, steps, step_size, x=X, y=y_box, w=W, ridge=ridge, **options), y_box
+    return pa.in_context.gradient_descent(loss, steps, step_size, x=X, y=y_box, w=W, ridge=ridge, **options), y_box
 
 
 def slow_descent(loss: str, examples: np.ndarray, steps: int, step_size: float, ridge: float) -> np.ndarray:
@@ -201,6 +200,8 @@ def test_what_is_known_of_losses():
         (DomainError, "steps", {"steps": 0}),
         (DomainError, "step_size", {"step_size": 0.0}),
         (DomainError, "ridge", {"ridge": -1.0}),
+        (DomainError, "λ > 0", {"loss": "ridge"}),
+        (DomainError, "epsilon", {"epsilon": -1.0}),
         (DomainError, "start", {"initial": [9.0, 0.0, 0.0]}),
         (DomainError, "labels", {"loss": "logistic"}),
         (ShapeError, "boxes", {"w": pa.Box([-1], [1])}),

@@ -230,6 +230,20 @@ def test_a_gate_is_asked_in_its_range_only():
     assert np.isinf(gate.gap(Interval.point([5.0]))).all() and np.isfinite(gate.gap(Interval.point([3.0]))).all()
 
 
+def test_errors_that_do_not_reach_the_output_may_exceed_a_table():
+    """A neuron that nobody reads gets a share of the tolerance without end; the table behind it then has to be a wide one."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2), nn.GELU(), nn.Linear(2, 1)).double()
+    numbers = ([[1.0]], [0.0], [[5.0], [0.01]], [0.0, 0.0], [[0.0, 1.0]], [0.0])
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), numbers):
+            parameter.copy_(torch.tensor(value))
+    net = pa.attention_from_mlp(model, pa.Box([-1], [1]), 1e-3)
+    x = torch.linspace(-1, 1, 2001, dtype=torch.float64)[:, None]
+    with torch.no_grad():
+        assert (net(x) - model(x)).abs().max() <= net.error_bound <= 1e-3
+    assert hasattr(net.layers[1].gate, "clamp")
+
+
 def test_tables_are_small_and_proved():
     table = tabulate_text("x*sigmoid(3*x)", -5.0, 5.0, 1e-6)
     x = np.linspace(-5, 5, 5001)

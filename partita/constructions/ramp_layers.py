@@ -105,8 +105,9 @@ def refuse_many(built: Ramp) -> None:
 def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, float]:
     """The approximation with p anchors, and what rounded dot products add to it.
 
-    A score is off by `δ = 10u·R(|L||u| + L²/2) + 20u`, centred. Either `½(e^{2δ} − 1)·√E(u − L)²` is added; or, for hard heads,
-    `E(u − L)² ≤ (Δ/2)² + (2/R)(W((p−1)/e) + 2δ)` replaces the approximation.
+    A score is off by `δ = 10u·R(|L||u| + L²/2) + 64u`, centred (64u: exp in fused attention kernels is coarser). Either
+    `½(e^{2δ} − 1)·√E(u − L)²` is added; or, for hard heads, `E(u − L)² ≤ (Δ/2)² + (2/R)(W((p−1)/e) + 2δ)` replaces the
+    approximation.
     """
     head = built.head
     u = UNIT_ROUNDOFF[semantics_of(head.dtype)]
@@ -115,7 +116,7 @@ def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, floa
     rate, half = kappa / spacing**2, (high - low) / 2
     size = query_size(_array(head.slopes), _array(head.offsets), built.domain)
     reach = add_up(size, abs(low + high) / 2)
-    delta = mul_up(1.01 * u, add_up(mul_up(10 * rate * half, add_up(reach, half / 2)), 20.0))
+    delta = mul_up(1.01 * u, add_up(mul_up(10 * rate * half, add_up(reach, half / 2)), 64.0))
     approximation = mul_up(spacing * (1 + 1e-12), ramp_constant(anchors, kappa))
     geometry = AxisGeometry(anchors, spacing * (1 - 1e-12), spacing * (1 + 1e-12), 0.0)
     soft = mul_up(0.5, expm1_up(min(2 * delta, 700.0)), distance_bounds(geometry, rate, 2)[0])
@@ -124,7 +125,7 @@ def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, floa
     )
     hard = max(0.0, sqrt_up(square) - approximation)
     largest = max(abs(low), abs(high))
-    sums = mul_up(1.01 * u, add_up(mul_up(w_terms(head.slopes.shape[1]), size), mul_up(columns + 20.0, largest)))
+    sums = mul_up(1.01 * u, add_up(mul_up(w_terms(head.slopes.shape[1]), reach), mul_up(columns + 20.0, largest)))
     return approximation, add_up(min(soft, hard), sums)
 
 

@@ -100,7 +100,7 @@ class AttentionNetwork(nn.Module):
         return carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
 
     def _points(self, x: Any) -> Array:
-        points = np.asarray(x.detach().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)
+        points = np.asarray(x.detach().cpu().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)
         if points.shape[-len(self.domain.shape) :] != self.domain.shape:
             raise ShapeError(f"inputs of shape {points.shape}; expected (…, {', '.join(map(str, self.domain.shape))}).")
         return points.reshape(-1, self.domain.dimension)
@@ -148,6 +148,9 @@ def attention_from_mlp(
     for share in _SHARES:
         facts = _chosen(stages, box, share * tolerance, dtype)
         terms = _terms(facts, box, dtype)
+        if not math.isfinite(total(terms)):  # a table was asked beyond its range: take those that have none
+            facts = _chosen(stages, box, share * tolerance, dtype, reach=math.inf)
+            terms = _terms(facts, box, dtype)
         if total(terms) <= tolerance:
             break
     else:
@@ -184,7 +187,12 @@ def _terms(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> tuple[T
     exact = min(whole, float(carry(facts, box, unit_roundoff=0.0)[-1].error.max()))
     return (
         Term("gates", exact, "gaps carried through the layers", "carried-errors"),
-        Term("rounding", float(up(whole - exact)), "roundings carried through the layers", "carried-errors"),
+        Term(
+            "rounding",
+            float(up(whole - exact)) if math.isfinite(exact) else 0.0,
+            "roundings carried through the layers",
+            "carried-errors",
+        ),
     )
 
 
@@ -210,10 +218,12 @@ def _numbers(stage: Stage, gate: Gate | None) -> Layer:
     return Layer(stage.weight.double().numpy(), stage.bias.double().numpy(), gate)
 
 
-def _chosen(stages: Sequence[Stage], box: Interval, allowed: float, dtype: torch.dtype) -> list[Layer]:
+def _chosen(
+    stages: Sequence[Stage], box: Interval, allowed: float, dtype: torch.dtype, *, reach: float = 0.0
+) -> list[Layer]:
     """Gates whose gaps, amplified by the layers behind them, share what is allowed evenly.
 
-    A first pass with sharp gates finds the intervals and slopes that the shares depend on.
+    A first pass with sharp gates finds the intervals and slopes that the shares depend on; `reach` is how far tables must.
     """
     sharp = [
         _numbers(s, None if s.activation is None else gate_for(s.activation, 1e-3 * allowed, math.inf)) for s in stages
@@ -227,8 +237,8 @@ def _chosen(stages: Sequence[Stage], box: Interval, allowed: float, dtype: torch
         gate = None
         if stage.activation is not None:
             share = allowed / curved / max(gain, 1e-30)
-            reach = float(carried.reach.magnitude.max()) + 2 * allowed / max(gain, 1e-3)
-            gate = gate_for(stage.activation, min(share, 1e6), reach)
+            widest = float(carried.reach.magnitude.max()) + 2 * allowed / max(gain, 1e-3)
+            gate = gate_for(stage.activation, min(share, 1e6), max(reach, widest))
         layers.append(_numbers(stage, gate))
     return layers
 

@@ -192,13 +192,12 @@ class GradientDescent(nn.Module):
 
     def _checked(self, prompt: Any) -> Tensor:
         z = prompt if isinstance(prompt, Tensor) else torch.as_tensor(np.asarray(prompt, dtype=np.float64))
-        z = z.detach().to(self.dtype)
         if z.dim() < 2 or z.shape[-1] != self.dim + 1 or z.shape[-2] < 1:
             raise ShapeError(
-                f"a prompt of shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): tokens [x, y] with "
-                f"{self.dim} features."
+                f"a prompt of shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): "
+                f"tokens [x, y] with {self.dim} features."
             )
-        points = z.double().reshape(-1, self.dim + 1).numpy()
+        points = z.detach().double().reshape(-1, self.dim + 1).cpu().numpy()
         inside = self.x_box.contains(points[:, : self.dim]) & self.y_box.contains(points[:, self.dim :])
         if not inside.all():
             i = int(np.flatnonzero(~inside)[0])
@@ -206,10 +205,10 @@ class GradientDescent(nn.Module):
                 f"{int((~inside).sum()):,} of {len(points):,} examples lie outside the declared boxes of x and y, the first is "
                 f"{np.round(points[i][:9], 6).tolist()}; scale them, or declare larger boxes."
             )
-        return z
+        return z.detach().to(self.dtype)
 
     def _require_inside(self, iterates: Tensor) -> None:
-        points = iterates.detach().double().numpy()
+        points = iterates.detach().double().cpu().numpy()
         inside = self.w_box.contains(points.reshape(-1, self.dim)).reshape(points.shape[:2])
         if not inside.all():
             batch, step = np.argwhere(~inside)[0]
@@ -243,8 +242,8 @@ def gradient_descent(
     *Theorem*: `descent-step`, `descent-drift`.
 
     Args:
-        loss: "squared" ((s − y)²/2, with `ridge` ridge regression), "logistic" (log(1 + e^s) − ys, y in [0, 1]), or an expression
-            of class C¹ in s and y, or in the residual r = s − y.
+        loss: "squared" ((s − y)²/2), "ridge" (the same, with ridge=λ), "logistic" (log(1 + e^s) − ys, y in [0, 1]), or an
+            expression of class C¹ in s and y, or in the residual r = s − y.
         x, y, w: boxes of features `(d,)`, of targets `(1,)`, and of the iterates `(d,)`; the bounds speak of these.
         ridge: λ ≥ 0. initial: w_0, zeros if not given. prompt_length: the number of examples that ε is chosen for.
         epsilon: ε, if it is to be chosen by hand. table_tolerance: of a tabulated slope.
@@ -261,10 +260,15 @@ def gradient_descent(
         raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
     if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):
         raise DomainError(f"logistic loss with y in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
+    if loss == "ridge" and not ridge > 0:
+        raise DomainError("loss 'ridge' is 'squared' with ridge=λ; give a λ > 0.")
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise DomainError(f"epsilon {epsilon!r}; expected a number > 0.")
+    x, y, w = (_held(box, dtype) for box in (x, y, w))
     features = Interval(x.lo, x.hi) * Interval(w.lo, w.hi)
     pad = 1e-12 * features.magnitude.sum() + 1e-300  # covers the rounding of the sums
     s = Interval(features.lo.sum() - pad, features.hi.sum() + pad)
-    slope = loss_slope(loss, s, Interval(y.lo[0], y.hi[0]), table_tolerance)
+    slope = loss_slope("squared" if loss == "ridge" else loss, s, Interval(y.lo[0], y.hi[0]), table_tolerance)
     reach = [np.maximum(np.abs(b.lo), np.abs(b.hi)).ravel() for b in (x, y, w)]
     facts = StepFacts(
         step_size=float(step_size),
@@ -279,6 +283,14 @@ def gradient_descent(
     facts = facts.with_epsilon(facts.best_epsilon(slope, prompt_length) if epsilon is None else float(epsilon))
     layer = DescentLayer(slope, x.dimension, step_size=step_size, ridge=ridge, epsilon=facts.epsilon, dtype=dtype)
     return GradientDescent(layer, slope, facts, (x, y, w), steps=steps)
+
+
+def _held(box: Box, dtype: torch.dtype) -> Box:
+    """The box that numbers of the given one may be rounded into."""
+    if dtype == torch.float64:
+        return box
+    pad = np.maximum(np.abs(box.lo), np.abs(box.hi)) * 2.0**-22
+    return Box(box.lo - pad, box.hi + pad)
 
 
 def _validated(

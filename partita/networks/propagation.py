@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.arithmetic.interval import Interval
-from partita.arithmetic.rounding import up
+from partita.arithmetic.rounding import down, up
 from partita.geometry.domains import Array
 from partita.networks.gates import Gate
 
@@ -49,6 +49,7 @@ def enclose_affine(weight: Array, bias: Array, z: Interval) -> Interval:
     return Interval(center - spread - padding, center + spread + padding)
 
 
+@np.errstate(invalid="ignore")
 def carry(
     layers: Sequence[Layer], z: Interval, *, unit_roundoff: float, with_gaps: bool = True, error: Array | None = None
 ) -> list[Carried]:
@@ -61,7 +62,7 @@ def carry(
             size, terms = np.abs(layer.weight), layer.weight.shape[1] + 4
             magnitude = (z.magnitude + error) @ size.T + np.abs(layer.bias)
             error = _padded(error @ size.T + 1.01 * terms * unit_roundoff * magnitude, terms)
-        reach = Interval(u.lo - error, u.hi + error)
+        reach = Interval(down(u.lo - error), up(u.hi + error))
         if layer.gate is None:
             z = u
         else:
@@ -73,7 +74,8 @@ def carry(
 
 
 def _padded(positive: Array, terms: int) -> Array:
-    """Rounded up beyond what a sum of so many nonnegative products can lose."""
+    """Rounded up beyond what a sum of so many nonnegative products can lose; 0·∞ counts as ∞: nothing is known then."""
+    positive = np.where(np.isnan(positive), np.inf, positive)
     return up(positive * (1 + 8 * terms * _U), 8) * (positive > 0)
 
 
