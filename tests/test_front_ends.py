@@ -289,3 +289,28 @@ def test_weighted_sums_forget_what_is_unbounded_and_only_that():
     assert both.is_entire.tolist() == [False, True] and second.is_entire.tolist() == [False, False]
     zero = Interval.weighted_sums([Interval.point([0.0])] * 4, np.ones((1, 4)))[0]
     assert zero.lo[0] == zero.hi[0] == 0.0
+
+
+def test_sums_that_underflow_are_not_zero():
+    tiny = "1e-200*(1e-200*x0)"
+    graph = parse(
+        f"sum({tiny}, {tiny.replace('x0', 'x1')}, {tiny.replace('x0', 'sin(x0)')}, {tiny.replace('x0', 'cos(x1)')})*1e200*1e200",
+        ["x0", "x1"],
+    )
+    found = graph.enclose([[0.5, 0.5]], [[0.6, 0.6]])
+    assert found.lo[0, 0] < 0 < 2.36 < found.hi[0, 0]
+    assert graph.taylor([[0.5, 0.5]], [[0.1, 0.1]], 3).remainder[0, 0] >= 1.0
+
+
+def test_what_is_undefined_stays_so_in_a_sum():
+    graph = parse("sum(0*log(x0 - 0.5), x0, x1, x0*x1)", ["x0", "x1"])
+    assert graph.enclose([[0.3, 0.5]], [[0.31, 0.6]]).is_entire.all()
+    value, slope = graph.enclose_gradient([[0.3, 0.5]], [[0.31, 0.6]])
+    assert value.is_entire.all() and slope.is_entire.all()
+    assert np.isinf(graph.taylor([[0.3, 0.5]], [[0.01, 0.1]], 2).remainder).all()
+    assert not graph.enclose([[0.7, 0.5]], [[0.8, 0.6]]).is_entire.any()
+
+
+def test_slopes_across_a_pole_are_unknown():
+    slope = parse("tan(x0)", ["x0"]).enclose_gradient([[1.0]], [[2.0]])[1]
+    assert slope.is_entire.all()

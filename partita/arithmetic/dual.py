@@ -84,10 +84,11 @@ class Dual:
 
     @staticmethod
     def weighted_sums(terms: "Sequence[Dual]", matrix: Floats) -> "list[Dual]":
-        """`Σ_k matrix[i, k] u_k` for each row i; a term that is unbounded leaves nothing known, as in `Interval`."""
+        """`Σ_k matrix[i, k] u_k` for each row i; a term that is undefined leaves nothing known, as in `Interval`."""
         values = Interval.weighted_sums([t.value for t in terms], matrix)
         slopes = Interval.weighted_sums([t.gradient for t in terms], matrix)
-        return [Dual(value, slope) for value, slope in zip(values, slopes)]
+        undefined = np.logical_or.reduce(np.broadcast_arrays(*(t.is_entire for t in terms)))
+        return [Dual(value, slope).forget(undefined) for value, slope in zip(values, slopes)]
 
     def square(self) -> "Dual":
         return self._chain(self.value.square(), 2.0 * self.value)
@@ -118,8 +119,9 @@ class Dual:
         return self._chain(self.value.cos(), -self.value.sin())
 
     def tan(self) -> "Dual":
+        """Slope 1 + tan² u, nothing known across a pole."""
         value = self.value.tan()
-        return self._chain(value, 1.0 + value.square())
+        return self._chain(value, (1.0 + value.square()).forget(value.is_entire))
 
     def atan(self) -> "Dual":
         return self._chain(self.value.atan(), 1.0 / (1.0 + self.value.square()))

@@ -232,7 +232,7 @@ class Interval:
     @staticmethod
     @_quiet
     def weighted_sums(terms: "Sequence[Interval]", matrix: Floats) -> "list[Interval]":
-        """`Σ_k matrix[i, k] X_k` for each row i, and nothing known where a term that counts is unbounded.
+        """`Σ_k matrix[i, k] X_k` for each row i, and nothing known where a term that counts is unbounded, or any is undefined.
 
         By middles and radii, |Σ c x − Σ c m| ≤ Σ |c| r; a float sum of n products in any order, fused or not, is within
         1.01 (n + 1) 2⁻⁵³ of the sum of their sizes, and 2⁻¹⁰⁷⁴ for each underflow.
@@ -247,8 +247,10 @@ class Interval:
         sizes = np.abs(matrix)
         sums = matrix @ middle.reshape(flat)
         radii = (sizes @ (reach + unit * np.abs(middle)).reshape(flat)) * (1 + unit) + len(terms) * 2.0**-1073
-        exact = (sizes @ np.abs(middle).reshape(flat) == 0.0) & (sizes @ reach.reshape(flat) == 0.0)
-        lost = (matrix != 0.0).astype(np.float64) @ (~bounded).reshape(flat).astype(np.float64) > 0.0
+        counts = (matrix != 0.0).astype(np.float64)
+        exact = counts @ ((middle != 0.0) | (reach != 0.0)).reshape(flat) == 0.0  # not: sums that underflow to 0
+        undefined = ((los == -np.inf) & (his == np.inf)).any(axis=0).reshape(1, -1)
+        lost = (counts @ (~bounded).reshape(flat) > 0.0) | undefined
         radii = np.where(exact, 0.0, radii)
         lo, hi = np.where(exact, 0.0, down(sums - radii)), np.where(exact, 0.0, up(sums + radii))
         known = np.isfinite(lo) & np.isfinite(hi) & ~lost

@@ -125,9 +125,10 @@ class TaylorModel:
         lost = sizes @ (np.where(known, remainders, 0.0) + unit * norms) * (1 + unit) + len(terms) * rows * 2.0**-1073
         lost = np.where((matrix != 0.0).astype(np.float64) @ (~known).astype(np.float64) > 0.0, np.inf, lost)
         bounds = Interval.weighted_sums([t.bounds for t in terms], matrix)
+        undefined = np.logical_or.reduce([np.broadcast_to(t.is_entire, boxes) for t in terms])
         return [
-            _settled(Polynomial(basis, p), r, Interval(*np.broadcast_arrays(b.lo, b.hi)))
-            for p, r, b in zip(sums, lost, bounds)
+            _settled(Polynomial(basis, polynomial), remainder, bound).forget(undefined)
+            for polynomial, remainder, bound in zip(sums, lost, bounds)
         ]
 
     def __mul__(self, other: "TaylorModel") -> "TaylorModel":
