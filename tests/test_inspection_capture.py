@@ -212,6 +212,82 @@ def test_encoder_layers_on_both_paths(name, training, x):
                 assert len(snapshot.counted) == real  # padding is no query, whether torch nested the batch or not
 
 
+@pytest.mark.parametrize("kind", ["mask", "src_key_padding_mask"])
+def test_the_fused_layer_takes_finite_masks_for_boolean_ones_and_is_recorded_as_it_is(kind, x):
+    """torch's fused encoder layer masks whatever is not 0; unfused it adds it."""
+    model = build(lambda: encoder(norm_first=True, layers=1)).eval()
+    given = BIAS.clone() if kind == "mask" else torch.full((3, 7), 0.5)
+    given[..., :3] = 0.0
+    with torch.no_grad():
+        assert torch.equal(model(x, **{kind: given}), model(x, **{kind: given != 0}))
+        with pa.inspect.capture(model) as heads:
+            model(x, **{kind: given})
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with pa.inspect.capture(model) as unfused:
+                model(x, **{kind: given})
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert heads["layers.0.self_attn", 0].snapshots[1].active.sum(axis=1).tolist() == [3] * 7
+    assert unfused["layers.0.self_attn", 0].snapshots[1].active.all()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"need_weights": False}, {"key_padding_mask": padding()}, {"attn_mask": CAUSAL}], ids=str
+)
+def test_self_attention_on_the_fused_operator(options, x):
+    layer = build(lambda: nn.MultiheadAttention(16, 4, batch_first=True)).eval()
+    with torch.inference_mode():
+        before = layer(x, x, x, **options)
+        with pa.inspect.capture(layer) as heads:
+            after = layer(x, x, x, **options)
+        _, weights = layer(x, x, x, **{**options, "need_weights": True}, average_attn_weights=False)
+    assert torch.equal(before[0], after[0])
+    for record in heads:
+        for element, snapshot in enumerate(record.snapshots):
+            for rows, scores in snapshot.score_chunks():
+                e = np.exp(scores - scores.max(axis=1, keepdims=True))
+                truth = weights[element, record.head].numpy()[rows]
+                assert np.abs(e / e.sum(axis=1, keepdims=True) - truth).max() < 1e-5
+
+
+def test_encoders_and_decoders(x):
+    model = build(lambda: nn.Transformer(16, 4, 1, 1, 32, batch_first=True)).eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad():
+        before = model(x, x[:, :5], tgt_mask=mask)
+        with pa.inspect.capture(model) as heads:
+            assert torch.equal(model(x, x[:, :5], tgt_mask=mask), before)
+    own, cross = (
+        heads["decoder.layers.0.self_attn", 0].snapshots[0],
+        heads["decoder.layers.0.multihead_attn", 0].snapshots[0],
+    )
+    assert heads.layers[0] == "encoder.layers.0.self_attn" and len(heads) == 12
+    assert own.active.tolist() == np.tri(5, dtype=bool).tolist() and cross.active.shape == (5, 7) and cross.active.all()
+
+
+def test_padded_keys_of_another_sequence_leave_all_queries(x):
+    """Cross-attention with as many queries as keys: padding is of the keys alone."""
+    layer = build(lambda: nn.MultiheadAttention(16, 4, batch_first=True)).eval()
+    with torch.no_grad(), pa.inspect.capture(layer) as heads:
+        layer(x.flip(0), x, x, key_padding_mask=padding())
+        layer(x, x, x, key_padding_mask=padding())
+    counts = [len(s.counted) for s in heads["MultiheadAttention", 0].snapshots]
+    assert counts == [7, 7, 7, 7, 4, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_fused_layers_with_no_token_or_one(tokens, dtype, x):
+    model = build(encoder).eval().to(dtype)
+    few = x[:, :tokens].to(dtype)
+    with torch.no_grad():
+        before = model(few)
+        with pa.inspect.capture(model) as heads:
+            assert torch.equal(model(few), before)
+    assert all(len(s.queries) == tokens for r in heads for s in r.snapshots) and len(heads) == 8
+
+
 def test_the_fused_path_is_really_taken_and_a_function_mode_would_leave_it(x):
     """The negative control of bit-identity: what capture avoids does happen to a plain function mode."""
     from torch.overrides import TorchFunctionMode

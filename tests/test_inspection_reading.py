@@ -95,8 +95,6 @@ def test_leakage_stays_below_the_proposition(sharpen):
     reading = read_queries(snapshot)
     assert (reading.leakage <= reading.leakage_bound).all()
     assert (reading.leakage_bound >= np.minimum(1, 24 * np.exp(-reading.margins))).all()
-    weaker = (25 - 1) * np.exp(-2 * reading.margins)  # negative control: a bound that is too small is caught
-    assert (reading.leakage > weaker).any() == (sharpen >= 10.0) or sharpen < 10.0
 
 
 def test_a_bound_without_the_number_of_keys_would_fail():

@@ -15,6 +15,7 @@ from partita.errors import ShapeError, UnsupportedError
 from partita.geometry import polygons
 from partita.inspection.reading import read_queries
 from partita.inspection.round_trip import temperature
+from partita.targets.probing import split_flat
 
 
 def inspected(module, *inputs):
@@ -35,6 +36,12 @@ COMPILED = {
     ),
     "soft": lambda: pa.compile("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), tolerance=1e-2),
     "one axis": lambda: pa.compile("sin(5*x)", pa.Box([-2], [2]), tolerance=0.2, method="hard"),
+    "sequence": lambda: pa.compile(
+        "x0*x1, x2; x3, x0 - x3", pa.Box.sequence(-1, 1, tokens=2, dim=2), tolerance=1.0, method="hard"
+    ),
+    "cross": lambda: pa.compile(
+        lambda k, q: np.abs(k - q), (pa.Box([-1], [1]), pa.Box([0], [2])), tolerance=0.5, lipschitz=2.0, method="hard"
+    ),
     "float32": lambda: pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.3, dtype=torch.float32, method="hard"),
 }
 
@@ -45,7 +52,8 @@ def test_a_compiled_head_comes_back(name):
     compiled = COMPILED[name]()
     plain = compiled.head.as_attention()
     z = torch.from_numpy(compiled.target.domain.sample(500, np.random.default_rng(0))).to(plain.key.dtype)
-    record = inspected(plain, z)
+    z = z.reshape(500, -1)
+    record = inspected(plain, *map(torch.as_tensor, split_flat(z.numpy(), plain.input_shapes)))
     back, snapshot = pa.inspect.recover(record), record.snapshots[0]
     inside = snapshot.points  # the inputs, less the origin that as_attention takes off
     assert np.allclose(inside + plain.origin.double().numpy(), z.double().numpy(), atol=1e-6)

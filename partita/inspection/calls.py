@@ -41,6 +41,7 @@ class AttentionCall:
             grouped-query attention: head h listens to key head `h·key_heads // heads`.
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.
+        crosses: queries are known to be of another sequence than keys.
     """
 
     queries: Tensor
@@ -49,6 +50,7 @@ class AttentionCall:
     scale: float
     mask: Tensor | None = None
     causal: bool = False
+    crosses: bool = False
 
     @property
     def heads(self) -> int:
@@ -78,7 +80,9 @@ class AttentionCall:
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(dtype), -torch.inf)
         if self.causal:
             rows, columns = scores.shape[-2:]
-            scores = scores.masked_fill(~torch.ones(rows, columns, dtype=torch.bool).tril(), -torch.inf)
+            scores = scores.masked_fill(
+                ~torch.ones(rows, columns, dtype=torch.bool, device=scores.device).tril(), -torch.inf
+            )
         return scores, scores > -torch.inf
 
 
@@ -144,6 +148,7 @@ def _split(projected: Tensor, heads: int) -> Tensor:
 def from_multi_head(arguments: dict[str, Any]) -> AttentionCall:
     """The call that the arguments of `F.multi_head_attention_forward`, by name, lead to; q, k, v are projected here."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    crosses = arguments.get("crosses", query is not key)
     padding, heads = arguments.get("key_padding_mask"), arguments["num_heads"]
     if query.dim() == 2:
         query, key, value = query[:, None], key[:, None], value[:, None]
@@ -178,7 +183,7 @@ def from_multi_head(arguments: dict[str, Any]) -> AttentionCall:
         mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
     mask = functional.pad(mask, (0, extra)) if mask is not None and extra else mask
     causal = bool(arguments.get("is_causal")) and arguments.get("attn_mask") is None
-    return AttentionCall(q, k, v, 1 / math.sqrt(q.shape[-1]), mask, causal)
+    return AttentionCall(q, k, v, 1 / math.sqrt(q.shape[-1]), mask, causal, crosses)
 
 
 def from_multi_head_module(
@@ -196,6 +201,7 @@ def from_multi_head_module(
         "is_causal",
     )
     given = {**dict(zip(names, args)), **kwargs}
+    given["crosses"] = given["query"] is not given["key"]
     if given["query"].is_nested:
         for parts in zip(*(given[name].unbind() for name in names[:3])):
             yield from from_multi_head_module(module, tuple(part[None] for part in parts), {})
@@ -223,7 +229,7 @@ def from_encoder_layer(arguments: dict[str, Any]) -> Iterator[AttentionCall]:
             {**named, "in_proj_weight": arguments["qkv_weight"], "in_proj_bias": arguments["qkv_bias"]}
         )
         if mask is not None and not source.is_nested:
-            added = _float_mask(mask, x.dtype)
-            assert added is not None
-            call = replace(call, mask=added[:, None, None] if kind == 1 else added[None, None] if kind == 0 else added)
+            # The kernel takes whatever is not 0 for True, which must not be attended to: it adds no finite bias.
+            seen = mask == 0
+            call = replace(call, mask=seen[:, None, None] if kind == 1 else seen[None, None] if kind == 0 else seen)
         yield call

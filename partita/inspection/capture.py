@@ -143,7 +143,7 @@ class _Masks:
 
     def __init__(self, call: AttentionCall, index: Tensor) -> None:
         self.call, self.index = call, index
-        self.square = call.queries.shape[2] == call.keys.shape[2] and call.mask is not None
+        self.square = call.queries.shape[2] == call.keys.shape[2] and call.mask is not None and not call.crosses
         self._rows: dict[tuple[int, int], np.ndarray] = {}
         self._padding: dict[tuple[int, int], np.ndarray] = {}
 

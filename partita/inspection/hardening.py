@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from partita.errors import UnsupportedError
 from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
 from partita.inspection.capture import HeadRecord
-from partita.inspection.interception import LayerNames, multi_head_arguments
+from partita.inspection.interception import multi_head_arguments
+from partita.inspection.layer_names import LayerNames
 
 __all__ = ["HardenReport", "HardenedHead", "harden", "hardened"]
 

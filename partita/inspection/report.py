@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,21 +184,22 @@ def read(
 
 
 def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int) -> HeadReport:
-    used = [s for s in record.snapshots if len(s.counted)]
+    snapshots = [replace(s) for s in record.snapshots]  # what they work out, masks as large as scores, goes with them
+    used = [s for s in snapshots if len(s.counted)]
     if not used:
         raise UnsupportedError(
             f"{record.name}: the input had no tokens, or every key was masked; there is no partition to read."
         )
-    figures, cells = measure(record.snapshots, reach=reach, budget=budget)
+    figures, cells = measure(snapshots, reach=reach, budget=budget)
     null, _ = measure(
-        [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(record.snapshots)], reach=reach, budget=budget
+        [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)], reach=reach, budget=budget
     )
     return HeadReport(
         record.layer,
         record.head,
         max(int(s.free.sum()) for s in used),
         used[0].values.shape[1],
-        len(record.snapshots),
+        len(snapshots),
         used[0].dtype,
         any(s.offsets is None for s in used),
         figures,

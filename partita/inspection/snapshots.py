@@ -62,7 +62,7 @@ class Snapshot:
     def active(self) -> NDArray[np.bool_]:
         """Which keys each query may see, `(queries, keys)`."""
         shape = (len(self.queries), len(self.keys))
-        seen = np.ones(shape, bool) if self.mask is None else np.broadcast_to(self.allows(self.mask), shape)
+        seen = np.broadcast_to(np.array(True) if self.mask is None else self.allows(self.mask), shape)  # no copies yet
         if self.causal:
             assert self.positions is not None
             seen = seen & (np.arange(shape[1]) <= self.positions[:, None])

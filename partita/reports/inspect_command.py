@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from partita.errors import AlreadyExistsError, DomainError, TargetFailedError, UnsupportedError
+from partita.errors import AlreadyExistsError, DomainError, PartitaError, TargetFailedError, UnsupportedError
 from partita.inspection.capture import capture
 from partita.reports.inspection import write_inspection
 
@@ -141,6 +141,8 @@ def _own(what: str, call: Callable[[], Any]) -> Any:
     """The user's code: what it raises is shown with its trace."""
     try:
         return call()
+    except PartitaError:
+        raise
     except Exception as error:
         traceback.print_exc()
         raise TargetFailedError(f"{what} raised {type(error).__name__}: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,8 @@ def _views(heads: CapturedHeads) -> dict[tuple[str, int], PlaneView]:
     out = {}
     with threadpool_limits(limits=1, user_api="blas"):
         for record in heads:
-            snapshot = next(s for s in record.snapshots if len(s.counted))
-            out[record.layer, record.head] = view(snapshot, pixels=48)
+            fresh = (replace(s) for s in record.snapshots)  # their masks are not kept beyond the picture
+            out[record.layer, record.head] = view(next(s for s in fresh if len(s.counted)), pixels=48)
     return out
 
 

@@ -1,0 +1,99 @@
+"""Which layer of a model is running: module paths, told by global hooks, which leave torch's fused paths alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+__all__ = ["LayerNames"]
+
+
+@dataclass
+class _Frame:
+    module: nn.Module
+    name: str | None  # None: not a module of the model
+    calls: int = 0
+    undo: Callable[[], None] | None = None
+
+
+class LayerNames:
+    """Which layer of the model is running, in the thread that asked: module paths, told by global module hooks.
+
+    `entering` and `leaving` are called for every module of that thread; what `entering` returns is undone on the way out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        entering: Callable[[nn.Module], Callable[[], None] | None] | None = None,
+        leaving: Callable[[nn.Module, str | None, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
+    ) -> None:
+        self._names = {} if model is None else {id(m): name for name, m in model.named_modules()}
+        self._anywhere = model is None
+        self._entering, self._leaving = entering, leaving
+        self._frames: list[_Frame] = []
+        self._outside_calls = 0
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> LayerNames:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        while self._frames:  # an interrupt left some open
+            self._close(self._frames.pop())
+
+    @property
+    def innermost(self) -> nn.Module | None:
+        return self._frames[-1].module if self._frames else None
+
+    def next_name(self, suffix: str = "") -> str | None:
+        """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
+
+        None if a module runs that is no part of the model.
+        """
+        frame = next((f for f in reversed(self._frames) if f.name is not None), None)
+        if frame is None:
+            if self._frames and not self._anywhere:
+                return None
+            count, self._outside_calls = self._outside_calls, self._outside_calls + 1
+            return "attention" + (f"#{count}" if count else "")
+        count, frame.calls = frame.calls, frame.calls + 1
+        name = f"{frame.name}{suffix}".lstrip(".") or type(frame.module).__name__
+        return name + (f"#{count}" if count else "")
+
+    def _enter(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        undo = self._entering(module) if self._entering else None
+        self._frames.append(_Frame(module, self._names.get(id(module)), undo=undo))
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """`rest` is (kwargs, output), or the output alone when forward raised."""
+        if threading.get_ident() != self._thread or not any(f.module is module for f in self._frames):
+            return
+        try:
+            if self._leaving is not None and len(rest) == 2:
+                self._leaving(module, self._frames[-1].name, args, rest[0], rest[1])
+        finally:
+            while True:
+                frame = self._frames.pop()
+                self._close(frame)
+                if frame.module is module:
+                    break
+
+    @staticmethod
+    def _close(frame: _Frame) -> None:
+        if frame.undo is not None:
+            frame.undo()
