@@ -447,6 +447,17 @@ def test_records_are_copies(x):
     assert not np.array_equal(heads["Plain", 0].snapshots[3].keys, held) and len(heads["Plain", 0].snapshots) == 6
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_compiled_models_are_seen_uncompiled(x):
+    layer = build(lambda: Plain(sdpa()))
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad():
+        before = compiled(x)
+        with pa.inspect.capture(layer) as heads:
+            after = compiled(x)
+    assert torch.equal(before, after) and len(heads) == 4
+
+
 def test_names_of_layers(x):
     class Twice(nn.Module):
         def forward(self, t):

@@ -199,9 +199,9 @@ def capture(
     """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
 
     Nothing about the model changes and its outputs are the same bits. Seen are `F.scaled_dot_product_attention`,
-    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, torch's fused encoder layers included. Attention written
-    out by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Code that torch
-    runs outside Python (scripted or compiled models, flex attention) is not seen.
+    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, torch's fused encoder layers included. Attention written out
+    by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Scripted models and flex
+    attention are not seen; compiled models run uncompiled meanwhile.
 
     Args:
         model: the module whose attentions are wanted; None records whatever this thread computes.
