@@ -6,10 +6,10 @@ OUT ?= demo-output
 
 .PHONY: demo test test-all lint bench clean
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml checker/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fast,onnx,plot,sklearn,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fast,onnx,plot,sklearn,dev]" -e ./checker
 	touch $@
 
 demo: $(VENV)/.ready

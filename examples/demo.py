@@ -1,9 +1,11 @@
-"""The main job in one go: plan, compile, certify, re-verify, and end with a picture.
+"""The main job in one go: plan, compile, certify, re-verify, draw a picture, and let the independent checker have the last word.
 
 Run it with `make demo`, or `python examples/demo.py --out demo-output`.
 """
 
 import argparse
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,7 +85,13 @@ def main() -> None:
     table.add_row("on disk", f"{folder}/  and  {picture}")
     console.print()
     console.print(table, soft_wrap=True)
-    if not ok:
+    console.print(
+        "\n  partita-check: its own readers, ball arithmetic, nothing of partita", style="bold", highlight=False
+    )
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "partita_check", str(folder), "--function", EXPRESSION]
+    checked = subprocess.run(command, check=False).returncode
+    if not ok or checked:
         raise SystemExit(1)
 
 

@@ -89,6 +89,7 @@ class Gaps:
         if self.count == 1:
             return _power(self.radius, power)  # the average is less
         gap, unit, found = self.least.union(self.most), _power(self.least, power), []
+        finest = 1e-7 if self.rate * self.least * self.least > 32 else 3e-6  # soft heads have flat tops
         best = max(up(self._moment(gap, power, arb(0), True) / unit), up(_power(self.overhang, power) / unit))
         for extent, between in [(gap / 2, True), (self.overhang, False)][: 2 if self.overhang > 0 else 1]:
 
@@ -99,7 +100,7 @@ class Gaps:
             top = (
                 max(parts)
                 if parts
-                else search(measure, ((0.0, 1.0),), lambda: best * (1 + 1e-7), time.monotonic() + 10)[0]
+                else search(measure, ((0.0, 1.0),), lambda: best * (1 + finest), time.monotonic() + 10)[0]
             )
             found.append(sum(map(arb, parts), arb(0)) / PARTS if average and self.inside else arb(top))
             if not top <= 1:
@@ -149,7 +150,10 @@ def steepest(graph: Graph, ends: Ends, axis: int | None, enough: float, seconds:
         sides = [(a - b) / (d - c) for (a, b), (c, d) in zip(part, ends)]
         return Measured(up(slope(box)), min(range(len(box)), key=lambda i: (thin[i], sides[i])))
 
-    return arb(search(measure, ends, lambda: max(enough, attained * (1 + 1e-10)), time.monotonic() + seconds)[0])
+    def goal() -> float:
+        return math.inf if attained > enough > 0 else max(enough, attained * (1 + 1e-13))  # hopeless, or good enough
+
+    return arb(search(measure, ends, goal, time.monotonic() + seconds)[0])
 
 
 def window_mass(gaps: Sequence[Gaps]) -> arb:

@@ -172,11 +172,11 @@ def _smooth(name: str, a: list[Any], params: tuple[Any, ...]) -> Any:
             return _half_line(name, x)
         if name == "tanh" and series:
             value = x[0].tanh()
-            return arb_series([value, (1 - value) * (1 + value) * x[1]], 2)
+            return arb_series([value, (1 - _power(value, 2)) * x[1]], 2)
         if name == "sigmoid":
             grown = (-_value(x)).exp() + 1
             value = 1 / grown if _apart_from_zero(grown) else NAN
-            return arb_series([value, value * (1 - value) * x[1]], 2) if series else value
+            return arb_series([value, (0.25 - _power(value - 0.5, 2)) * x[1]], 2) if series else value
         return NAN if name == "atan" and isinstance(x, acb) and not abs(x.imag) < 1 else getattr(x, name)()
     except (ValueError, ZeroDivisionError, OverflowError):
         return NAN
@@ -188,8 +188,11 @@ def _apart_from_zero(x: Any) -> bool:
 
 
 def _power(x: Any, exponent: int) -> Any:
-    if isinstance(x, arb) and exponent % 2 == 0 and x.contains(0):
-        x = arb(0).union(x.abs_upper())
+    if isinstance(x, arb_series) and exponent:
+        return arb_series([_power(x[0], exponent), exponent * _power(x[0], exponent - 1) * x[1]], 2)
+    if isinstance(x, arb) and exponent > 1 and not x.is_exact():  # monotone on either side of 0
+        ends = [_power(end, exponent) for end in (x.lower(), x.upper())]
+        return ends[0].union(ends[1]).union(0) if x.contains(0) else ends[0].union(ends[1])
     base, result, k = x, arb(1), abs(exponent)
     while k:
         base, result, k = base * base, result * base if k & 1 else result, k >> 1

@@ -1,0 +1,97 @@
+"""How long a stranger needs: compile (proof included), prove again, check in ball arithmetic, and the bracket that was verified.
+
+python benchmarks/checker.py            # the targets of the accuracy table, and one head of every other construction
+python benchmarks/checker.py --markdown # as it stands in docs/checker.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import torch
+from accuracy import must_hold, show
+from partita_check.cli import run
+
+import partita as pa
+
+
+@dataclass(frozen=True)
+class Row:
+    """One head: what to compile, and how."""
+
+    name: str
+    function: str
+    domain: Any
+    tolerance: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def rows() -> list[Row]:
+    line, square = pa.Box([-1], [1]), pa.Box([-1, -1], [1, 1])
+    table = [Row(r.name, r.expression, r.domain, r.tolerance) for r in must_hold()]
+    return [
+        *table,
+        Row("sin 3x, 1e-8", "sin(3*x0)", line, 1e-8),
+        Row("the first in float32", table[0].function, square, 1e-3, {"dtype": torch.float32}),
+        Row("|x| sin x", "abs(x0)*sin(x0)", line, 1e-2),
+        Row("the first, tuned", table[0].function, square, 2e-2, {"method": "tuned"}),
+        Row("the first, hard", table[0].function, square, 1e-1, {"method": "hard"}),
+        Row("the first, affine", table[0].function, square, 2e-2, {"method": "affine"}),
+        Row("tanh 40x, adaptive", "tanh(40*x0)", line, 1e-2, {"method": "adaptive"}),
+        Row("step x in L2", "step(x0)", line, 1e-1, {"norm": 2}),
+    ]
+
+
+def measured(budget: float) -> Iterator[tuple[str, ...]]:
+    yield (
+        "target",
+        "keys",
+        "bound",
+        "compile, CPU s",
+        "recheck, CPU s",
+        "check, CPU s",
+        "verdict",
+        "upper / lower",
+        "how",
+    )
+    with tempfile.TemporaryDirectory() as place:
+        for number, row in enumerate(rows()):
+            start = time.process_time()
+            compiled = pa.compile(row.function, row.domain, tolerance=row.tolerance, **row.options)
+            compiling = time.process_time() - start
+            folder = compiled.save(Path(place) / str(number))
+            start = time.process_time()
+            pa.recheck(pa.load(folder))
+            proving = time.process_time() - start
+            start = time.process_time()
+            report, _ = run(folder, budget=budget)
+            checking = time.process_time() - start
+            verdict = report["verdict"] if isinstance(report["verdict"], str) else "verified, given …"
+            seconds = [f"{s:.2f}" for s in (compiling, proving, checking)]
+            ratio = str(report.get("bracket", "")).partition("ratio ")[2] or "–"
+            how = str(report.get("method", "")).partition(";")[0]
+            yield (row.name, f"{compiled.num_keys:,}", f"{compiled.error_bound:.3g}", *seconds, verdict, ratio, how)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds that one check may take")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    pa.compile("x0", pa.Box([0.0], [1.0]), tolerance=0.1, method="hard")  # kernels compile themselves once
+    show(measured(arguments.budget), arguments.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""An attacker's tools: change anything in a saved head, then recompute every hash and seal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WIDTH = {"F64": ("d", 8), "F32": ("f", 4)}
+
+
+@dataclass
+class Files:
+    """A head in pieces: `tensors` as name → [dtype, shape, numbers]."""
+
+    tensors: dict[str, list[Any]]
+    description: dict[str, Any]
+    certificate: dict[str, Any]
+
+    @property
+    def bound(self) -> float:
+        return float.fromhex(self.certificate["error_bound"])
+
+    @bound.setter
+    def bound(self, value: float) -> None:
+        self.certificate["error_bound"] = float(value).hex()
+
+    @property
+    def graphs(self) -> list[dict[str, Any]]:
+        """The graph stands in two files: both are changed."""
+        return [self.description["target"]["graph"], self.certificate["function"]["graph"]]
+
+    @property
+    def boxes(self) -> list[dict[str, Any]]:
+        return [self.description["domains"][0], self.certificate["domain"]["arguments"][0]]
+
+
+def take_apart(folder: Path) -> Files:
+    data = (folder / "head.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, body, tensors = json.loads(data[8 : 8 + size]), data[8 + size :], {}
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        numbers = array(WIDTH[entry["dtype"]][0])
+        numbers.frombytes(body[slice(*entry["data_offsets"])])
+        tensors[name] = [entry["dtype"], entry["shape"], list(numbers)]
+    read = {name: json.loads((folder / name).read_text()) for name in ("head.json", "certificate.json")}
+    return Files(tensors, read["head.json"], read["certificate.json"])
+
+
+def canonical(data: Any) -> bytes:
+    return json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def put_together(files: Files, folder: Path) -> Path:
+    """Write the head with every hash and seal as its own writer would have made them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header, body, digest = {}, b"", hashlib.sha256()
+    for name in sorted(files.tensors):
+        dtype, shape, numbers = files.tensors[name]
+        raw = struct.pack(f"<{len(numbers)}{WIDTH[dtype][0]}", *numbers)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(raw)]}
+        body += raw
+        if name.startswith("head."):
+            torch_name = {"F64": "torch.float64", "F32": "torch.float32"}[dtype]
+            digest.update(f"{name.removeprefix('head.')}|{torch_name}|{tuple(shape)}|".encode() + raw)
+    text = json.dumps(header).encode()
+    (folder / "head.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    files.certificate.get("model", {})["sha256"] = digest.hexdigest()
+    graph = files.certificate.get("function", {}).get("graph")
+    if graph is not None:
+        files.certificate["function"]["sha256"] = hashlib.sha256(canonical(graph)).hexdigest()
+    (folder / "certificate.json").write_bytes(canonical(files.certificate))
+    files.description["sha256"] = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("head.safetensors", "certificate.json")
+    }
+    files.description.pop("seal", None)
+    files.description["seal"] = hashlib.sha256(canonical(files.description)).hexdigest()
+    (folder / "head.json").write_text(json.dumps(files.description, ensure_ascii=False))
+    return folder
+
+
+def forge(source: Path, folder: Path, change: Callable[[Files], None]) -> Path:
+    files = take_apart(source)
+    change(files)
+    return put_together(files, folder)
