@@ -31,6 +31,7 @@ LOSSES = {
     "logistic": (LABELS, 0.02),
     "log(cosh(r))": (REAL, 0.0),
     "sqrt(1 + (s - y)^2)": (REAL, 0.01),
+    "exp(s/3) - s*y": (REAL, 0.0),
     "log(1 + exp(s)) - y*s": (LABELS, 0.02),
     HUBER: (REAL, 0.05),
 }
@@ -62,6 +63,7 @@ def slow_descent(loss: str, examples: np.ndarray, steps: int, step_size: float, 
         "log(cosh(r))": lambda s, y: np.tanh(s - y),
         "sqrt(1 + (s - y)^2)": lambda s, y: (s - y) / np.sqrt(1 + (s - y) ** 2),
         "log(1 + exp(s)) - y*s": lambda s, y: 1 / (1 + np.exp(-s)) - y,
+        "exp(s/3) - s*y": lambda s, y: np.exp(s / 3) / 3 - y,
         HUBER: lambda s, y: np.clip(s - y, -1, 1),
     }
     w = np.zeros(3)
@@ -189,6 +191,9 @@ def test_what_is_known_of_losses():
     smooth = loss_slope("log(cosh(r))", s, y, None)
     assert smooth.error <= 1e-7 and smooth.keys < 40
     assert smooth.curvature[1] >= 1.0 and smooth.largest >= np.tanh(4)
+    in_both = loss_slope("log(cosh(y - s))", s, y, None)  # seen to be a function of s − y
+    assert in_both.keys == smooth.keys and np.allclose(in_both.slopes, smooth.slopes, atol=1e-6)
+    assert np.allclose(in_both.slopes[:, 0], -in_both.slopes[:, 1])
     kinked = loss_slope(HUBER, s, y, None)
     assert 1e-4 < kinked.error < 0.02 and kinked.curvature[0] <= 0 and kinked.curvature[1] >= 1
     assert loss_slope("squared", s, y, None).keys == 0 and loss_slope("logistic", s, Interval(0.0, 1.0), None).keys == 2
@@ -205,7 +210,9 @@ def test_what_is_known_of_losses():
         (DomainError, "start", {"initial": [9.0, 0.0, 0.0]}),
         (DomainError, "labels", {"loss": "logistic"}),
         (ShapeError, "boxes", {"w": pa.Box([-1], [1])}),
-        (NotContinuousError, "not continuously differentiable", {"loss": "abs(r)"}),
+        (NotContinuousError, "may jump by 2", {"loss": "abs(r)"}),
+        (NotContinuousError, "may jump", {"loss": "abs(s - y)"}),
+        (NotContinuousError, "may jump", {"loss": "r^4 + 0.01*abs(r - 0.1)"}),  # a small one beside steep slopes
         (NotContinuousError, "no finite bound", {"loss": "log(s + 3)"}),
         (ExpressionError, "not a function", {"loss": "hinge(s, y)"}),
         (UnsupportedError, "float16", {"dtype": torch.float16}),

@@ -308,6 +308,8 @@ def test_bad_calls():
         pa.attention_from_mlp(model, BOX, 1e-8, dtype=torch.float32)
     with pytest.raises(UnsupportedError, match="float16"):
         pa.attention_from_mlp(model, BOX, 1e-3, dtype=torch.float16)
+    with pytest.raises(ToleranceError, match="GELU"):
+        pa.attention_from_mlp(mlp(nn.GELU()), BOX, 1e-13)
     net = pa.attention_from_mlp(model, BOX, 1e-3)
     with pytest.raises(OutsideDomainError, match="outside the domain"):
         net(torch.tensor([[0.0, 1.5]], dtype=torch.float64))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import up
+from partita.errors import SizeError, ToleranceError
 from partita.geometry.domains import Array
 from partita.geometry.moments import soft_maximum_gap
 from partita.networks.reading import Activation
@@ -231,7 +232,13 @@ def _gelu(kind: str, tolerance: float, reach: float) -> Gate:
     """A fitted table on the pre-activations' range, or on ±9 with a clamp before it and the line u − 9 beside it."""
     wide = reach > GELU_REACH
     half = GELU_REACH + 0.01 if wide else max(reach, 0.1) * 1.001
-    table = tabulate_text(GELU_TEXTS[kind], -half, half, (0.6 if wide else 1.0) * tolerance)
+    try:
+        table = tabulate_text(GELU_TEXTS[kind], -half, half, (0.6 if wide else 1.0) * tolerance)
+    except SizeError:
+        raise ToleranceError(
+            f"GELU within {tolerance:.2g} of its value, which this layer needs, is below what fitted tables reach; "
+            "ask for a larger tolerance, or shrink the domain."
+        ) from None
     rate = soft_maximum_gap(2) / min(0.15 * tolerance, 1e-3)
     clamp, line = _clamp(-GELU_REACH, GELU_REACH, rate), _one_sided_relu(GELU_REACH, rate)
     exact = _EXACT_GELU[kind]

@@ -9,12 +9,12 @@ import numpy as np
 from scipy.special import expit
 
 from partita.arithmetic.interval import Interval
-from partita.errors import NotContinuousError, SizeError
+from partita.errors import ExpressionError, NotContinuousError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.networks.tables import Table, tabulate
 from partita.targets.differentiation import differentiate
 from partita.targets.expressions import parse
-from partita.targets.graph import Graph
+from partita.targets.graph import Graph, GraphBuilder
 
 __all__ = ["LossSlope", "loss_slope", "squared_slope"]
 
@@ -87,21 +87,39 @@ def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> 
         return squared_slope(s, y)
     if loss == "logistic":
         return _logistic_slope(s, y)
-    residual = _mentions_residual_only(loss)
-    graph = parse(loss, ["r"] if residual else ["s", "y"])
+    graph = _of_residual(loss)
+    residual = graph is not None
+    graph = graph if graph is not None else parse(loss, ["s", "y"])
     r = s - y
     ends = [(r.lo, r.hi)] if residual else [(s.lo, s.hi), (y.lo, y.hi)]
     box = Box([float(lo) for lo, _ in ends], [float(hi) for _, hi in ends])
     return _tabulated(loss, graph, box, residual, tolerance)
 
 
-def _mentions_residual_only(loss: str) -> bool:
-    """Whether the text parses with r as its only variable."""
+def _of_residual(loss: str) -> Graph | None:
+    """The loss as a function of r alone, if it is written so, or if s and y occur in s − y and y − s only."""
     try:
-        parse(loss, ["r"])
-    except Exception:
-        return False
-    return True
+        return parse(loss, ["r"])
+    except ExpressionError:
+        graph = parse(loss, ["s", "y"])
+    inputs = {k for k, node in enumerate(graph.nodes) if node.operation == "input"}
+    builder = GraphBuilder(1)
+    r, copies = builder.add("input", parameters=(0,)), {}
+    for k, node in enumerate(graph.nodes):
+        if k in inputs:
+            continue
+        if inputs.intersection(node.arguments):
+            which = [graph.nodes[a].parameters[0] if a in inputs else None for a in node.arguments]
+            if node.operation != "sub" or sorted(map(str, which)) != ["0", "1"]:
+                return None
+            copies[k] = r if which == [0, 1] else builder.add("neg", r)
+        else:
+            copies[k] = builder.add(node.operation, *(copies[a] for a in node.arguments), parameters=node.parameters)
+    return (
+        builder.finish([copies[graph.outputs[0]]], ())
+        if graph.outputs[0] in copies and len(graph.outputs) == 1
+        else None
+    )
 
 
 def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: float | None) -> LossSlope:
@@ -109,7 +127,8 @@ def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: flo
     bends = [differentiate(slope, i) for i in range(graph.num_inputs)]
     values, second = _pieces(slope, box), [_pieces(b, box) for b in bends]
     steep = tuple(float(b.magnitude.max()) for b in second)
-    _require_continuous(loss, slope, values, box, steep)
+    explained = sum(b.magnitude * (side / _PIECES[box.dimension]) for b, side in zip(second, box.sides))
+    _require_continuous(loss, slope, values, box, steep, np.asarray(explained))
     curvature = float(second[0].lo.min()), float(second[0].hi.max())
     table = _table(slope, box, tolerance, steep)
     across = -table.slopes[:, 0] if residual else table.slopes[:, 1]
@@ -161,10 +180,14 @@ def _pieces(graph: Graph, box: Box) -> Interval:
     return found
 
 
-def _require_continuous(loss: str, slope: Graph, values: Interval, box: Box, steep: tuple[float, ...]) -> None:
-    """A jump shows as an enclosure that stays wide however small the box: the widest pieces are halved a few times."""
+def _require_continuous(
+    loss: str, slope: Graph, values: Interval, box: Box, steep: tuple[float, ...], explained: Array
+) -> None:
+    """A jump shows as an enclosure that stays wide however small the box: the pieces that exceed most what the second derivative
+    explains are halved a few times.
+    """
     count = _PIECES[box.dimension]
-    widest = np.argsort(values.lo - values.hi)[:64]
+    widest = np.argsort(explained - (values.hi - values.lo))[:64]
     index = np.stack(np.unravel_index(widest, (count,) * box.dimension), axis=1)
     step = box.sides / count
     lo, hi = box.lo.ravel() + index * step, box.lo.ravel() + (index + 1) * step
@@ -182,6 +205,8 @@ def _require_continuous(loss: str, slope: Graph, values: Interval, box: Box, ste
     allowed = 4 * sum(c * float(d) for c, d in zip(steep, (hi - lo).max(axis=0))) + 1e-6 * scale
     if width[0] > allowed:
         raise NotContinuousError(
-            f"the loss {loss} is not continuously differentiable in s: its slope jumps by {width[0]:.3g} near {lo[0].tolist()}; "
-            "round the corner off, as Huber's loss does with |r|."
+            f"the loss {loss} could not be shown to be continuously differentiable in s: near {lo[0].tolist()} "
+            f"its slope may jump by "
+            f"{width[0]:.3g}. Round the corner off, or write branches whose slopes meet, as in where(abs(r) - 1, "
+            f"abs(r) - 0.5, 0.5*r^2)."
         )
