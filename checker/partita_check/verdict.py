@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
-from flint import arb, arb_mat, ctx
+from flint import arb, arb_mat, ctx, fmpq
 
 from partita_check.bounds import SMALLEST, UNIT, Gaps, lambert, length, mixing, score_error, steepest, sums, window_mass
 from partita_check.cells import Cells
 from partita_check.graph import need, read_hex
-from partita_check.polynomials import INF, Ends, down, transform, up
+from partita_check.pieces import affine_pieces
+from partita_check.polynomials import INF, Ends, balls, down, transform, up
 from partita_check.reading import Stored
 from partita_check.search import search
 from partita_check.soft import SoftGrid
@@ -25,6 +26,7 @@ __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "e
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 Point = tuple[float, ...]
+Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
 
 
 @dataclass
@@ -144,6 +146,50 @@ class Checker:
     def cut(self, exponent: arb) -> arb:
         """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them."""
         return (256 * (self.m + 8) * UNIT["float64"] * exponent - 44.99).exp() if self.unit > 0 else arb(0)
+
+    def by_pieces(self) -> tuple[float, str]:
+        """f a maximum of affine pieces (or minus one), values that are the pieces, scores β times them: the soft-maximum lemma.
+
+        With `V = max_j V_j` attained at k: `V − Σ w̃_j V_j ≤ Σ w̃_j (s_k − s_j)/β + 2τ ≤ (W + 2δ)/β + 2τ`, δ what scores are off
+        by and τ how far score differences are from β times value differences. Suprema of affine functions are exact.
+        """
+        name, found = "affine pieces and the soft-maximum lemma", affine_pieces(self.graph)
+        if found is None or min(map(len, found)) > 1:
+            return math.inf, name
+        sign, many, one = (1, *found) if len(found[1]) == 1 else (-1, found[1], found[0])
+        cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.unit, self.tiny, None), balls(self.ends)
+        exact = [[arb(fmpq(x.numerator, x.denominator)) for x in (a - b for a, b in zip(row, one[0]))] for row in many]
+        rows = [(row[0] + sum((s * x for s, x in zip(row[1:], middle)), arb(0)), row[1:]) for row in exact]
+        keys = range(self.head.keys)
+        values = [(sign * cells.value(j, 0, middle), [sign * s for s in cells.slope(j, 0)]) for j in keys]
+        scores = [(cells.score(j, middle), [r * c for r, c in zip(cells.rates, cells.centers[j])]) for j in keys]
+        beta, steep = arb(1), 0.0
+        for j, i in product(keys, range(self.m)):
+            rise = values[j][1][i] - values[0][1][i]
+            if abs(float(rise.mid())) > steep:
+                steep, beta = abs(float(rise.mid())), (scores[j][1][i] - scores[0][1][i]) / rise
+
+        def above(a: Affine, b: Affine) -> arb:
+            """sup (a − b)."""
+            return a[0] - b[0] + sum((abs(x - y) * r for x, y, r in zip(a[1], b[1], radius)), arb(0))
+
+        def differ(a: Affine, b: Affine, scale: arb) -> Affine:
+            return (a[0] - b[0]) / scale, [(x - y) / scale for x, y in zip(a[1], b[1])]
+
+        pairs = [(differ(v, values[0], arb(1)), differ(s, scores[0], beta)) for v, s in zip(values, scores)]
+        tau = max((max(above(a, b), above(b, a), key=up) for a, b in pairs), key=up)
+        missing = [min((above(a, b) for b in values), key=up) for a in rows] + [
+            min((above(a, b) for b in rows), key=up) for a in values
+        ]
+        delta = cells.delta(cells.exponent) if self.head.keys > 1 else arb(0)
+        soft = (lambert(self.head.keys) + 2 * delta) / beta + 2 * tau + max(arb(0), *missing, key=up)
+        rounded = 1.01 * (self.m + 3) * self.unit * cells.largest + 4 * self.head.keys * self.tiny * (
+            cells.exponent + cells.largest
+        )
+        size = abs(self.graph.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * self.m)) for a in rows), key=up)
+        rounded += 1.01 * (2 * self.head.keys + 4) * self.unit * (size + 2 * soft + rounded)
+        trail = self.cut(cells.exponent) * ((math.log(self.head.keys) + 45) / beta + 2 * soft + 2 * tau)
+        return up(soft + rounded + trail + self.moved_by_inputs()) if beta > 0 else math.inf, name
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
@@ -363,5 +409,7 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
     if head.kind == "grid" and head.slopes is None and sharp and (checker.sup or not known):
         yield checker.by_moments
+    if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known:
+        yield checker.by_pieces
     if known and head.kind != "train" and checker.claim.kind == "proved":
         yield checker.by_boxes
