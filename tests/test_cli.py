@@ -132,3 +132,20 @@ def test_domains(text, lo, hi):
 def test_bad_domains(text):
     with pytest.raises(DomainError):
         parse_domain(text)
+
+
+def test_attack_and_bounds_speak_of_a_saved_head(head):
+    found = partita("attack", head, "--samples", 500, "--restarts", 4, "--json")
+    data = json.loads(found.stdout)
+    assert found.returncode == 0 and data["refuted"] is False
+    false = partita("attack", head, "--bound", data["error"] / 2, "--samples", 500, "--restarts", 4)
+    assert false.returncode == 1 and "REFUTED" in false.stdout
+    told = partita("bounds", head)
+    assert told.returncode == 0 and "output 0 lies in" in told.stdout and "∂f/∂x1" in told.stdout
+
+
+def test_a_budget_ends_the_work():
+    answer = partita(
+        "compile", EXPRESSION, "--domain", "[-1,1]^2", "--tolerance", "1e-6", "--out", "never", "--budget", "1e-9"
+    )
+    assert answer.returncode == 1 and "BudgetSpentError" in answer.stderr
