@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike
 
 from partita.arithmetic.rounding import add_up, mul_up, up
 from partita.attention.ramp_head import RampHead, anchor_grid
-from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.certificate import Certificate, Term
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.constructions.claims import proved_claim
+from partita.constructions.construction import semantics_of
 from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -104,20 +105,15 @@ def ramp(
         output=output,
     )
     terms = _terms(head, domain, w, t, window)
-    certificate = Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=total(terms),
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(platform_assumption(dtype),),
+    certificate = proved_claim(
+        terms,
+        domain,
+        head,
+        dtype=dtype,
         theorem="ramp",
         function={"type": "ramp", "ends": [low, high], "tokens": len(w)},
-        domain={"arguments": [describe_domain(domain)]},
-        model={"sha256": model_digest(head.state_dict()), "type": "ramp", "anchors": anchors, "sharpness": kappa},
+        details={"type": "ramp", "anchors": anchors, "sharpness": kappa},
         facts={"spacing": (high - low) / (anchors - 1), "constant": float(terms[0].inputs["constant"])},
-        environment=environment(),
     )
     return Ramp(head, anchor_grid((low, high), anchors), certificate, domain)
 

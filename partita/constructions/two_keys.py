@@ -12,15 +12,10 @@ from numpy.typing import ArrayLike
 
 from partita.arithmetic.rounding import mul_up
 from partita.attention.scattered_head import ScatteredHead
-from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.certificate import Term
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import (
-    Construction,
-    describe_domain,
-    environment,
-    platform_assumption,
-    semantics_of,
-)
+from partita.constructions.claims import proved_claim
+from partita.constructions.construction import Construction, semantics_of
 from partita.constructions.piecewise_affine import pieces_recipe, piecewise_affine
 from partita.errors import DomainError, ShapeError
 from partita.geometry.domains import Array, Box
@@ -140,20 +135,14 @@ def _exact(
         input_shapes=(domain.shape,),
         output_shape=(1,),
     )
-    terms = _rounding(head, powers, domain, w, offset)
-    certificate = Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=total(terms),
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(platform_assumption(dtype),),
+    certificate = proved_claim(
+        _rounding(head, powers, domain, w, offset),
+        domain,
+        head,
+        dtype=dtype,
         theorem="two-keys",
         function={"type": name},
-        domain={"arguments": [describe_domain(domain)]},
-        model={"sha256": model_digest(head.state_dict()), "type": "scattered"},
-        environment=environment(),
+        details={"type": "scattered"},
     )
     return Construction(head, PowerDiagram(centers.double().numpy(), powers), certificate)
 

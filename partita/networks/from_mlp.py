@@ -15,7 +15,8 @@ from partita.arithmetic.rounding import up
 from partita.attention.head import flatten_inputs
 from partita.certify.certificate import Certificate, Term, model_digest, total
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.constructions.claims import proved_claim
+from partita.constructions.construction import semantics_of
 from partita.errors import OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.networks.gates import Gate, gate_for
@@ -144,6 +145,26 @@ def attention_from_mlp(
         raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
     stages = read_chain(mlp)
     _require_widths(stages, domain)
+    facts, terms = _within(stages, domain, tolerance, dtype)
+    network = AttentionNetwork(_modules(stages, facts, dtype), facts, domain, dtype)
+    network.certificate = proved_claim(
+        terms,
+        domain,
+        network,
+        dtype=dtype,
+        theorem="carried-errors",
+        function={"type": "mlp", "sha256": model_digest(mlp.state_dict())},
+        details={"type": "attention network"},
+        facts={"keys": float(network.keys), "layers": float(len(facts))},
+        tolerance=tolerance,
+    )
+    return network
+
+
+def _within(
+    stages: Sequence[Stage], domain: Box, tolerance: float, dtype: torch.dtype
+) -> tuple[list[Layer], tuple[Term, Term]]:
+    """Layers whose terms meet the tolerance; gates get the less of it the more rounding takes."""
     box = Interval(domain.lo.reshape(1, -1), domain.hi.reshape(1, -1))
     for share in _SHARES:
         facts = _chosen(stages, box, share * tolerance, dtype)
@@ -152,33 +173,13 @@ def attention_from_mlp(
             facts = _chosen(stages, box, share * tolerance, dtype, reach=math.inf)
             terms = _terms(facts, box, dtype)
         if total(terms) <= tolerance:
-            break
-    else:
-        floor = float(
-            carry(facts, box, unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)], with_gaps=False)[-1].error.max()
-        )
-        raise ToleranceError(
-            f"tolerance {tolerance:g} is below what can be promised here in {semantics_of(dtype)}: "
-            f"{total(terms):.3g}, of which rounding "
-            f"alone is {floor:.2g}. Ask for more{', use float64' if dtype == torch.float32 else ''} or shrink the domain."
-        )
-    network = AttentionNetwork(_modules(stages, facts, dtype), facts, domain, dtype)
-    network.certificate = Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=float(tolerance),
-        error_bound=total(terms),
-        terms=terms,
-        assumptions=(platform_assumption(dtype),),
-        theorem="carried-errors",
-        function={"type": "mlp", "sha256": model_digest(mlp.state_dict())},
-        domain={"arguments": [describe_domain(domain)]},
-        model={"sha256": model_digest(network.state_dict()), "type": "attention network"},
-        facts={"keys": float(network.keys), "layers": float(len(facts))},
-        environment=environment(),
+            return facts, terms
+    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    floor = float(carry(facts, box, unit_roundoff=u, with_gaps=False)[-1].error.max())
+    raise ToleranceError(
+        f"tolerance {tolerance:g} is below what can be promised here in {semantics_of(dtype)}: {total(terms):.3g}, of which "
+        f"rounding alone is {floor:.2g}. Ask for more{', use float64' if dtype == torch.float32 else ''} or shrink the domain."
     )
-    return network
 
 
 def _terms(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> tuple[Term, Term]:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.attention.head import flatten_inputs
 from partita.attention.layers import LinearSum
-from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.certificate import Certificate, Term, total
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.constructions.claims import proved_claim
+from partita.constructions.construction import semantics_of
 from partita.constructions.ramp import query_size, resolve_sharpness
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -142,31 +143,16 @@ def multi_head_ramp(
     attention = _attention(keys, kappa, (high - low) / (p - 1), (low + high) / 2, embed, coordinate, dtype)
     network = MultiHeadRamp(linear, attention, tokens=n, dim=dim)
     terms = _terms(w, t, domain, (low, high), p, heads, kappa, dtype)
-    if total(terms[2:]) > terms[0].value:
-        raise SizeError(
-            f"{p:,} anchors in heads of {n - 2} as dot products in {semantics_of(dtype)}: rounding moves the output by up to "
-            f"{min(total(terms[2:]), high - low):.2g}, the spacing by {terms[0].value:.2g}. Use float64, fewer "
-            f"tokens per head, or fewer heads."
-        )
-    certificate = Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=total(terms),
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(platform_assumption(dtype),),
+    _refuse_rounding(terms, p, n, high - low, dtype)
+    certificate = proved_claim(
+        terms,
+        domain,
+        network,
+        dtype=dtype,
         theorem="shared-anchors",
         function={"type": "ramp", "ends": [low, high], "tokens": n},
-        domain={"arguments": [describe_domain(domain)]},
-        model={
-            "sha256": model_digest(network.state_dict()),
-            "type": "multi-head ramp",
-            "heads": heads,
-            "sharpness": kappa,
-        },
+        details={"type": "multi-head ramp", "heads": heads, "sharpness": kappa},
         facts={"anchors": float(p), "embed_dim": float(embed), "sharpness_needed": sharpness_needed(p, 0.01)},
-        environment=environment(),
     )
     return SharedRamp(network, certificate, p, (high - low) / (p - 1), (low, high))
 
@@ -196,6 +182,16 @@ def _require_sharp(anchors: int, kappa: float) -> None:
             f"sharpness κ = {kappa:.3g} with {anchors:,} shared anchors: sharing adds {excess:.2g} spacings. It takes "
             f"κ ≥ {sharpness_needed(anchors, 0.5):.2f} for half a spacing, κ ≥ "
             f"{sharpness_needed(anchors, 0.01):.2f} for a hundredth."
+        )
+
+
+def _refuse_rounding(terms: list[Term], anchors: int, tokens: int, width: float, dtype: torch.dtype) -> None:
+    """A SizeError where rounding would move the output farther than the anchors' spacing does."""
+    rounding = min(total(terms[2:]), width)
+    if rounding > terms[0].value:
+        raise SizeError(
+            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {semantics_of(dtype)}: rounding moves the output by "
+            f"up to {rounding:.2g}, the spacing by {terms[0].value:.2g}. Use float64, fewer tokens per head, or fewer heads."
         )
 
 

@@ -15,16 +15,10 @@ from partita.attention.forms import indexed_self
 from partita.attention.head import flatten_inputs
 from partita.attention.layers import LinearSum, SelfNetwork
 from partita.attention.scores import AffineScores
-from partita.certify.certificate import Certificate, Term, model_digest, total
+from partita.certify.certificate import Certificate, Term
 from partita.certify.rounding import literal_rounding
-from partita.constructions.construction import (
-    describe_domain,
-    describe_function,
-    environment,
-    platform_assumption,
-    semantics_of,
-    value_table,
-)
+from partita.constructions.claims import proved_claim
+from partita.constructions.construction import describe_function, value_table
 from partita.constructions.ramp import ramp
 from partita.constructions.ramp_layers import RampLayers, ramp_layers
 from partita.errors import DomainError, NothingKnownError, SizeError
@@ -147,20 +141,15 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     terms = _terms(target, grid, first, second, beta, value_error)
     network = TwoLayers(first.network, second)
     single = LayerThenSoftmax(first.network, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
-    certificate = Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=total(terms),
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(platform_assumption(dtype),),
+    certificate = proved_claim(
+        terms,
+        domain,
+        network,
+        dtype=dtype,
         theorem="bump-networks",
         function=describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
-        domain={"arguments": [describe_domain(domain)]},
-        model={"sha256": model_digest(network.state_dict()), "type": "two layers"},
+        details={"type": "two layers"},
         facts={"anchors": float(anchors), "cells": float(grid.num_cells), "sharpness": beta},
-        environment=environment(),
     )
     return BumpNetwork(network, single, grid, certificate, target, anchors, beta)
 
