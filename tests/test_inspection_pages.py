@@ -150,39 +150,43 @@ def partita(folder, *arguments):
 
 
 @pytest.fixture
+def here(folder, monkeypatch, capsys):
+    """The command in this process: arguments to exit code, stdout, stderr."""
+
+    def run(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["partita", "inspect", *arguments])
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(MODULE)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(2, 9, 16)).astype(np.float32))
     return tmp_path
 
 
-def test_the_command_writes_a_report_and_says_whose_code_it_runs(folder):
+def test_the_command_writes_a_report_and_says_whose_code_it_runs(folder, here):
     answer = partita(folder, "mine:encoder", "--inputs", "x.npy", "--out", "report", "--no-figures")
     assert answer.returncode == 0, answer.stderr
     assert "your own code" in answer.stderr and "layers.0.self_attn:1" in answer.stdout
     data = json.loads((folder / "report" / "report.json").read_text())
     assert len(data["heads"]) == 2 and data["heads"][0]["figures"]["queries"] == 18
-    again = partita(folder, "mine:encoder", "--inputs", "x.npy", "--out", "report")
-    assert again.returncode == 1 and "--overwrite" in again.stderr
+    code, _, errors = here("mine:encoder", "--inputs", "x.npy", "--out", "report")
+    assert code == 1 and "--overwrite" in errors
 
 
-def test_the_command_takes_inputs_from_a_function_and_prints_json(folder):
-    answer = partita(
-        folder,
-        "mine:encoder",
-        "--inputs",
-        "mine:inputs",
-        "--out",
-        "r",
-        "--no-figures",
-        "--json",
-        "--head",
-        "1",
-        "--tokens",
-        "3",
-    )
-    data = json.loads(answer.stdout)
-    assert [h["head"] for h in data["heads"]] == [1] and data["heads"][0]["figures"]["queries"] == 3
+def test_the_command_takes_inputs_from_a_function_and_prints_json(here):
+    arguments = ("--inputs", "mine:inputs", "--out", "r", "--no-figures", "--json", "--head", "1", "--tokens", "3")
+    code, printed, _ = here("mine:encoder", *arguments)
+    data = json.loads(printed)
+    assert code == 0 and [h["head"] for h in data["heads"]] == [1] and data["heads"][0]["figures"]["queries"] == 3
 
 
 @pytest.mark.parametrize(
@@ -196,14 +200,9 @@ def test_the_command_takes_inputs_from_a_function_and_prints_json(folder):
         (["mine:encoder", "--inputs", "y.npy"], 64, "y.npy"),
     ],
 )
-def test_the_command_refuses_with_reasons(folder, arguments, code, words, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["partita", "inspect", *arguments, "--out", "r"])
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == code and words in capsys.readouterr().err and not (folder / "r").exists()
+def test_the_command_refuses_with_reasons(folder, here, arguments, code, words):
+    found, _, errors = here(*arguments, "--out", "r")
+    assert found == code and words in errors and not (folder / "r").exists()
 
 
 def test_inputs_are_never_unpickled(tmp_path):

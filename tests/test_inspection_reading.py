@@ -229,6 +229,20 @@ def test_masks_that_are_no_chain_are_never_wrongly_dead():
     assert (found.status == REACHABLE).any()
 
 
+def test_a_key_that_always_meets_a_better_one_but_never_the_same_is_not_called_reachable():
+    """Each row that holds key 0 holds a key that beats it everywhere, but no key is in both."""
+    slopes, offsets = np.array([[1.0], [1.0], [1.0]]), np.array([0.0, 1.0, 2.0])
+    active = np.array([[True, True, False], [True, False, True]])
+    found = key_reach(slopes, offsets, active, queries=np.ones((2, 1)), budget=1 << 20)
+    assert found.status.tolist() == [UNDECIDED, REACHABLE, REACHABLE]
+    assert key_reach(slopes, offsets, active[:1], queries=np.ones((1, 1))).status[0] == DEAD
+
+
+def test_a_key_alone_in_its_row_is_reachable():
+    found = key_reach(np.ones((2, 1)), np.array([0.0, 1.0]), np.eye(2, dtype=bool), queries=np.ones((2, 1)), budget=0)
+    assert found.status.tolist() == [REACHABLE, REACHABLE]
+
+
 def test_keys_that_repeat_share_a_cell():
     snapshot = make(keys=10)
     keys = np.concatenate([snapshot.keys, snapshot.keys[:4]])

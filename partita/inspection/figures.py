@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.rounding import up
 from partita.geometry.domains import Array
 from partita.inspection.reachability import DEAD, MASKED, REACHABLE, UNDECIDED, key_reach
 from partita.inspection.reading import Reading, read_queries
@@ -113,7 +114,7 @@ def measure(snapshots: Sequence[Snapshot], *, reach: float, budget: int) -> tupl
         margin=_quantile(margins, 0.5),
         margin_low=_quantile(margins, 0.1),
         leakage=_mean(joined("leakage")),
-        leakage_bound=_mean(joined("leakage_bound")),
+        leakage_bound=min(1.0, float(up(_mean(joined("leakage_bound")) * (1 + 1e-12)))),
         inverse_temperature=_quantile(joined("spread"), 0.5),
         entropy=_mean(joined("entropy")),
         effective_keys=_mean(joined("effective_keys")),

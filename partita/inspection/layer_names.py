@@ -85,7 +85,7 @@ class LayerNames:
             return
         try:
             if self._leaving is not None and len(rest) == 2:
-                self._leaving(module, self._frames[-1].name, args, rest[0], rest[1])
+                self._leaving(module, self._names.get(id(module)), args, rest[0], rest[1])
         finally:
             while True:
                 frame = self._frames.pop()

@@ -51,9 +51,17 @@ class _Problem:
         """Per key, whom it has to beat: what its smallest row holds, less itself and its exact copies."""
         return self.rows[self.smallest[keys]] & (self.twins[None, :] != self.twins[keys, None])
 
-    def always_rivals(self, key: int) -> NDArray[np.bool_]:
-        """Whom it has to beat whichever of the rows that hold it a query has."""
-        return self.rows[self.rows[:, key]].all(axis=0) & (self.twins != self.twins[key])
+    def contests(self, key: int) -> list[tuple[NDArray[np.int64], bool]]:
+        """Sets of rivals to solve a program against, and whether losing to them is a proof.
+
+        Those that every query which sees the key sees too: losing to them is losing everywhere. Then, if they are others, those of
+        the smallest row: winning there is winning somewhere.
+        """
+        others = self.twins != self.twins[key]
+        always = np.flatnonzero(self.rows[self.rows[:, key]].all(axis=0) & others)
+        least = np.flatnonzero(self.rows[self.smallest[key]] & others)
+        found = [(always, True)] if len(always) else []
+        return found if len(least) == len(always) else [*found, (least, False)]
 
     def leads(
         self, keys: NDArray[np.int64], queries: Array, rivals: NDArray[np.bool_] | None = None
@@ -83,8 +91,8 @@ def key_reach(
     *Theorem*: `key-reach`. A key is reachable if a query was found that makes it lead by more than rounding could account
     for, dead if multipliers λ ≥ 0, Σλ = 1 over the keys that every one of its queries sees prove that it leads by at most
     10⁻⁶ anywhere in the box. Without offsets the answer does not depend on ρ, and dead keys are those inside the convex hull
-    of the others. Copies of
-    a key are no rivals of it: they share a cell. With masks a query may have any of the recorded rows of `active`.
+    of the others. Copies of a key are no rivals of it: they share a cell. With masks a query may have any of the recorded rows
+    of `active`.
 
     Args:
         slopes: `(keys, dim)`; offsets: `(keys,)`; active: `(queries or 1, keys)`, which keys each recorded query sees.
@@ -99,14 +107,23 @@ def key_reach(
     witnesses = np.full(slopes.shape, np.nan)
     _try_queries(problem, queries / (reach * largest), active, status, witnesses)
     _try_directions(problem, status, witnesses)
-    programs = entries = 0
-    for key in np.flatnonzero(status == UNDECIDED):
-        work = int(problem.always_rivals(int(key)).sum() + 1) * slopes.shape[1]
-        if entries + work > budget:
-            break
-        entries, programs = entries + work, programs + 1
-        _solve(problem, int(key), status, witnesses)
+    programs, entries = _spend(problem, budget, status, witnesses)
     return KeyReach(status, witnesses * (reach * largest), programs, entries)
+
+
+def _spend(problem: _Problem, budget: int, status: NDArray[np.int8], witnesses: Array) -> tuple[int, int]:
+    """Linear programs for what is undecided, until one does not fit the budget; how many, and their entries."""
+    programs = entries = 0
+    for key in np.flatnonzero(status == UNDECIDED).tolist():
+        for rivals, proves in problem.contests(key):
+            work = (len(rivals) + 1) * problem.slopes.shape[1]
+            if entries + work > budget:
+                return programs, entries
+            entries, programs = entries + work, programs + 1
+            _solve(problem, key, rivals, status, witnesses, proves=proves)
+            if status[key] != UNDECIDED:
+                break
+    return programs, entries
 
 
 def _problem(slopes: Array, offsets: Array, active: NDArray[np.bool_]) -> _Problem:
@@ -191,14 +208,16 @@ def _into_box(directions: Array) -> Array:
     return directions / np.where(size > 0, size, 1.0)
 
 
-def _solve(problem: _Problem, key: int, status: NDArray[np.int8], witnesses: Array) -> None:
-    """`max t` with `s_key(u) − s_k(u) ≥ t` for its rivals, |u|_∞ ≤ 1: u is a witness if t > 0, the multipliers a proof if t
-    ≤ 0."""
-    rivals = np.flatnonzero(problem.always_rivals(key))
-    if not len(rivals):
-        status[key] = REACHABLE
-        witnesses[key] = 0.0
-        return
+def _solve(
+    problem: _Problem,
+    key: int,
+    rivals: NDArray[np.int64],
+    status: NDArray[np.int8],
+    witnesses: Array,
+    *,
+    proves: bool,
+) -> None:
+    """`max t` with `s_key(u) − s_k(u) ≥ t` for its rivals, |u|_∞ ≤ 1: u is a witness if t > 0, the multipliers a proof if t ≤ 0."""
     steps, gaps = problem.slopes[rivals] - problem.slopes[key], problem.offsets[key] - problem.offsets[rivals]
     unit = max(float(np.abs(steps).max()), float(np.abs(gaps).max()), np.finfo(float).tiny)
     d = steps.shape[1]
@@ -215,7 +234,7 @@ def _solve(problem: _Problem, key: int, status: NDArray[np.int8], witnesses: Arr
     if _settle(problem, one, np.clip(answer.x[None, :d], -1, 1), status, witnesses)[0][0]:
         return
     shares = np.maximum(-answer.ineqlin.marginals, 0.0)
-    if any(_proves(steps, gaps, candidate) for candidate in (shares, _polished(steps, shares))):
+    if proves and any(_proves(steps, gaps, candidate) for candidate in (shares, _polished(steps, shares))):
         status[key] = DEAD
 
 

@@ -136,7 +136,7 @@ class ModelReport:
             "table_distance",
         )
         width = max(len(head.name) for head in self.heads)
-        lines = [" " * width + "".join(f"{c[:16]:>18}" for c in columns)]
+        lines = [" " * width + "".join(f"{c.replace('inverse_', 'inv. ').replace('_', ' '):>18}" for c in columns)]
         for head in self.heads:
             pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in columns)
             lines.append(f"{head.name:<{width}}" + "".join(f"{f'{a:.3g} ({b:.3g})':>18}" for a, b in pairs))

@@ -34,10 +34,10 @@ _SHOWN = (
     "table_distance_of_values",
 )
 _WORDS = (
-    "Each panel is one head: the principal plane of its queries, cut into the cells of the max-affine function that its "
-    "keys make. Dark means a clear winner (a large margin), white a tie. Dots are queries, projected onto the plane; their "
-    "colour is the cell that each is in, in the whole space. The number beside a head is its table distance: how much its "
-    "output changes, relative to its size, when softmax becomes argmax."
+    "Each panel is one head on the first sequence: the principal plane of its queries, cut into the cells of the max-affine "
+    "function that its keys make. Dark means a clear winner (a large margin), white a tie. Dots are queries, projected onto "
+    "the plane; their colour is the cell that each is in, in the whole space. The number beside a head is its table distance: "
+    "how much its output changes, relative to its size, when softmax becomes argmax."
 )
 _NULL = (
     "In brackets the same figure for a random head of the same shape: independent normal queries, keys and values of the "
