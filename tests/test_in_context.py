@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-from traced import operations, strangers
+from traced import ALLOWED, operations, strangers, symbolic_operations
 
 import partita as pa
 from partita.arithmetic.interval import Interval
@@ -130,6 +130,7 @@ def test_the_graph_is_products_additions_and_softmax(loss):
     data = torch.from_numpy(prompt(7, y_box))[None]
     assert strangers(gd, data) == set()
     assert operations(gd, data)["_softmax"] == (2 if loss == "squared" else 4)
+    assert set(symbolic_operations(gd)) <= ALLOWED
     assert strangers(lambda z: gd(z) * gd(z), data) == {"mul"}  # negative control
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from traced import operations, strangers
+from traced import ALLOWED, operations, strangers, symbolic_operations
 
 import partita as pa
 from partita.arithmetic.interval import Interval
@@ -97,6 +97,7 @@ def test_the_graph_is_products_additions_and_softmax(name):
     found = operations(net, x)
     assert strangers(net, x) == set()
     assert found["_softmax"] >= 2
+    assert set(symbolic_operations(net)) <= ALLOWED
 
 
 def test_the_graph_test_sees_what_does_not_belong():
@@ -105,6 +106,7 @@ def test_the_graph_test_sees_what_does_not_belong():
     assert strangers(mlp(nn.ReLU()).requires_grad_(False), x) == {"relu"}
     net = pa.attention_from_mlp(mlp(nn.ReLU()), BOX, 1e-2)
     assert strangers(lambda z: net(z).clamp(0, 1), x) == {"clamp"}
+    assert {"leaky_relu", "clamp", "gelu", "tanh"} <= set(symbolic_operations(Functional())) - ALLOWED
     assert strangers(lambda z: net(z) * net(z), x) == {"mul"}
 
 

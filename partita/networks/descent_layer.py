@@ -60,14 +60,12 @@ class DescentLayer(nn.Module):
 
     def mirrored(self, prompt: Tensor) -> Tensor:
         """`(batch, n, d + 1)` to `(batch, 2n, d + 1)`: every token and its mirror image."""
-        batch, n, width = prompt.shape
-        return (prompt @ self.mirror).reshape(batch, 2 * n, width)
+        return (prompt @ self.mirror).unflatten(-1, (2, self.mirror.shape[0])).flatten(1, 2)
 
     def forward(self, w: Tensor, prompt: Tensor, doubled: Tensor) -> Tensor:
         """`(batch, 1, d)` to the same."""
         if self.has_table:
-            slopes = self.slopes(w, prompt)
-            scores = (slopes @ self.signs).reshape(prompt.shape[0], 1, 2 * prompt.shape[1])
+            scores = (self.slopes(w, prompt) @ self.signs).flatten(1, 2).unsqueeze(1)
         else:
             scores = (w @ self.query + self.query_offset) @ doubled.transpose(1, 2)
         return w @ self.shrink + torch.softmax(scores, dim=2) @ (doubled @ self.read)

@@ -78,12 +78,17 @@ class AttentionNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(…, *domain.shape)` to `(…, out)`."""
-        if not is_traced(x):
-            self._require_inside(x)
+        if is_traced(x):  # (batch, *domain.shape), in the network's dtype
+            return self._chain(x if len(self.domain.shape) == 1 else x.flatten(1))
+        self._require_inside(x)
         z, lead = flatten_inputs((x,), (self.domain.shape,), self.dtype)
+        out = self._chain(z)
+        return out.reshape(*lead, out.shape[-1])
+
+    def _chain(self, z: Tensor) -> Tensor:
         for layer in self.layers:
             z = layer(z)
-        return z.reshape(*lead, z.shape[-1])
+        return z
 
     def error_bound_at(self, x: Any) -> Array:
         """The same bound for each given input alone, `(n,)`: most neurons are far from their kinks at a point, so it is smaller."""

@@ -56,9 +56,9 @@ class SoftGate(nn.Module):
         query = u.unsqueeze(-1)
         weights = torch.softmax(query @ self.keys + self.key_offsets, dim=-1)
         if not self.is_affine:
-            return (weights @ self.constants.reshape(-1, 1)).reshape(u.shape)
+            return (weights @ self.constants.unsqueeze(-1)).squeeze(-1)
         values = query @ self.slopes + self.constants
-        return (weights.unsqueeze(-2) @ values.unsqueeze(-1)).reshape(u.shape)
+        return (weights.unsqueeze(-2) @ values.unsqueeze(-1)).squeeze(-1).squeeze(-1)
 
 
 class WideGate(nn.Module):

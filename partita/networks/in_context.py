@@ -56,8 +56,8 @@ class GradientDescent(nn.Module):
         return f"{self.steps} steps of {f.step_size:g}, loss {self.slope.name}, ridge {f.ridge:g}, ε = {f.epsilon:.3g}"
 
     def forward(self, prompt: Tensor) -> Tensor:
-        if is_traced(prompt):
-            return self._iterates(prompt)[-1].reshape(*prompt.shape[:-2], self.dim)
+        if is_traced(prompt):  # (batch, examples, d + 1), in the network's dtype
+            return self._iterates(prompt)[-1].squeeze(1)
         return self.trajectory(prompt)[..., -1, :]
 
     def trajectory(self, prompt: Any) -> Tensor:
@@ -68,7 +68,8 @@ class GradientDescent(nn.Module):
             that of w.
         """
         prompt = self._checked(prompt)
-        iterates = torch.cat(self._iterates(prompt), dim=1)
+        found = self._iterates(prompt.reshape(-1, *prompt.shape[-2:]))
+        iterates = torch.cat([found[0].expand_as(found[-1]), *found[1:]], dim=1)
         self._require_inside(iterates)
         return iterates.reshape(*prompt.shape[:-2], self.steps + 1, self.dim)
 
@@ -113,14 +114,12 @@ class GradientDescent(nn.Module):
             )
         return bounds
 
-    def _iterates(self, prompt: Tensor) -> list[Tensor]:
-        tokens = prompt.reshape(-1, *prompt.shape[-2:])
+    def _iterates(self, tokens: Tensor) -> list[Tensor]:
+        """From `(batch, examples, d + 1)`: the start, `(1, 1, d)`, and every w after it, `(batch, 1, d)`."""
         doubled = self.layer.mirrored(tokens)
-        w = self.initial.expand(tokens.shape[0], 1, self.dim)
-        found = [w]
+        found = [self.initial.reshape(1, 1, self.dim)]
         for _ in range(self.steps):
-            w = self.layer(w, tokens, doubled)
-            found.append(w)
+            found.append(self.layer(found[-1], tokens, doubled))
         return found
 
     def _checked(self, prompt: Any) -> Tensor:
