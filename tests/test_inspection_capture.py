@@ -432,6 +432,8 @@ def test_memory_is_bounded_and_said_so(x):
     model(x)  # and the hooks are gone
     with pytest.raises(UnsupportedError, match="at least 1"), pa.inspect.capture(model, tokens=0):
         pass
+    with pytest.raises(UnsupportedError, match="counted from 0"), pa.inspect.capture(model, heads=[-1]):
+        pass
     with pytest.raises(UnsupportedError, match=r"nn\.Module"), pa.inspect.capture(lambda z: z):
         pass
 

@@ -229,6 +229,8 @@ def capture(
             raise UnsupportedError(f"{name} is {limit}; expected at least 1, or None for all.")
     patterns = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
     chosen = None if heads is None else tuple(sorted(set(heads)))
+    if chosen and chosen[0] < 0:
+        raise UnsupportedError(f"heads holds {chosen[0]}; heads are counted from 0 within their layer.")
     captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes))
     with watching(model, captured._add, readers):
         yield captured
