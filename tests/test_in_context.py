@@ -210,6 +210,7 @@ def test_what_is_known_of_losses():
         (DomainError, "epsilon", {"epsilon": -1.0}),
         (DomainError, "start", {"initial": [9.0, 0.0, 0.0]}),
         (DomainError, "labels", {"loss": "logistic"}),
+        (DomainError, "expected boxes", {"x": ([-1], [1])}),
         (ShapeError, "boxes", {"w": pa.Box([-1], [1])}),
         (NotContinuousError, "may jump by 2", {"loss": "abs(r)"}),
         (NotContinuousError, "may jump", {"loss": "abs(s - y)"}),

@@ -10,7 +10,14 @@ from traced import ALLOWED, operations, strangers, symbolic_operations
 
 import partita as pa
 from partita.arithmetic.interval import Interval
-from partita.errors import OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.errors import (
+    DomainError,
+    NonFiniteValueError,
+    OutsideDomainError,
+    ShapeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.networks.gates import gate_for
 from partita.networks.reading import Activation, read_chain
 from partita.networks.tables import tabulate_text
@@ -304,6 +311,15 @@ def test_bad_calls():
     model = mlp(nn.ReLU())
     with pytest.raises(ShapeError, match="takes 2 numbers"):
         pa.attention_from_mlp(model, pa.Box([0], [1]), 1e-3)
+    with pytest.raises(DomainError, match="expected a Box"):
+        pa.attention_from_mlp(model, ([-1, -1], [1, 1]), 1e-3)
+    broken = mlp(nn.ReLU())
+    with torch.no_grad():
+        broken[0].weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteValueError, match="Linear"):
+        pa.attention_from_mlp(broken, BOX, 1e-3)
+    with pytest.raises(OutsideDomainError):
+        pa.attention_from_mlp(model, BOX, 1e-3)(torch.full((1, 2), torch.nan))
     with pytest.raises(ToleranceError, match="> 0"):
         pa.attention_from_mlp(model, BOX, 0.0)
     with pytest.raises(ToleranceError, match="rounding alone"):

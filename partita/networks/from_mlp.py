@@ -17,7 +17,7 @@ from partita.certify.certificate import Certificate, Term, model_digest, total
 from partita.certify.deployment import UNIT_ROUNDOFF
 from partita.constructions.claims import proved_claim
 from partita.constructions.construction import semantics_of
-from partita.errors import OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.networks.gates import Gate, gate_for
 from partita.networks.propagation import Carried, Layer, amplification, carry
@@ -148,6 +148,8 @@ def attention_from_mlp(
         raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
     if not 0 < tolerance < math.inf:
         raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
+    if not isinstance(domain, Box):
+        raise DomainError(f"the domain is {domain!r}; expected a Box, say pa.Box([-1, -1], [1, 1]).")
     stages = read_chain(mlp)
     _require_widths(stages, domain)
     facts, terms = _within(stages, domain, tolerance, dtype)

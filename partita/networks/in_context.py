@@ -228,6 +228,8 @@ def _held(box: Box, dtype: torch.dtype) -> Box:
 def _validated(
     x: Box, y: Box, w: Box, steps: int, step_size: float, ridge: float, initial: ArrayLike | None, prompt_length: int
 ) -> Array:
+    if not all(isinstance(box, Box) for box in (x, y, w)):
+        raise DomainError(f"x, y and w are {x!r}, {y!r} and {w!r}; expected boxes, say pa.Box([-1, -1], [1, 1]).")
     if x.lo.ndim != 1 or w.shape != x.shape or y.shape != (1,):
         raise ShapeError(f"boxes of shapes x {x.shape}, y {y.shape}, w {w.shape}; expected (d,), (1,), (d,).")
     if not (isinstance(steps, int) and steps >= 1 and prompt_length >= 1):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from partita.errors import UnsupportedError
+from partita.errors import NonFiniteValueError, UnsupportedError
 
 __all__ = ["Activation", "Stage", "read_chain"]
 
@@ -51,6 +51,10 @@ def read_chain(mlp: nn.Module) -> list[Stage]:
         joins = stages and stages[-1].activation is None and isinstance(part, Activation)
         if isinstance(part, nn.Linear):
             bias = torch.zeros(part.out_features) if part.bias is None else part.bias
+            if not (part.weight.isfinite().all() and bias.isfinite().all()):
+                raise NonFiniteValueError(
+                    f"{part} holds weights that are NaN or infinite; nothing can be proved of it."
+                )
             stages.append(Stage(part.weight.detach(), bias.detach().to(part.weight.dtype), None))
         elif joins:
             stages[-1] = Stage(stages[-1].weight, stages[-1].bias, part)
