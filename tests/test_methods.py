@@ -1,6 +1,7 @@
 """compile finds the smallest head with the strongest claim, and says why; each method can be forced."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -188,3 +189,22 @@ def test_a_narrow_peak_gets_few_keys_where_it_is():
     with torch.no_grad():
         c.head.values[np.abs(c.head.values.numpy()).argmax()] += 0.1
     assert "approximation" in {check.name for check in pa.recheck(c) if not check.holds}
+
+
+def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
+    """Auto plans a fitted head first; if its proof misses, methods that it had beaten are planned after all."""
+    from partita.certify.certificate import Certificate
+
+    box = pa.Box([-1, -1], [1, 1])
+    usual = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
+    assert usual.candidates[0].method == "fitted"
+    real = Certificate
+
+    def worse(**fields):
+        return real(**{**fields, "error_bound": 10.0})
+
+    monkeypatch.setattr(sys.modules["partita.constructions.soft_grid"], "Certificate", worse)
+    monkeypatch.setattr("partita.compiler.compile._SHARES", ())
+    other = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
+    assert other.candidates[0].method in ("affine", "hard", "adaptive") and other.error_bound <= 0.05
+    assert any(c.method == "fitted" and "above the tolerance" in c.note for c in other.candidates)

@@ -109,16 +109,22 @@ def compile(
 def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
     """Build what `plan` described, attack it once, and return it with its certificate; its alternatives if it misses its aim."""
     missed: list[Candidate] = []
-    first: PartitaError | None = None
-    for option in (planned, *planned.alternatives):
-        try:
-            compiled = _finished(option, outside, progress, seed)
-        except ToleranceError as error:
-            first = first or error
-            missed.append(replace(option.as_candidate(str(error).split(". ")[0]), chosen=False))
-            continue
-        return replace(compiled, candidates=_report_rows(planned, compiled, option, missed))
-    raise first or UnsupportedError("there is nothing to build")
+    errors: list[PartitaError] = []
+    while True:
+        for option in (planned, *(p for p in planned.alternatives if p.kind == planned.kind)):
+            try:
+                compiled = _finished(option, outside, progress, seed)
+            except ToleranceError as error:
+                errors.append(error)
+                missed.append(replace(option.as_candidate(str(error).split(". ")[0]), chosen=False))
+                continue
+            return replace(compiled, candidates=_report_rows(planned, compiled, option, missed))
+        if planned.plan_without is None:
+            raise errors[0]
+        try:  # what was only forecast, or makes a weaker claim, has its turn now
+            planned = planned.plan_without(frozenset(c.method for c in missed), progress)
+        except PartitaError:
+            raise errors[0] from None
 
 
 def _finished(planned: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:

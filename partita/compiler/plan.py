@@ -74,9 +74,12 @@ def make_plan(
     options: Options,
     declared: Declared,
     *,
+    without: frozenset[str] = frozenset(),
     progress: Progress | None = None,
 ) -> Plan:
     """The plan for a target that has been made already: the best of the methods asked for, the others as alternatives.
+
+    `without` names methods that have been tried and missed the tolerance.
 
     Raises:
         PartitaError: what stood in the way, if no method will do.
@@ -86,6 +89,8 @@ def make_plan(
     refused: list[Candidate] = []
     errors: list[PartitaError] = [] if obstacle is None else [obstacle]
     for method, propose in _proposers(target, knowledge, options, progress, declared.curvature):
+        if method in without:
+            continue
         try:
             found = propose(plans)
         except (SizeError, ToleranceError) as error:
@@ -106,7 +111,19 @@ def make_plan(
     best, *others = sorted(plans, key=rank)
     rows = [best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)]
     rows += [p.as_candidate(_compared(p, best)) for p in others] + refused
-    return replace(best, candidates=tuple(rows), alternatives=tuple(others))
+    again = partial(_plan_again, target, options, declared, without) if options.method == "auto" else None
+    return replace(best, candidates=tuple(rows), alternatives=tuple(others), plan_without=again)
+
+
+def _plan_again(
+    target: Target,
+    options: Options,
+    declared: Declared,
+    before: frozenset[str],
+    now: frozenset[str],
+    progress: Progress | None,
+) -> Plan:
+    return make_plan(target, options, declared, without=before | now, progress=progress)
 
 
 def _refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from partita.compiler.knowledge import Knowledge
 from partita.compiler.options import Options
 from partita.constructions.adaptive import AdaptiveRecipe
 from partita.constructions.affine_grid import AffineRecipe
+from partita.constructions.construction import Progress
 from partita.constructions.curved import CurvedRecipe
 from partita.constructions.on_grid import GridRecipe
 from partita.constructions.piecewise_affine import PiecesRecipe
@@ -59,6 +60,7 @@ class Plan:
         largest: of the values. rounding: the part of the error that running in floats adds.
         why: sentences that explain the numbers.
         candidates: every method that was considered. alternatives: plans to fall back on, best first.
+        plan_without: plans again without the methods named, for when these were built and missed; None if one was asked for.
     """
 
     target: Target
@@ -77,6 +79,7 @@ class Plan:
     error_estimate: float | None = None
     candidates: tuple[Candidate, ...] = ()
     alternatives: tuple[Plan, ...] = ()
+    plan_without: Callable[[frozenset[str], Progress | None], Plan] | None = None
 
     @property
     def counts(self) -> tuple[int, ...] | None:

@@ -93,7 +93,7 @@ class Slopes:
     def cells_needed(self, box: Box, tolerance: float) -> Array:
         """Cells per axis, up to a common factor: side·√curvature, 0 where f does not move."""
         moving = self.first * box.sides > 0.01 * tolerance
-        need = np.where(moving, box.sides * np.sqrt(self.second), 0.0)
+        need = np.where(moving, np.minimum(box.sides * np.sqrt(self.second), 1e300), 0.0)
         return np.where(moving, np.maximum(need / need.max(), 0.05) if need.max() > 0 else 1.0, 0.0)
 
     @property
