@@ -188,6 +188,8 @@ def test_missing_images_are_named_before_anything_is_trained(tmp_path):
         run_experiment(EXPERIMENTS["weight-scale"], order(tmp_path, data=tmp_path / "empty"))
     with pytest.raises(DataFileError, match="no folder"):
         order(tmp_path, data=tmp_path / "nowhere")
+    with pytest.raises(UnsupportedError, match="cuda"):
+        order(tmp_path, device="tpu")
 
 
 # the command line and the page
@@ -205,6 +207,36 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
         "cells.csv", "figure.svg", "picture.csv", "result.json", "tolerances.csv",
     }  # fmt: skip
     assert "finished before" in runner.invoke(app, arguments).stderr
+
+
+def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):
+    from partita.reports import command
+
+    few = {name: EXPERIMENTS[name] for name in ("attention-maps", "weight-scale")}
+    monkeypatch.setattr(command, "EXPERIMENTS", few)
+    told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])
+    assert told.exit_code == 0 and "weight-scale was not run" in told.stderr
+    assert "Not run, because no image files were given: weight-scale." in (tmp_path / "report.md").read_text()
+    told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path), "--data", str(images)])
+    assert told.exit_code == 0 and "not run" not in told.stderr
+    told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])  # it is there now
+    assert "not run" not in told.stderr and "60 of 50,000" in (tmp_path / "report.md").read_text()
+
+
+def test_an_interruption_on_the_command_line_keeps_what_was_finished(tmp_path, monkeypatch):
+    from partita.reports import command
+
+    def interrupted(setup):
+        raise KeyboardInterrupt
+
+    few = {
+        "attention-maps": EXPERIMENTS["attention-maps"],
+        "partition": replace(EXPERIMENTS["partition"], run=interrupted),
+    }
+    monkeypatch.setattr(command, "EXPERIMENTS", few)
+    told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])
+    assert told.exit_code != 0 and {p.name for p in tmp_path.iterdir()} == {"attention-maps"}
+    assert read_finished(tmp_path / "attention-maps").verdict.sentence
 
 
 def test_wrong_requests_are_refused_with_a_hint():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import UnsupportedError
-from partita.experiments.table import Tables
+from partita.experiments.table import Table, Tables
 
 __all__ = ["SIZES", "Experiment", "Outcome", "Setup", "Verdict"]
 
@@ -55,6 +55,7 @@ class Experiment:
         run: Setup to tables. verdict: tables to Verdict. control: seed to tables of which the claim is false.
         settings: one dataclass per size. seconds: what each size takes, roughly, on two cores.
         revision: raised when the same settings would give other tables. needs_data: image files.
+        digest: a small table of large ones, for the page.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Experiment:
     seconds: Mapping[str, float]
     revision: int = 1
     needs_data: bool = False
+    digest: Callable[[Tables], Table] | None = None
 
     def __post_init__(self) -> None:
         if set(self.settings) != set(SIZES) or set(self.seconds) != set(SIZES):

@@ -41,7 +41,9 @@ def _own_version() -> str:
         return "not installed"
 
 
-def describe_run(experiment: Experiment, size: str, seed: int, *, device: str, seconds: float) -> dict[str, Any]:
+def describe_run(
+    experiment: Experiment, size: str, seed: int, *, device: str, wall: float, cpu: float
+) -> dict[str, Any]:
     """What is written beside the tables."""
     return {
         "size": size,
@@ -49,7 +51,8 @@ def describe_run(experiment: Experiment, size: str, seed: int, *, device: str, s
         "revision": experiment.revision,
         "settings": experiment.settings_json(size),
         "device": device,
-        "wall_seconds": round(seconds, 1),
+        "wall_seconds": round(wall, 1),
+        "cpu_seconds": round(cpu, 1),
         "versions": {
             "partita": _own_version(),
             "python": platform.python_version(),

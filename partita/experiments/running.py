@@ -30,8 +30,10 @@ class Order:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise UnsupportedError(f"size is {self.size!r}; expected one of {', '.join(SIZES)}.")
-        if self.device != "cpu" and not torch.cuda.is_available():
-            raise UnsupportedError(f"device is {self.device!r}; torch sees no such device here. Leave --device out.")
+        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
+            raise UnsupportedError(
+                f"device is {self.device!r}; expected cpu, or cuda where torch sees one. Leave --device out."
+            )
         if self.data is not None and not self.data.is_dir():
             raise DataFileError(f"--data {self.data} is no folder; name the one that holds the image files.")
 
@@ -42,12 +44,15 @@ def run_experiment(
     """The finished run, and whether it was already there. The verdict is computed from the tables as they are written."""
     there = None if order.again else find_finished(experiment, order.size, order.seed, order.out)
     if there is not None:
-        return Finished(there.name, there.tables, experiment.verdict(there.tables), there.about), True
-    began = time.perf_counter()
+        judged = Finished(there.name, there.tables, experiment.verdict(there.tables), there.about)
+        if judged.verdict != there.verdict:  # the words have changed since
+            write_finished(judged, order.out)
+        return judged, True
+    began, used = time.perf_counter(), time.process_time()
     setup = Setup(experiment.settings[order.size], order.seed, progress, order.device, order.data)
     tables = experiment.run(setup)
-    seconds = time.perf_counter() - began
-    about = describe_run(experiment, order.size, order.seed, device=order.device, seconds=seconds)
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
+    about = describe_run(experiment, order.size, order.seed, device=order.device, wall=wall, cpu=cpu)
     finished = Finished(experiment.name, tables, experiment.verdict(tables), about)
     write_finished(finished, order.out)
     return finished, False

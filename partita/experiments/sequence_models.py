@@ -111,8 +111,8 @@ def train_sequences(
         order = torch.randperm(trained, generator=g).to(device)
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
-            loss = ((net(inputs[which][:, rows]) - targets[which][:, rows]) ** 2).mean(dim=(1, 2, 3)).sum()
+            loss = ((net(inputs[:, rows][which]) - targets[:, rows][which]) ** 2).mean(dim=(1, 2, 3)).sum()
             adam.step(loss)
             progress(epoch * steps + step + 1, epochs * steps)
     with torch.no_grad():
-        return net(inputs[which][:, trained:]).cpu()
+        return net(inputs[:, trained:][which]).cpu()

@@ -50,7 +50,7 @@ def run(setup: Setup) -> Tables:
     x = torch.linspace(_LO, _HI, settings.points, dtype=torch.float64)[:, None]
     piece = (x[None, :, 0].numpy() > jumps[:, :, None]).sum(axis=1)
     wanted = torch.from_numpy(np.take_along_axis(levels, piece, axis=1))
-    rows, curves = [], []
+    rows, curves, bends = [], [], []
     for number, keys in enumerate(settings.keys):
         heads = FunctionHeads.random(settings.seeds, keys, 1, width=2, seed=setup.seed, scale=2.0)
         for step, trained in heads.trained(  # noqa: B007
@@ -63,6 +63,10 @@ def run(setup: Setup) -> Tables:
         error = ((trained(x) - wanted) ** 2).mean(dim=1).sqrt()
         for seed in range(settings.seeds):
             turns = turning_points(trained.partition(seed), _LO, _HI)
+            bends += [
+                {"keys": keys, "seed": seed, "turn": turn, "distance": np.abs(jumps[seed] - turn).min()}
+                for turn in turns
+            ]
             drawn = rng.uniform(_LO, _HI, (400, max(len(turns), 1)))
             for jump in jumps[seed]:
                 distance = np.abs(turns - jump).min() if len(turns) else _HI - _LO
@@ -77,7 +81,7 @@ def run(setup: Setup) -> Tables:
                     }
                 )
         curves += _curve(trained, x, wanted, int(error.argsort()[len(error) // 2]), keys)
-    return {"jumps": Table.of(rows), "curves": Table.of(curves)}
+    return {"jumps": Table.of(rows), "turns": Table.of(bends), "curves": Table.of(curves)}
 
 
 def _against_chance(distance: float, chance: np.ndarray) -> dict[str, float]:
@@ -97,6 +101,7 @@ def _curve(heads: FunctionHeads, x: torch.Tensor, wanted: torch.Tensor, seed: in
     return [
         {
             "keys": keys,
+            "seed": seed,
             "x": float(x[i]),
             "target": float(wanted[seed, i]),
             "head": float(output[i]),
@@ -121,10 +126,18 @@ def verdict(tables: Tables) -> Verdict:
         numbers |= {f"median_distance_{keys}_keys": middle, f"p_{keys}_keys": p, f"near_{keys}_keys": near}
         words.append(
             f"{keys} keys: median distance {middle:.3f} (at random {np.median(chance):.2f}, p = {p:.0e}), "
-            f"{100 * near:.0f} % of jumps within 0.05"
+            f"{100 * near:.0f} % of jumps within 0.05{_turns_in_words(tables, keys)}"
         )
     outcome: Outcome = "holds" if all(passed) else "mixed" if any(passed) else "fails"
     return Verdict(outcome, f"On [−1, 1], over {len(set(table['seed']))} targets: " + "; ".join(words) + ".", numbers)
+
+
+def _turns_in_words(tables: Tables, keys: int) -> str:
+    """The other direction: turning points that lie near a jump."""
+    if "turns" not in tables:
+        return ""
+    distance = tables["turns"].where(keys=keys)["distance"]
+    return f" of a turning point, {100 * (distance <= 0.025 * (_HI - _LO)).mean():.0f} % of turning points within 0.05 of a jump"
 
 
 def control(seed: int) -> Tables:
@@ -169,4 +182,5 @@ EXPERIMENT = Experiment(
         "full": Settings(seeds=200, steps=6000),
     },
     seconds={"tiny": 0.5, "default": 40, "full": 800},
+    revision=2,
 )

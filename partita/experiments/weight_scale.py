@@ -133,6 +133,17 @@ def correlations(norms: Table) -> Table:
     return Table.of(found)
 
 
+def digest(tables: Tables) -> Table:
+    """A row per set and variant: the last level's mean over the first's, and ρ with the level, for each measure."""
+    found, rows = correlations(tables["norms"]), []
+    for name in found.distinct("set"):
+        for variant in found.where(set=name).distinct("variant"):
+            some = {r["measure"]: r for r in found.where(set=name, variant=variant).rows()}
+            cells = {m: f"×{some[m]['last_over_first']:.2f} (ρ {some[m]['rho']:+.2f})" for m in MEASURES}
+            rows.append({"set": name, "variant": variant, **cells})
+    return Table.of(rows)
+
+
 def verdict(tables: Tables) -> Verdict:
     """Both norms on every set: ρ < 0 with p < 0.01, and the last level at least 5 % below the first."""
     found = correlations(tables["norms"])
@@ -253,4 +264,5 @@ EXPERIMENT = Experiment(
     },
     seconds={"tiny": 2, "default": 150, "full": 1200},
     needs_data=True,
+    digest=digest,
 )

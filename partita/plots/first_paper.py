@@ -10,7 +10,7 @@ from partita.experiments.statistics import group_means
 from partita.experiments.table import Tables
 from partita.geometry import Box, MaxAffine
 from partita.geometry.cells import polygons
-from partita.plots.style import COLOURS, INK, SOFT, clean, new_figure, series
+from partita.plots.style import COLOURS, INK, SOFT, clean, new_figure, series, ticks
 
 __all__ = [
     "draw_dimension",
@@ -24,8 +24,6 @@ __all__ = [
     "draw_temperature",
 ]
 
-_HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "||", "**", "/.", "\\.")
-
 
 def draw_partition(tables: Tables) -> Any:
     """Figure 1: the cells and the max-affine function; Figure 2: other values for them; and the error against what was asked."""
@@ -38,15 +36,8 @@ def draw_partition(tables: Tables) -> Any:
     side = round(len(picture) ** 0.5)
     axes = [picture[name].reshape(side, side) for name in ("x0", "x1")]
     for j, shape in enumerate(shapes):
-        panels[0, 0].add_collection(
-            PolyCollection(
-                [shape],
-                facecolors=COLOURS[(j + 1) % len(COLOURS)] + "40",
-                edgecolors=INK,
-                hatch=_HATCHES[j % 12],
-                linewidths=0.8,
-            )
-        )
+        fill = COLOURS[(j + 1) % len(COLOURS)] + "40"
+        panels[0, 0].add_collection(PolyCollection([shape], facecolors=fill, edgecolors=INK, linewidths=1.1))
     levels = panels[0, 0].contour(*axes, picture["max_affine"].reshape(side, side), 8, colors=INK, linewidths=0.6)
     panels[0, 0].clabel(levels, fontsize=6)
     image = panels[0, 1].contourf(*axes, picture["head"].reshape(side, side), 14, cmap="cividis")
@@ -61,7 +52,8 @@ def draw_partition(tables: Tables) -> Any:
     panels[0, 2].loglog()
     clean(panels[0, 0], "max-affine function and its cells (Figure 1)", x="x0", y="x1")
     clean(panels[0, 1], "the same cells, other values: the head (Figure 2)", x="x0")
-    clean(panels[0, 2], "error of the head", x="tolerance", legend=True)
+    panels[0, 2].set_ylim(1e-7, 4)
+    clean(panels[0, 2], "error of the head", x="tolerance", legend="lower right")
     return figure
 
 
@@ -75,11 +67,10 @@ def draw_step_function(tables: Tables) -> Any:
         panel.plot(rows["x"], rows["target"], color=SOFT, lw=3, label="target")
         panel.plot(rows["x"], rows["head"], color=COLOURS[1], label="head")
         panel.plot(rows["x"], rows["max_affine"] - 2.3, color=COLOURS[2], ls="--", label="max-affine function")
-        bends = np.abs(np.diff(rows["max_affine"], 2))
-        for i in np.flatnonzero(bends > 1e-5) + 1:
-            panel.axvline(rows["x"][i], color=COLOURS[2], lw=0.5, alpha=0.5)
+        for turn in tables["turns"].where(keys=count, seed=int(rows["seed"][0]))["turn"]:
+            panel.axvline(turn, color=COLOURS[2], lw=0.7, ls=":")
         clean(panel, f"{count} keys (median error)", x="x")
-    panels[0, 0].legend(loc="lower right", fontsize=7)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
     last = panels[0, -1]
     for number, count in enumerate(keys):
         distance = np.sort(jumps.where(keys=count)["distance"])
@@ -89,7 +80,8 @@ def draw_step_function(tables: Tables) -> Any:
     last.plot(chance, (np.arange(len(chance)) + 1) / len(chance), color=SOFT, lw=2, label="at random (medians)")
     last.axvline(0.05, color=INK, lw=0.6)
     last.set_xscale("log")
-    clean(last, "jump to nearest turning point", x="distance", y="share of jumps", legend="upper left")
+    clean(last, "jump to nearest turning point", x="distance", y="share of jumps")
+    last.legend(fontsize=7, loc="lower right")
     return figure
 
 
@@ -103,21 +95,24 @@ def draw_explicit_weights(tables: Tables) -> Any:
     series(left, t["tolerance"], t["worst_seen"], 1, "worst seen (attack)")
     series(left, t["tolerance"], t["layers_worst_seen"], 2, "literal layers, random points")
     series(right, t["tolerance"], t["keys"], 0, "keys")
-    series(right, t["tolerance"], t["layer_numbers"], 2, "numbers in the literal layers")
-    series(right, t["tolerance"], t["paper_keys"], 3, "keys by the printed proof")
+    for number, form in enumerate(t.distinct("form"), 2):
+        rows = t.where(form=form)
+        series(right, rows["tolerance"], rows["layer_numbers"], number, f"numbers in the {form} form")
+    series(right, t["tolerance"], t["paper_keys"], 1, "keys by the printed proof")
     for panel in (left, right):
         panel.loglog()
         panel.invert_xaxis()
     clean(left, "sin x + cos y on [−π, π]²", x="ε", y="error", legend=True)
-    clean(right, "what it costs", x="ε", legend="upper left")
+    clean(right, "what it costs", x="ε", legend="lower right")
+    right.set_ylim(bottom=1)
     return figure
 
 
 def draw_temperature(tables: Tables) -> Any:
     """The largest error against κ, and training."""
     sweep, training = tables["sharpness"], tables["training"]
-    figure, panels = new_figure(2)
-    left, right = panels[0]
+    figure, panels = new_figure(3, width=3.3)
+    left, right, other = panels[0]
     for number, name in enumerate(sweep.distinct("values")):
         rows = sweep.where(values=name)
         series(left, rows["sharpness"], rows["error"], number, name)
@@ -125,18 +120,17 @@ def draw_temperature(tables: Tables) -> Any:
         left.plot(rows["sharpness"][best], rows["error"][best], "o", ms=9, mfc="none", mec=COLOURS[number])
     left.loglog()
     clean(left, "a fixed grid: the sharp limit is not the best", x="sharpness κ = R h²", y="largest error", legend=True)
-    step, product, spread = group_means(training["step"], training["w_k"] * training["w_q"])
-    series(right, step + 1, product / product[0], 0, "‖W_K‖·‖W_Q‖, relative", spread=spread / product[0])
-    right.set_xscale("log")
-    other = right.twinx()
-    other.grid(False)
-    for number, (name, label) in enumerate((("entropy", "entropy of the weights"), ("error", "sup error")), 1):
-        _, mean, spread = group_means(training["step"], training[name])
+    for number, (name, label) in enumerate((("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖"))):
+        step, mean, spread = group_means(training["step"], training[name])
+        series(right, step + 1, mean, number, label, spread=spread)
+    for number, (name, label) in enumerate((("entropy", "entropy of the weights"), ("error", "sup error")), 2):
+        step, mean, spread = group_means(training["step"], training[name])
         series(other, step + 1, mean, number, label, spread=spread)
-    other.set_ylim(bottom=0)
-    clean(right, "training from random", x="step + 1", y="norms")
-    lines = [*right.get_lines(), *other.get_lines()]
-    right.legend(lines, [str(line.get_label()) for line in lines], loc="center left")
+    for panel in (right, other):
+        panel.set_xscale("log")
+        panel.set_ylim(bottom=0)
+    clean(right, "training from random", x="step + 1", y="spectral norm", legend=True)
+    clean(other, "training from random", x="step + 1", legend=True)
     return figure
 
 
@@ -180,18 +174,10 @@ def draw_learnability(tables: Tables) -> Any:
                 steps + 1, [v.min() for v in values], [v.max() for v in values], color=COLOURS[number], alpha=0.15, lw=0
             )
         for row, dash in zip(fixed.rows(), ("-", "--", ":")):
-            panel.axhline(row[name], color=SOFT, ls=dash, lw=1)
-            panel.annotate(
-                f"constructed, {row['values']}",
-                (1, row[name]),
-                xytext=(0, 2),
-                textcoords="offset points",
-                fontsize=7,
-                color=INK,
-            )
+            panel.axhline(row[name], color=SOFT, ls=dash, lw=1.4, label=f"constructed, {row['values']}")
         panel.loglog()
         clean(panel, title, x="step + 1")
-    panels[0, 1].legend(loc="lower left")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
@@ -251,6 +237,7 @@ def draw_small_domains(tables: Tables) -> Any:
     right.set_ylim(0, 1.05)
     for panel in (left, right):
         panel.invert_xaxis()
+        ticks(panel, sorted(set(t["tolerance"]))[::2])
     clean(left, "keys", x="ε", legend=True)
     clean(right, "worst error seen, over ε", x="ε")
     return figure

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from partita.compiler.compiled import Compiled
-from partita.errors import MissingExtraError, UnsupportedError
+from partita.errors import UnsupportedError
 from partita.geometry.cells import polygons
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.plots.style import ACCENT, INK, SOFT, new_figure, require_vector_or_pixels, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["plot_head"]
 
-_INK, _SOFT, _ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
 _CELLS_DRAWN = 4000  # polygons
 _CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
 _PIXELS = 320
@@ -37,34 +37,17 @@ def plot_head(
     Args:
         output: which scalar output. axes: the two coordinates to show when there are more than two.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
-    if Path(path).suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")
+    require_vector_or_pixels(path)
     outputs = compiled.head.num_outputs
     if not 0 <= output < outputs:
         raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
     one = compiled.head.dimension == 1
     panels = (1 if one else 2) + _can_compare(compiled)
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.edgecolor": _SOFT,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "svg.hashsalt": "partita",
-    }
-    with rc_context(style):
-        figure = Figure(figsize=(4.6 * panels, 3.4) if one else (3.75 * panels, 3.9), layout="constrained")
-        grid = figure.subplots(1, panels, squeeze=False)[0]
-        (_draw_line if one else _draw_map)(compiled, grid, output, axes)
+    with styled():
+        figure, grid = new_figure(panels, width=4.6 if one else 3.75, height=3.4 if one else 3.9)
+        (_draw_line if one else _draw_map)(compiled, grid[0], output, axes)
         figure.suptitle(_title(compiled, output), fontsize=11)
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(place, dpi=130, metadata={"Date": None} if place.suffix == ".svg" else None)
-    return place
+        return save(figure, path)
 
 
 def _can_compare(compiled: Compiled) -> bool:
@@ -107,21 +90,21 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
     got, error = _values(compiled, x, output)
     if error is not None:
         inside = np.isfinite(got)
-        panels[0].plot(x[inside], compiled.target(x[inside])[:, output], color=_INK, lw=0.9, ls="--", label="function")
-    panels[0].plot(x, got, color=_ACCENT, lw=1.3, label="head")
+        panels[0].plot(x[inside], compiled.target(x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function")
+    panels[0].plot(x, got, color=ACCENT, lw=1.3, label="head")
     centers = compiled.partition.to_power_diagram().centers[:, 0]
     if len(centers) <= 400:
-        panels[0].plot(centers, np.full(len(centers), panels[0].get_ylim()[0]), "|", color=_SOFT, ms=7, label="centers")
+        panels[0].plot(centers, np.full(len(centers), panels[0].get_ylim()[0]), "|", color=SOFT, ms=7, label="centers")
     panels[0].legend(frameon=False, loc="best")
     _clean(panels[0], "head and function" if error is not None else "head (the function was not stored)")
     if error is not None:
-        panels[1].plot(x, error, color=_ACCENT, lw=1.0)
+        panels[1].plot(x, error, color=ACCENT, lw=1.0)
         panels[1].set_ylim(bottom=0)
         if compiled.certificate.norm == "inf":
             top, name = compiled.certificate.error, _top_name(compiled)
-            panels[1].axhline(top, color=_INK, lw=0.9)
+            panels[1].axhline(top, color=INK, lw=0.9)
             panels[1].set_ylim(0, 1.15 * top)
-            panels[1].annotate(name, (x[0, 0], top), xytext=(2, 3), textcoords="offset points", color=_INK)
+            panels[1].annotate(name, (x[0, 0], top), xytext=(2, 3), textcoords="offset points", color=INK)
         _clean(panels[1], "|head − function|")
     for panel in panels:
         panel.set_xlabel("x0")
@@ -163,6 +146,7 @@ def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int
     )
     for panel, title in zip(panels, titles):
         _clean(panel, title)
+        panel.grid(False)
         panel.set_xlabel(names[i])
     panels[0].set_ylabel(names[j])
 
@@ -180,12 +164,12 @@ def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, i
         factor = max(1.0, max(len(columns), len(rows)) / _CELLS_ACROSS)
         x1, y1 = x0 + (x1 - x0) / factor, y0 + (y1 - y0) / factor
         if columns[0] < x0 or rows[0] < y0:  # ghosts: show them, and the domain as a frame
-            panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=_INK, linewidth=1.4))
+            panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=INK, linewidth=1.4))
             (x0, x1), (y0, y1) = _reach(columns, x0, x1, factor), _reach(rows, y0, y1, factor)
-            panel.plot(*(g.ravel() for g in np.meshgrid(columns, rows)), ".", color=_ACCENT, ms=3)
+            panel.plot(*(g.ravel() for g in np.meshgrid(columns, rows)), ".", color=ACCENT, ms=3)
         across, up = ((a[1:] + a[:-1]) / 2 for a in (columns, rows))
         lines = [[(e, y0), (e, y1)] for e in across if e < x1] + [[(x0, e), (x1, e)] for e in up if e < y1]
-        panel.add_collection(LineCollection(lines, colors=_INK, linewidths=0.5))
+        panel.add_collection(LineCollection(lines, colors=INK, linewidths=0.5))
         panel.set_xlim(x0, x1)
         panel.set_ylim(y0, y1)
         return f" ({factor:.0f}× magnified)" if factor > 1.5 else ""
@@ -194,8 +178,8 @@ def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, i
     centers = partition.to_power_diagram().centers
     if partition.dimension == 2 and partition.num_cells <= _CELLS_DRAWN:
         shapes = [p for p in polygons(partition, window) if len(p)]
-        panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=_INK, linewidths=0.5))
-    panel.plot(centers[:, i], centers[:, j], ".", color=_ACCENT, ms=3)
+        panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=INK, linewidths=0.5))
+    panel.plot(centers[:, i], centers[:, j], ".", color=ACCENT, ms=3)
     return ""
 
 
@@ -210,5 +194,5 @@ def _top_name(compiled: Compiled) -> str:
 
 
 def _clean(panel: Axes, title: str) -> None:
-    panel.set_title(title, fontsize=9, color=_INK)
-    panel.tick_params(colors=_SOFT, labelcolor=_INK, length=2)
+    panel.set_title(title, fontsize=9, color=INK)
+    panel.tick_params(colors=SOFT, labelcolor=INK, length=2)

@@ -112,7 +112,7 @@ def draw_two_layers(tables: Tables) -> Any:
     bumps = tables["bumps"]
     series(panels[0, 3], bumps["cells"], bumps["error_bound"], 0, "proved bound")
     series(panels[0, 3], bumps["cells"], bumps["worst_seen"], 1, "worst seen")
-    panels[0, 3].loglog()
+    panels[0, 3].loglog(base=2)
     clean(panels[0, 3], "bumps and selection, two tokens", x="cells per coordinate")
     return figure
 
@@ -132,15 +132,14 @@ def draw_stability(tables: Tables) -> Any:
         panel.loglog()
         clean(panel, f"p = {p:,}", x="β")
     panels[0, 0].set_ylabel("largest error / Δ")
-    panels[0, 0].legend(fontsize=6.5)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     last = panels[0, -1]
     for number, (name, label) in enumerate(
         (("near_ends", "near a and b"), ("interior", "interior"), ("outside", "outside [a, b]"))
     ):
-        order = np.argsort(edges["sharpness"])
-        series(last, edges["sharpness"][order], np.maximum(edges[name][order], 1e-4), number, label)
+        series(last, edges["sharpness"], np.maximum(edges[name], 1e-6), number, label)
     last.loglog()
-    clean(last, "where the error is (float64)", x="sharpness κ = RΔ²", legend=True)
+    clean(last, f"where the error is, p = {edges['anchors'][0]}", x="sharpness κ = RΔ²", legend=True)
     return figure
 
 

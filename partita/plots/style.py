@@ -18,7 +18,20 @@ from partita.errors import MissingExtraError, UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ACCENT", "COLOURS", "INK", "SOFT", "clean", "mark", "new_figure", "save", "series", "styled"]
+__all__ = [
+    "ACCENT",
+    "COLOURS",
+    "INK",
+    "SOFT",
+    "clean",
+    "mark",
+    "new_figure",
+    "require_vector_or_pixels",
+    "save",
+    "series",
+    "styled",
+    "ticks",
+]
 
 INK, SOFT, ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
 COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
@@ -109,11 +122,26 @@ def clean(panel: Any, title: str = "", *, x: str = "", y: str = "", legend: bool
         panel.legend(loc="best" if legend is True else legend)
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write .svg, .png or .pdf, whole or not at all."""
+def ticks(panel: Any, values: Any, *, axis: str = "x") -> None:
+    """These numbers as tick labels of a logarithmic axis, and no others."""
+    from matplotlib.ticker import NullFormatter
+
+    chosen = panel.xaxis if axis == "x" else panel.yaxis
+    chosen.set_ticks(list(values), [f"{v:g}" for v in values])
+    chosen.set_minor_formatter(NullFormatter())
+
+
+def require_vector_or_pixels(path: str | os.PathLike[str]) -> Path:
+    """The path, or the error that says which endings a figure may have."""
     place = Path(path)
     if place.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")
+    return place
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write .svg, .png or .pdf, whole or not at all."""
+    place = require_vector_or_pixels(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     waiting = place.with_name(f".{os.getpid()}.{place.name}")
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(place.suffix.lower())

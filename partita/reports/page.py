@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from partita.experiments import Experiment, Finished, Table
 from partita.experiments.results import write_text
@@ -32,17 +33,14 @@ def write_pages(
 
 def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]) -> list[Block]:
     counts = {o: sum(f.verdict.outcome == o for _, f in done) for o in ("holds", "mixed", "fails")}
-    seconds = sum(float(f.about["wall_seconds"]) for _, f in done)
-    rows = [
-        [e.name, e.source, f.verdict.outcome, str(f.about["size"]), f"{f.about['wall_seconds']:.0f} s"] for e, f in done
-    ]
+    rows = [[e.name, e.source, f.verdict.outcome, str(f.about["size"]), _time(f.about)] for e, f in done]
     blocks: list[Block] = [
         Heading(1, _TITLE),
         Text(
             f"Every verdict below was computed from the tables beside it by a criterion fixed before the run: {counts['holds']} "
             f"claims hold, {counts['mixed']} hold in part, {counts['fails']} fail. Neither paper publishes tables, so trends are "
             "what can be matched. Each criterion has a synthetic control of which the claim is false, and says so there (the "
-            f"tests run them). All runs together took {seconds / 60:.0f} minutes."
+            "tests run them). Times are of one processor core unless a device is named."
         ),
         Code(
             "partita reproduce --all --out DIR --data IMAGES   # this page; --list shows the names, --full the large sizes"
@@ -66,20 +64,29 @@ def _section(experiment: Experiment, finished: Finished, out: Path) -> list[Bloc
         Text(experiment.claim, "Claimed."),
         Text(experiment.method, "Run."),
         Text(experiment.criterion, "Criterion."),
-        Text(finished.verdict.sentence, f"Found: the claim {_SAID[finished.verdict.outcome]}."),
     ]
     figure = out / experiment.name / "figure.svg"
     if figure.exists():
         blocks.append(Picture(figure, experiment.title))
-    blocks.append(
-        Code(f"partita reproduce {experiment.name}{flags}   # {about['wall_seconds']:.0f} s, {about['size']} size")
-    )
+    blocks += [
+        Text(finished.verdict.sentence, f"Found: the claim {_SAID[finished.verdict.outcome]}."),
+        Code(f"partita reproduce {experiment.name}{flags}   # {_time(about)}, {about['size']} size"),
+    ]
+    if experiment.digest is not None:
+        blocks.append(_grid(experiment.digest(finished.tables)))
     for name, table in finished.tables.items():
         if len(table) <= _ROWS_SHOWN:
             blocks.append(_grid(table))
         else:
             blocks.append(Text(f"{experiment.name}/{name}.csv: {len(table):,} rows of {', '.join(table.columns)}."))
     return blocks
+
+
+def _time(about: Mapping[str, Any]) -> str:
+    """What it cost: processor seconds, or the wall's on a device."""
+    if about["device"] != "cpu" or "cpu_seconds" not in about:
+        return f"{about['wall_seconds']:.0f} s on {about['device']}"
+    return f"{about['cpu_seconds']:.0f} s"
 
 
 _SAID = {"holds": "holds", "mixed": "holds in part", "fails": "fails"}
