@@ -12,7 +12,7 @@ from partita.arithmetic.interval import Interval
 from partita.errors import ExpressionError, NotContinuousError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.networks.tables import Table, tabulate
-from partita.targets.differentiation import differentiate
+from partita.targets.differentiate import derivative
 from partita.targets.expressions import parse
 from partita.targets.graph import Graph, GraphBuilder
 
@@ -123,8 +123,8 @@ def _of_residual(loss: str) -> Graph | None:
 
 
 def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: float | None) -> LossSlope:
-    slope = differentiate(graph, 0)
-    bends = [differentiate(slope, i) for i in range(graph.num_inputs)]
+    slope = derivative(graph, 0)
+    bends = [derivative(slope, i) for i in range(graph.num_inputs)]
     values, second = _pieces(slope, box), [_pieces(b, box) for b in bends]
     steep = tuple(float(b.magnitude.max()) for b in second)
     explained = sum(b.magnitude * (side / _PIECES[box.dimension]) for b, side in zip(second, box.sides))

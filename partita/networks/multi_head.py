@@ -23,16 +23,16 @@ from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, U
 from partita.geometry.domains import Array, Box
 from partita.geometry.ramps import ramp_constant, sharing_excess
 
-__all__ = ["MultiHeadRamp", "multi_head_ramp", "sharpness_needed"]
+__all__ = ["MultiHeadRamp", "SharedRamp", "multi_head_ramp", "sharpness_needed"]
 
 _FILLER = 60.0  # by so much the spare key of an outer head trails the end anchor that it repeats
 
 
 def sharpness_needed(anchors: int, slack: float) -> float:
-    """κ at which sharing p anchors among heads adds at most `slack` spacings: `ln((p − 1)/slack)` and a little. *Theorem*:
-    `shared-anchors`.
-    """
-    kappa = math.log(max(anchors - 1, 1) / slack)
+    """κ at which sharing p anchors adds at most `slack` spacings: `ln((p − 1)/slack)` and a little. *Theorem*: `shared-anchors`."""
+    if not slack > 0:
+        raise DomainError(f"slack {slack!r} spacings; expected a number > 0.")
+    kappa = max(1.0, math.log(max(anchors - 1, 1) / slack))
     while (anchors - 1) * sharing_excess(kappa) > slack:
         kappa += 0.01
     return kappa

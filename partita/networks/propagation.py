@@ -7,7 +7,7 @@ Layer by layer, for a batch of boxes at once: `|ũ − u| ≤ |W|e + (k + 4)u(|W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,15 +79,15 @@ def _padded(positive: Array, terms: int) -> Array:
     return up(positive * (1 + 8 * terms * _U), 8) * (positive > 0)
 
 
-def amplification(layers: Sequence[Layer], steepest: Sequence[Callable[[], Array] | Array]) -> list[float]:
+def amplification(layers: Sequence[Layer], steepest: Sequence[Array]) -> list[float]:
     """For each layer: how far one unit of error at all of its outputs can move an output of the network."""
     outputs = next(layer for layer in reversed(layers) if layer.weight is not None).weight
     assert outputs is not None
     onward = np.eye(len(outputs))
     found = []
-    for layer, slope in zip(reversed(layers), reversed(list(steepest))):
+    for layer, slope in zip(reversed(layers), reversed(steepest)):
         found.append(float(onward.sum(axis=1).max()))
-        onward = onward * np.asarray(slope)
+        onward = onward * slope
         if layer.weight is not None:
             onward = onward @ np.abs(layer.weight)
     return found[::-1]
