@@ -17,7 +17,7 @@ from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 __all__ = ["Claim", "Head", "Stored", "parse_json", "parse_tensors", "read_folder"]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
-MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 1 << 30, 1 << 20, 64, 64
+MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {"F64": ("float64", "d", 8), "F32": ("float32", "f", 4)}
 

@@ -30,7 +30,8 @@ from partita_check.search import Measured
 
 __all__ = ["SoftGrid"]
 
-DEGREES = {1: 16, 2: 12, 3: 9, 4: 7, 5: 5, 6: 4}
+DEGREES = {1: 16, 2: 12, 3: 11, 4: 9, 5: 5, 6: 4}
+FINE = {1: (3, 3), 2: (4, 4)}  # rectangles in an ellipse for the weights of an axis; more where boxes share them
 NEAR_A_KINK = 3  # degree on boxes that f crosses a kink in: they get small
 MOST_BRANCHES, MOST_PIECES, COLUMNS, ROWS = 8, 400, 3, 3
 FORGOTTEN = -55.0  # exponents: centers that trail by more on an interval are left out, and counted
@@ -60,7 +61,7 @@ class AxisPart:
 
         rows = [(g, sum(g, arb(0))) for g in map(row, basis.nodes)]
         self.weights = basis.to_bernstein * arb_mat([[x / total for x in g] for g, total in rows])
-        self.rest = best_rest(size_on, n, COLUMNS, ROWS)
+        self.rest = best_rest(size_on, n, *FINE.get(len(grid.counts), (8, 6)))
 
 
 class SoftGrid:

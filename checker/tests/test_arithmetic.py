@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 
 import mpmath
 import pytest
@@ -12,6 +13,7 @@ from partita_check import bounds, graph, polynomials
 from partita_check.bounds import Gaps, lambert, mixing, steepest, sums
 from partita_check.cells import Cells
 from partita_check.graph import Malformed, parse
+from partita_check.pieces import affine_pieces
 from partita_check.polynomials import Basis, enclose, left_out, norm, pieces_above, up
 from partita_check.reading import Head, parse_json, parse_tensors
 
@@ -212,6 +214,26 @@ def test_parts_of_a_polynomial_bound_it():
         assert not list(pieces_above(b, basis, 2, norm(b), 100))
         parts = list(pieces_above(b, basis, 2, arb(0.9) * seen, 10_000))
         assert parts and max(part[0] for part in parts) >= seen * 0.99  # below what is attained it must give up
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abs(x - y) + max(x, 0.3)",
+        "min(2*x, y, -x)/3 - relu(y)",
+        "clamp(x, -0.5, 0.25) - 2*abs(y)",
+        "-max(x, y) + x*3",
+        "sum(x, y)",
+    ],
+)
+def test_affine_pieces_are_the_function(text):
+    source, g = random.Random(9), parse(text, ["x0", "x1"])
+    above, below = affine_pieces(g)
+    for _ in range(50):
+        p = [Fraction(source.uniform(-1, 1)) for _ in range(2)]
+        top, low = (max(row[0] + row[1] * p[0] + row[2] * p[1] for row in rows) for rows in (above, below))
+        assert abs(float(top - low) - float(exact(g, [float(x) for x in p]))) < 1e-14
+    assert affine_pieces(parse("sin(x)", ["x0"])) is None and affine_pieces(parse("x*y", ["x0", "x1"])) is None
 
 
 @pytest.mark.parametrize("kappa", [5.0, 16.0, 64.0])

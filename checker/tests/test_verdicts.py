@@ -242,6 +242,18 @@ def tilt(files):
     number(files, "value_slopes", 2, lambda s: s + 3.0)
 
 
+def tilt_pieces(files):
+    number(files, "value_slopes", 0, lambda s: s * (1 + 1e-6))
+
+
+def shift_values(files):
+    number(files, "values", 0, lambda v: v + 1e-6)
+
+
+def sharpen_one(files):
+    number(files, "inverse_temperature", 0, lambda r: r * (1 - 1e-6))
+
+
 def shift_power(files):
     number(files, "powers", 2, lambda p: p + 0.05)
 
@@ -289,6 +301,8 @@ MUTATIONS = {
     "hard": [lower_bound_slightly, flip_value],
     "affine 2-D": [tilt, change_values, enlarge],
     "adaptive": [tilt, shift_power, lower_bound],
+    "pieces": [tilt_pieces, shift_values, lower_bound_slightly, sharpen_one],
+    "pieces 2-D": [tilt_pieces, shift_values, lower_bound_slightly],
     "jump L2": [supremum_of_a_mean, much_lower_bound],
     "black box": [upgrade, drop_assumptions, quiet_constant, lower_constant, change_values, lower_bound],
     "black box jumps": [lower_jumps, drop_assumptions],
