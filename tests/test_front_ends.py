@@ -314,3 +314,42 @@ def test_what_is_undefined_stays_so_in_a_sum():
 def test_slopes_across_a_pole_are_unknown():
     slope = parse("tan(x0)", ["x0"]).enclose_gradient([[1.0]], [[2.0]])[1]
     assert slope.is_entire.all()
+
+
+# ---- branches that meet ------------------------------------------------------------------------------
+
+
+def test_branches_that_meet_are_continuous():
+    cases = {
+        "leaky": lambda z: torch.where(z[:, 0] > 0, z[:, 0], 0.1 * z[:, 0]),
+        "absolute": lambda z: torch.where(z[:, 0] >= z[:, 1], z[:, 0] - z[:, 1], z[:, 1] - z[:, 0]),
+        "of a network": lambda z: torch.where((s := torch.sin(z[:, 0]) + z[:, 1]) < 0, 0.25 * s, s),
+        "shifted": lambda z: torch.where(z[:, 0] <= 0.5, 3 + z[:, 0], 2.5 + 2 * z[:, 0]),
+    }
+    for function in cases.values():
+        graph = trace(function, [(2,)])
+        assert all(node.operation != "where" for node in graph.nodes)
+        assert np.abs(graph.evaluate(POINTS) - function(torch.from_numpy(POINTS)).numpy()).max() < 1e-15
+    c = pa.compile(cases["leaky"], pa.Box([-1, -1], [1, 1]), tolerance=1e-3)
+    assert c.candidates[0].method == "pieces" and c.num_keys == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: torch.where(z[:, 0] > 0, z[:, 0] + 1, z[:, 0]),
+        lambda z: torch.where(z[:, 0] > 0, z[:, 1], z[:, 0]),
+        lambda z: torch.where(z[:, 0] > 1e-9, z[:, 0], 0.1 * z[:, 0]),
+        lambda z: torch.where(z[:, 0] ** 2 > 0.5, z[:, 0], 0 * z[:, 0]),
+    ],
+)
+def test_branches_that_may_jump_stay_branches(function):
+    graph = trace(function, [(2,)])
+    assert any(node.operation == "where" for node in graph.nodes)
+    assert np.array_equal(graph.evaluate(POINTS), function(torch.from_numpy(POINTS)).numpy())
+
+
+def test_pieces_of_sympy_meet_too():
+    graph = from_sympy(sympy.Piecewise((x + y, x > 0), (y - x, True)), ["x", "y"])
+    assert all(node.operation != "where" for node in graph.nodes)
+    assert np.abs(graph.evaluate(POINTS) - (POINTS[:, 1] + np.abs(POINTS[:, 0]))).max() < 1e-15

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 from partita.errors import ExpressionError
+from partita.targets.branches import branch
 from partita.targets.graph import Graph, GraphBuilder
 from partita.targets.operations import MAX_EXPONENT
 
@@ -109,9 +111,11 @@ class _Reader:
 
     def _number(self, tree: Any) -> int:
         """A rational that binary64 does not hold is a quotient of two that it does."""
-        if not tree.is_Rational or tree == float(tree):
+        if not tree.is_Rational:
             return self._constant(float(tree))
         top, bottom = int(tree.p), int(tree.q)
+        if Fraction(float(tree)) == Fraction(top, bottom):
+            return self._constant(float(tree))
         if float(top) == top and float(bottom) == bottom:
             return self.add("div", self._constant(top), self._constant(bottom))
         return self._constant(float(tree))
@@ -145,7 +149,12 @@ class _Reader:
             )
         result = self.node(last.expr)
         for piece in reversed(first):
-            result = self.add("where", self._condition(piece.cond), self.node(piece.expr), result)
+            condition, yes = self._condition(piece.cond), self.node(piece.expr)
+            node = self.builder.nodes[condition]
+            if node.operation == "where":  # a strict inequality: the branches change places
+                result = branch(self.builder, node.arguments[0], result, yes)
+            else:
+                result = branch(self.builder, condition, yes, result)
         return result
 
     def _condition(self, condition: Any) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from partita.errors import UnsupportedError
+from partita.targets.branches import branch
 from partita.targets.graph import MAX_NODES, GraphBuilder
 from partita.targets.operations import MAX_EXPONENT
 
@@ -99,8 +100,8 @@ class Rules:
         """yes where the condition holds; a negated condition swaps the branches instead."""
         node = self.builder.nodes[condition]
         if node.operation == "where" and [self.value(k) for k in node.arguments[1:]] == [-1.0, 1.0]:
-            return self.add("where", node.arguments[0], no, yes)
-        return self.add("where", condition, yes, no)
+            return branch(self.builder, node.arguments[0], no, yes)
+        return branch(self.builder, condition, yes, no)
 
     def number(self, condition: int) -> int:
         """1 where the condition holds, else 0."""
