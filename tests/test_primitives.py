@@ -172,11 +172,7 @@ def test_the_cases_use_every_operation() -> None:
     assert {node.operation for name in CASES for node in graph_of(name).nodes} == OPERATIONS.keys()
 
 
-KNOWN = {"joint sum of small terms": pytest.mark.xfail(reason="products that underflow are taken for zeros")}
-FIXED_OR_KNOWN = [pytest.param(name, marks=KNOWN.get(name, ())) for name in CASES]
-
-
-@pytest.mark.parametrize("name", FIXED_OR_KNOWN)
+@pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     assert values_outside(name, 1500, 1) == (0, 0)
 
@@ -193,7 +189,7 @@ def test_models(name: str, degree: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIXED_OR_KNOWN)
+@pytest.mark.parametrize("name", CASES)
 def test_a_million_values(name: str) -> None:
     for seed in range(20):
         assert values_outside(name, 50_000, 100 + seed) == (0, 0), seed
