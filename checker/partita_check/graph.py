@@ -138,8 +138,8 @@ def _value(x: Any) -> Any:
 
 def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: Any, jumps: bool = False) -> Any:
     """`left` where the decision is ≥ 0, else `right`; both are enclosed where choices do not say and the sign is open."""
-    if choices is not None and key in choices:
-        return left if choices[key] else right
+    if left is right or (choices is not None and key in choices):
+        return left if left is right or choices[key] else right
     sign = _value(decision)
     if sign >= 0 or sign < 0:
         if isinstance(choices, _Recorder):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flint import ctx
 
 import partita as pa
 
@@ -85,3 +86,11 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    """Every test starts at 64 bits and leaves what it found."""
+    before, ctx.prec = ctx.prec, 64
+    yield
+    ctx.prec = before

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from flint import acb, arb, arb_series, ctx
+from flint import acb, arb, arb_series
 from partita_check import bounds, graph, polynomials
 from partita_check.bounds import Gaps, lambert, mixing, steepest, sums
 from partita_check.cells import Cells
@@ -379,13 +379,6 @@ def test_readers_refuse_what_overlaps_or_is_cut():
             parse_tensors(case)
     with pytest.raises(Malformed):
         parse_json(b'{"a": Infinity}', "x")
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before, ctx.prec = ctx.prec, 64
-    yield
-    ctx.prec = before
 
 
 def test_constants_are_what_the_standard_says():
