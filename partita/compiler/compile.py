@@ -29,7 +29,13 @@ from partita.constructions.self_attention import self_attention
 from partita.constructions.small_domain import CoverRecipe, small_domain
 from partita.constructions.soft_grid import SoftRecipe, soft_grid
 from partita.constructions.tensor_train import TrainRecipe, tensor_train
-from partita.errors import LipschitzContradictedError, PartitaError, ToleranceError, UnsupportedError
+from partita.errors import (
+    LipschitzContradictedError,
+    NotContinuousError,
+    PartitaError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.geometry.domains import Box, Domain
 from partita.targets.knowledge import Jumps, Modulus
 from partita.targets.target import make_target
@@ -107,22 +113,22 @@ def compile(
 
 
 def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
-    """Build what `plan` described, attack it once, and return it with its certificate; its alternatives if it misses its aim."""
+    """Build what `plan` described, attack it once, and return it with its certificate; plan again without it if it misses."""
     missed: list[Candidate] = []
     errors: list[PartitaError] = []
     while True:
-        for option in (planned, *(p for p in planned.alternatives if p.kind == planned.kind)):
-            try:
-                compiled = _finished(option, outside, progress, seed)
-            except ToleranceError as error:
-                errors.append(error)
-                missed.append(replace(option.as_candidate(str(error).split(". ")[0]), chosen=False))
-                continue
-            return replace(compiled, candidates=_report_rows(planned, compiled, option, missed))
+        try:
+            compiled = _finished(planned, outside, progress, seed)
+            return replace(compiled, candidates=_report_rows(planned, compiled, missed))
+        except ToleranceError as error:
+            errors.append(error)
+            missed.append(replace(planned.as_candidate(str(error).split(". ")[0]), chosen=False))
         if planned.plan_without is None:
             raise errors[0]
         try:  # what was only forecast, or makes a weaker claim, has its turn now
             planned = planned.plan_without(frozenset(c.method for c in missed), progress)
+        except NotContinuousError:
+            raise  # says more than that a tolerance was missed
         except PartitaError:
             raise errors[0] from None
 
@@ -170,10 +176,10 @@ def _missed(planned: Plan, certificate: Certificate) -> str:
     )
 
 
-def _report_rows(planned: Plan, compiled: Compiled, built: Plan, missed: list[Candidate]) -> tuple[Candidate, ...]:
+def _report_rows(built: Plan, compiled: Compiled, missed: list[Candidate]) -> tuple[Candidate, ...]:
     """The rows of the plan, with what was found out by building."""
     certificate = compiled.certificate
-    note = next((c.note for c in planned.candidates if c.method == built.method), "") if not missed else "the next best"
+    note = next((c.note for c in built.candidates if c.method == built.method), "") if not missed else "the next best"
     rounding = rounding_of(certificate.terms)
     largest = certificate.facts.get("largest_value", built.largest)
     chosen = Candidate(
@@ -188,7 +194,7 @@ def _report_rows(planned: Plan, compiled: Compiled, built: Plan, missed: list[Ca
         True,
     )
     told = {built.method, *(c.method for c in missed)}
-    return (chosen, *missed, *(c for c in planned.candidates if c.method not in told))
+    return (chosen, *missed, *(c for c in built.candidates if c.method not in told))
 
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:

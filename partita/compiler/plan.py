@@ -77,7 +77,7 @@ def make_plan(
     without: frozenset[str] = frozenset(),
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan for a target that has been made already: the best of the methods asked for, the others as alternatives.
+    """The plan for a target that has been made already: the best of the methods asked for.
 
     `without` names methods that have been tried and missed the tolerance.
 
@@ -112,7 +112,7 @@ def make_plan(
     rows = [best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)]
     rows += [p.as_candidate(_compared(p, best)) for p in others] + refused
     again = partial(_plan_again, target, options, declared, without) if options.method == "auto" else None
-    return replace(best, candidates=tuple(rows), alternatives=tuple(others), plan_without=again)
+    return replace(best, candidates=tuple(rows), plan_without=again)
 
 
 def _plan_again(

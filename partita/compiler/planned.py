@@ -59,7 +59,7 @@ class Plan:
         error_estimate: the largest error sampled while planning, None if nothing was sampled.
         largest: of the values. rounding: the part of the error that running in floats adds.
         why: sentences that explain the numbers.
-        candidates: every method that was considered. alternatives: plans to fall back on, best first.
+        candidates: every method that was considered.
         plan_without: plans again without the methods named, for when these were built and missed; None if one was asked for.
     """
 
@@ -78,7 +78,6 @@ class Plan:
     why: tuple[str, ...]
     error_estimate: float | None = None
     candidates: tuple[Candidate, ...] = ()
-    alternatives: tuple[Plan, ...] = ()
     plan_without: Callable[[frozenset[str], Progress | None], Plan] | None = None
 
     @property
