@@ -43,7 +43,7 @@ def rows() -> list[Row]:
         *table,
         Row("sin 3x, 1e-8", "sin(3*x0)", line, 1e-8),
         Row("the first in float32", table[0].function, square, 1e-3, {"dtype": torch.float32}),
-        Row("|x| sin x", "abs(x0)*sin(x0)", line, 1e-2),
+        Row("abs(x) sin x", "abs(x0)*sin(x0)", line, 1e-2),
         Row("the first, tuned", table[0].function, square, 2e-2, {"method": "tuned"}),
         Row("the first, hard", table[0].function, square, 1e-1, {"method": "hard"}),
         Row("the first, affine", table[0].function, square, 2e-2, {"method": "affine"}),

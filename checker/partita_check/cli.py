@@ -68,9 +68,9 @@ def run(
         report["worst point"] = ", ".join(f"{x:.9g}" for x in verdict.where)
     if verdict.outcome == VERIFIED and verdict.where is not None:
         low, high = verdict.seen, stored.claim.bound
-        pointwise = "" if math.isinf(stored.claim.norm) else " (the lower end is an error at a point)"
-        ratio = f", ratio {high / low:.4f}" if low > 0 else ""
-        report["bracket"] = f"{low:.6g} ≤ largest error ≤ {high:.6g}{ratio}{pointwise}"
+        supremum = f"{low:.6g} ≤ largest error ≤ {high:.6g}" + (f", ratio {high / low:.4f}" if low > 0 else "")
+        mean = f"L{stored.claim.norm:g} error ≤ {high:.6g}; largest error seen at a point {low:.6g}"
+        report["bracket"] = supremum if math.isinf(stored.claim.norm) else mean
     if verdict.method:
         report["method"] = f"{verdict.method}; proved {verdict.proved:.6g}"
     given = ["verified, given:", *(f"  {line}" for line in verdict.given)]
