@@ -454,3 +454,21 @@ class TestTheCommittedReport:
 
     def test_it_is_small(self):
         assert sum(p.stat().st_size for p in REPORT.rglob("*") if p.name != "report.html") < 3_000_000
+
+
+def test_heads_of_a_sequence_model_are_those_of_torch():
+    """The first layer against nn.MultiheadAttention's arithmetic: queries per token, keys and values given, heads split alike."""
+    from partita.experiments.sequence_models import SequenceCopy, Task, _Networks
+
+    g = torch.Generator().manual_seed(0)
+    task = Task(torch.randn(1, 10, 3, 2, generator=g), torch.randn(1, 10, 3, 5, generator=g), (0, 0))
+    net = _Networks([SequenceCopy(7, 4, 0), SequenceCopy(4, 4, 1)], task, width=8, layers=1, device="cpu")
+    x = task.inputs.expand(2, -1, -1, -1)
+    got = net(x)
+    for i, columns in enumerate((7, 4)):
+        p = {name: value[i] for name, value in net.parameters.items()}
+        q = torch.einsum("btd,tdw->btw", x[i], p["a"]) + p["c"]
+        k, v = (p[name][:columns].expand(10, -1, -1) for name in ("keys", "values"))
+        heads = [t.unflatten(-1, (4, 2)).transpose(1, 2) for t in (q, k, v)]
+        read = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        assert torch.allclose(torch.einsum("btw,two->bto", read, p["out"]), got[i], atol=1e-5)

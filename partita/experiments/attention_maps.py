@@ -74,16 +74,14 @@ def verdict(tables: Tables) -> Verdict:
     outcome: Outcome = "holds" if sharp.all() else "mixed" if sharp.any() or drawn.all() else "fails"
     words = "; ".join(
         f"|b − a| = {row['range']:g} (κ = {row['sharpness']:.2g}): {100 * row['share_above_0.9']:.0f} % of columns "
-        "above 0.9, "
-        f"{row['mean_anchors_in_use']:.1f} anchors in use"
+        f"above 0.9, {row['mean_anchors_in_use']:.1f} anchors in use"
         for row in inside.rows()
     )
     clipped = 1 - published["share_inside"]
     sentence = (
         f"Inside [a, b]: {words}. With queries as published {100 * published['share_above_0.9'].min():.0f} % or more "
-        "are above 0.9, but "
-        f"there {100 * clipped.min():.0f} to {100 * clipped.max():.0f} % of the queries lie outside [a, b], where an "
-        "end anchor wins by itself."
+        f"are above 0.9, but there {100 * clipped.min():.0f} to {100 * clipped.max():.0f} % of the queries lie "
+        "outside [a, b], where an end anchor wins by itself."
     )
     return Verdict(
         outcome, sentence, {f"above_0.9_at_{r['range']:g}": float(r["share_above_0.9"]) for r in inside.rows()}
@@ -118,17 +116,16 @@ EXPERIMENT = Experiment(
     ),
     criterion=(
         "For queries inside [a, b], at least 90 % of the columns have a weight above 0.9, for every width: holds. "
-        "For some widths, or "
-        "only for queries as published: mixed. Otherwise: fails."
+        "For some widths, or only for queries as published: mixed. Otherwise: fails."
     ),
     method=(
         "The constructed head: scores −R(u − L_k)²/2 with R = 2β/Δ, so that κ = RΔ² = 2β|b − a|/(p − 1): 0.86, 2.6 "
-        "and 5.2, soft rather than "
-        "hard. Queries as published (X uniform in [−5, 5], w and t normal, d = 10), and uniform in [a, b]."
+        "and 5.2, soft rather than hard. Queries as published (X uniform in [−5, 5], w and t normal, d = 10), and "
+        "uniform in [a, b]."
     ),
     run=run,
     verdict=verdict,
     control=control,
     settings={"tiny": Settings(samples=20), "default": Settings(), "full": Settings(samples=20_000)},
-    seconds={"tiny": 0.2, "default": 1, "full": 20},
+    seconds={"tiny": 0.2, "default": 0.5, "full": 20},
 )

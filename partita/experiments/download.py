@@ -48,8 +48,7 @@ def download_images(folder: Path, name: str, *, fetch: Fetch = _from_the_network
         if found != md5:
             raise DataFileError(
                 f"{address} sent {len(content):,} bytes with MD5 {found}; expected {md5}. Nothing was written; try "
-                "again later "
-                "or get the file another way and name its folder with --data."
+                "again later or get the file another way and name its folder with --data."
             )
         members = (
             _members(content, source.files) if address.endswith(".tar.gz") else {address.rpartition("/")[2]: content}

@@ -99,8 +99,8 @@ def load_images(folder: Path, name: str) -> ImageSet:
         images, labels = (read_idx(p) for p in places if p is not None)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise DataFileError(
-                f"{places[0]} and {places[1]} hold arrays of shapes {images.shape} and {labels.shape}; expected "
-                f"(n, height, width) and (n,). {_how_to_get(source)}"
+                f"{places[0]} and {places[1]} hold arrays of shapes {images.shape} and {labels.shape}; expected (n, "
+                f"height, width) and (n,). {_how_to_get(source)}"
             )
         images = images[:, None]
     if len(labels) == 0 or labels.max() > 9:
@@ -142,16 +142,14 @@ def read_idx(path: Path) -> Bytes:
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or not 1 <= raw[3] <= 4 or len(raw) < 4 + 4 * raw[3]:
         raise DataFileError(
             f"{path} is no IDX file of bytes: it begins with {raw[:4].hex() or 'nothing'}, expected 000008 and the "
-            "rank. "
-            "Delete it and get it again (--download)."
+            "rank. Delete it and get it again (--download)."
         )
     shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
     body = len(raw) - 4 - 4 * raw[3]
     if body != math.prod(shape):
         raise DataFileError(
             f"{path} holds {body:,} bytes of data; its header promises {math.prod(shape):,} for shape {shape}: it is "
-            "cut short "
-            "or damaged. Delete it and get it again (--download)."
+            "cut short or damaged. Delete it and get it again (--download)."
         )
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
@@ -161,9 +159,8 @@ def read_cifar(path: Path) -> tuple[Bytes, Bytes]:
     raw = _contents(path)
     if not raw or len(raw) % _CIFAR_RECORD:
         raise DataFileError(
-            f"{path} holds {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 "
-            "bytes): it is cut "
-            "short or damaged. Delete it and get it again (--download)."
+            f"{path} holds {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 bytes): "
+            "it is cut short or damaged. Delete it and get it again (--download)."
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _CIFAR_RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]

@@ -131,12 +131,10 @@ def verdict(tables: Tables) -> Verdict:
     kept = {start: float(np.median(last.where(start=start)["sup_error"])) for start in _STARTS}
     sentence = (
         f"Sup error with {constructed['keys'][0]} keys: constructed hard {fixed['hard']:.2g}, soft "
-        f"{fixed['soft']:.2g}, fitted "
-        f"{fixed['fitted']:.1g}; trained "
+        f"{fixed['soft']:.2g}, fitted {fixed['fitted']:.1g}; trained "
         + ", ".join(f"{name} {error:.2g}" for name, error in kept.items())
         + f" (median). Random starts end below the hard construction in {better} of {len(random)} seeds "
-        f"(p = {min(p_better, p_worse):.1g}), "
-        f"and above the fitted one in {int((random > fixed['fitted']).sum())}."
+        f"(p = {min(p_better, p_worse):.1g}), and above the fitted one in {int((random > fixed['fitted']).sum())}."
     )
     return Verdict(
         outcome, sentence, {"median_random": kept[_STARTS[2]], "hard": fixed["hard"], "fitted": fixed["fitted"]}
@@ -165,14 +163,12 @@ EXPERIMENT = Experiment(
     ),
     criterion=(
         "Sup error at the end of training from random starts against the hard construction with as many keys, seed "
-        "by seed: the claim "
-        "holds if random starts end above it in most seeds (sign test, one-sided p < 0.05), fails if below, mixed if "
-        "neither."
+        "by seed: the claim holds if random starts end above it in most seeds (sign test, one-sided p < 0.05), fails "
+        "if below, mixed if neither."
     ),
     method=(
         "sin 3x + x cos 2y on [−1, 1]², 8 × 8 keys, Adam on the mean squared error over fresh points; the "
-        "construction at κ = 32 "
-        "and κ = 3, and fitted values on a wider grid beside it."
+        "construction at κ = 32 and κ = 3, and fitted values on a wider grid beside it."
     ),
     run=run,
     verdict=verdict,
@@ -182,5 +178,5 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(side=12, seeds=32, steps=20_000),
     },
-    seconds={"tiny": 0.5, "default": 60, "full": 3000},
+    seconds={"tiny": 0.5, "default": 20, "full": 3000},
 )

@@ -133,8 +133,7 @@ EXPERIMENT = Experiment(
     source="2504.19901, Theorem 4.1 (how exact its weights must be is left open)",
     claim=(
         "The construction does not hang on exact weights: the output moves continuously with them, by no more than "
-        "the scores' "
-        "changes allow (ours: the score-rounding bound)."
+        "the scores' changes allow (ours: the score-rounding bound)."
     ),
     criterion=(
         "In every perturbed head the largest change of the output is at most ½(e^{2δ} − 1)·Σ w|V − net| (or "
@@ -145,8 +144,7 @@ EXPERIMENT = Experiment(
     ),
     method=(
         "sin 3x + x cos 2y on [−1, 1]²: hard, tuned and fitted heads as plain q, k, v; every entry of the keys "
-        "multiplied by 1 + s·N(0, 1), "
-        "s from 10⁻⁷ to 1."
+        "multiplied by 1 + s·N(0, 1), s from 10⁻⁷ to 1."
     ),
     run=run,
     verdict=verdict,
@@ -158,5 +156,5 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(repeats=50, points=20_000),
     },
-    seconds={"tiny": 1, "default": 15, "full": 600},
+    seconds={"tiny": 1, "default": 12, "full": 600},
 )

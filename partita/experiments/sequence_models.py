@@ -41,11 +41,11 @@ class Task:
 
 
 class _Networks:
-    """Parameters with a leading copy axis; columns and heads beyond a copy's own are masked."""
+    """Parameters with a leading copy axis, one number of heads for all; columns beyond a copy's own are masked."""
 
     def __init__(self, copies: list[SequenceCopy], task: Task, *, width: int, layers: int, device: str) -> None:
         tokens, dim = task.inputs.shape[2:]
-        self.layers, self.most_heads = layers, max(c.heads for c in copies)
+        self.layers, self.heads = layers, copies[0].heads
         most = max(c.columns for c in copies)
         shapes = {
             "a": ((tokens, dim, width), dim),
@@ -62,25 +62,21 @@ class _Networks:
             for name, (shape, fan) in shapes.items():
                 made[name].append(torch.randn(shape, generator=g) / max(fan, 1) ** 0.5 * (fan > 0))
         self.parameters = {name: torch.stack(drawn).to(device).requires_grad_() for name, drawn in made.items()}
-        column = torch.arange(most)
-        absent = torch.stack([column >= c.columns for c in copies])
+        absent = torch.stack([torch.arange(most) >= c.columns for c in copies])
         self.absent = absent[:, None, None, None, :].to(device)  # copies, batch, heads, tokens, columns
-        # head h of H owns the channels with number // (width / H) == h; others do not enter its scores or its output
-        owner = torch.arange(width)
-        masks = [
-            torch.stack([(owner // (width // c.heads) == h).float() for h in range(self.most_heads)]) for c in copies
-        ]
-        self.owned = torch.stack(masks).to(device)  # copies, heads, width
-        self.root = torch.tensor([(width / c.heads) ** -0.5 for c in copies], device=device)[:, None, None, None, None]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """`(…, rows, width)` to `(…, heads, rows, width / heads)`."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`(copies, batch, tokens, dim)` to `(copies, batch, tokens, out)`."""
         p = self.parameters
-        q = torch.einsum("mbtd,mtdw->mbtw", x, p["a"]) + p["c"][:, None]
-        owned = self.owned[:, None, :, None, :]
-        scores = (q[:, :, None] * owned) @ p["keys"].transpose(1, 2)[:, None, None] * self.root
+        q = self._split(torch.einsum("mbtd,mtdw->mbtw", x, p["a"]) + p["c"][:, None])
+        keys, values = (self._split(p[name])[:, None] for name in ("keys", "values"))
+        scores = q @ keys.transpose(-1, -2) / q.shape[-1] ** 0.5
         weights = torch.softmax(scores.masked_fill(self.absent, -torch.inf), dim=-1)
-        h = ((weights @ p["values"][:, None, None]) * owned).sum(dim=2)
+        h = (weights @ values).transpose(-2, -3).flatten(-2)
         if self.layers == 2:
             q, k, v = ((h @ p[name][:, None]) for name in ("w_q", "w_k", "w_v"))
             h = h + torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -99,20 +95,27 @@ def train_sequences(
     device: str = "cpu",
     progress: Callable[[float, float], None] = lambda done, of: None,
 ) -> Tensor:
-    """Adam on the mean squared error; predictions on the held-out last fifth, `(copies, samples, tokens, out)`."""
-    net = _Networks(copies, task, width=width, layers=layers, device=device)
-    adam = BatchedAdam(net.parameters, torch.full((len(copies),), rate, device=device))
+    """Adam on the mean squared error; predictions on the held-out last fifth, `(copies, samples, tokens, out)`.
+
+    Copies with the same number of heads are one batched model.
+    """
     inputs, targets = task.inputs.to(device), task.targets.to(device)
-    which = torch.tensor(task.which, device=device)
     trained = inputs.shape[1] - task.held_out
     steps = trained // batch
-    g = torch.Generator().manual_seed(copies[0].seed)
-    for epoch in range(epochs):
-        order = torch.randperm(trained, generator=g).to(device)
-        for step in range(steps):
-            rows = order[step * batch : (step + 1) * batch]
-            loss = ((net(inputs[:, rows][which]) - targets[:, rows][which]) ** 2).mean(dim=(1, 2, 3)).sum()
-            adam.step(loss)
-            progress(epoch * steps + step + 1, epochs * steps)
-    with torch.no_grad():
-        return net(inputs[:, trained:][which]).cpu()
+    groups = [[i for i, c in enumerate(copies) if c.heads == h] for h in sorted({c.heads for c in copies})]
+    predicted: dict[int, Tensor] = {}
+    for number, members in enumerate(groups):
+        net = _Networks([copies[i] for i in members], task, width=width, layers=layers, device=device)
+        adam = BatchedAdam(net.parameters, torch.full((len(members),), rate, device=device))
+        which = torch.tensor([task.which[i] for i in members], device=device)
+        g = torch.Generator().manual_seed(copies[0].seed)
+        for epoch in range(epochs):
+            order = torch.randperm(trained, generator=g).to(device)
+            for step in range(steps):
+                rows = order[step * batch : (step + 1) * batch]
+                loss = ((net(inputs[:, rows][which]) - targets[:, rows][which]) ** 2).mean(dim=(1, 2, 3)).sum()
+                adam.step(loss)
+                progress(number + (epoch * steps + step + 1) / (epochs * steps), len(groups))
+        with torch.no_grad():
+            predicted |= dict(zip(members, net(inputs[:, trained:][which]).cpu()))
+    return torch.stack([predicted[i] for i in range(len(copies))])

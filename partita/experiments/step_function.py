@@ -156,22 +156,18 @@ EXPERIMENT = Experiment(
     source="2504.19901, appendix D.1, Figure 4",
     claim=(
         "When a single head is trained on a step function, the max-affine function of its scores turns at points "
-        "close to the "
-        "jumps: the partition is learned."
+        "close to the jumps: the partition is learned."
     ),
     criterion=(
         "For each number of keys: jumps are nearer to a turning point than to as many turning points drawn at random "
-        "(the share of "
-        "nearer draws lies below one half, one-sided Wilcoxon test, p < 0.01), and the median distance is at most "
-        "2.5 % of the "
-        "domain's width. Holds if all do, fails if none does."
+        "(the share of nearer draws lies below one half, one-sided Wilcoxon test, p < 0.01), and the median distance "
+        "is at most 2.5 % of the domain's width. Holds if all do, fails if none does."
     ),
     method=(
         "Step functions on [−1, 1] with four random jumps, one per seed; heads of Proposition 3.2's form with 5 keys "
-        "(as many as "
-        "there are steps), 8 and 16, random start, Adam on the mean squared error. The paper shows one head and "
-        "gives no numbers. A "
-        "jump without a turning point in the head counts with the nearest one, however far."
+        "(as many as there are steps), 8 and 16, random start, Adam on the mean squared error. The paper shows one "
+        "head and gives no numbers. A jump without a turning point in the head counts with the nearest one, however "
+        "far."
     ),
     run=run,
     verdict=verdict,
@@ -181,6 +177,6 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(seeds=200, steps=6000),
     },
-    seconds={"tiny": 0.5, "default": 40, "full": 800},
+    seconds={"tiny": 0.5, "default": 30, "full": 800},
     revision=2,
 )

@@ -112,8 +112,8 @@ def verdict(tables: Tables) -> Verdict:
     ]
     sentence = (
         f"The smallest error is at the sharp end for {sum(limit)} of {len(limit)} choices of values: {words}. In "
-        "training "
-        f"‖W_K‖·‖W_Q‖ grows {growth[1] / growth[0]:.1f}-fold ({rises}) and the entropy of the weights falls ({falls})."
+        f"training ‖W_K‖·‖W_Q‖ grows {growth[1] / growth[0]:.1f}-fold ({rises}) and the entropy of the weights falls "
+        f"({falls})."
     )
     numbers = {"rho_norms": rises.rho, "rho_entropy": falls.rho, "growth": growth[1] / growth[0]}
     return Verdict(outcome, sentence, numbers | {f"best_{n}": e for n, (e, _) in best.items()})
@@ -139,20 +139,16 @@ EXPERIMENT = Experiment(
     source="2504.19901, Proposition 3.2 and section 6",
     claim=(
         "The temperature of the softmax governs the precision of the partition: the approximation wants it as sharp "
-        "as possible, "
-        "and a trained head raises the norms of W_K and W_Q to sharpen its partition."
+        "as possible, and a trained head raises the norms of W_K and W_Q to sharpen its partition."
     ),
     criterion=(
         "(a) For values stored at the centers, tuned (with ghosts) and fitted, the error at the sharpest κ is within "
-        "5 % of the "
-        "smallest over all κ. (b) In training, ‖W_K‖·‖W_Q‖ rises and the entropy of the weights falls with the step "
-        "(Spearman, "
-        "p < 0.01). Holds if all are true, fails if none is, mixed otherwise."
+        "5 % of the smallest over all κ. (b) In training, ‖W_K‖·‖W_Q‖ rises and the entropy of the weights falls "
+        "with the step (Spearman, p < 0.01). Holds if all are true, fails if none is, mixed otherwise."
     ),
     method=(
         "sin 2x + cos 2y on [−1, 1]², 16 × 16 cells; κ = R h² from 1/4 to 256; fitted values solve a regularised "
-        "least-squares "
-        "problem at each κ. Trained heads: 64 keys of Proposition 3.2's form, random start, Adam."
+        "least-squares problem at each κ. Trained heads: 64 keys of Proposition 3.2's form, random start, Adam."
     ),
     run=run,
     verdict=verdict,
@@ -162,5 +158,5 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(cells=32, sharpnesses=81, seeds=32, steps=10_000),
     },
-    seconds={"tiny": 0.5, "default": 25, "full": 600},
+    seconds={"tiny": 0.5, "default": 8, "full": 600},
 )

@@ -77,11 +77,11 @@ def draw_step_function(tables: Tables) -> Any:
         share = (np.arange(len(distance)) + 1) / len(distance)
         series(last, np.maximum(distance, 1e-4), share, number, f"{count} keys", marker=None)
     chance = np.sort(jumps["distance_at_random"])
-    last.plot(chance, (np.arange(len(chance)) + 1) / len(chance), color=SOFT, lw=2, label="at random (medians)")
+    last.plot(chance, (np.arange(len(chance)) + 1) / len(chance), color=SOFT, lw=2, label="at random")
     last.axvline(0.05, color=INK, lw=0.6)
     last.set_xscale("log")
     clean(last, "jump to nearest turning point", x="distance", y="share of jumps")
-    last.legend(fontsize=7, loc="lower right")
+    last.legend(fontsize=7, loc="upper left")
     return figure
 
 
