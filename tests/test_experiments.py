@@ -206,7 +206,9 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
     assert {p.name for p in (tmp_path / "o" / "partition").iterdir()} == {
         "cells.csv", "figure.svg", "picture.csv", "result.json", "tolerances.csv",
     }  # fmt: skip
-    assert "finished before" in runner.invoke(app, arguments).stderr
+    again = runner.invoke(app, arguments[:-1])
+    assert "attention-maps (finished before)" in again.stderr
+    assert again.stdout.count("fails attention-maps") == 1 and "Inside [a, b]" in again.stdout  # results on stdout
 
 
 def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):

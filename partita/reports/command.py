@@ -42,7 +42,7 @@ def reproduce_command(
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = _OUT,
     data: Annotated[Path | None, typer.Option("--data", help="The folder of the image files (weight-scale).")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch image files that are not in --data.")] = False,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda, for weight-scale.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda, for networks that are trained.")] = "cpu",
     again: Annotated[bool, typer.Option("--again", help="Run also what is finished.")] = False,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw (needs the extra 'plot').")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")] = False,
@@ -66,6 +66,8 @@ def reproduce_command(
     done = _run_all(chosen, order, figures=figures)
     left = [e.name for e in EXPERIMENTS.values() if all_ and e not in chosen]
     pages = write_pages(out, [(find_experiment(f.name), f) for f in done], missing=left) if all_ else ()
+    for finished in () if as_json else done:
+        _print_verdict(finished)
     if as_json:
         print(json.dumps({f.name: {**f.about, "verdict": asdict(f.verdict)} for f in done}, ensure_ascii=False))
     for name in left:
@@ -74,6 +76,12 @@ def reproduce_command(
         )
     if pages and not as_json:
         stdout.print(f"wrote {' and '.join(map(str, pages))}", highlight=False, soft_wrap=True)
+
+
+def _print_verdict(finished: Finished) -> None:
+    outcome = finished.verdict.outcome
+    stdout.print(f"[{_COLOUR[outcome]}]{outcome:5}[/] [bold]{finished.name}[/]", highlight=False)
+    stdout.print(f"      {finished.verdict.sentence}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _is_there(experiment: Experiment, order: Order) -> bool:
@@ -116,11 +124,8 @@ def _run_all(chosen: list[Experiment], order: Order, *, figures: bool) -> list[F
             place = order.out / experiment.name / _FIGURE
             if figures and not (there and place.exists()):
                 draw_figure(experiment.name, finished.tables, place)
-            colour = _COLOUR[finished.verdict.outcome]
-            head = f"[{colour}]{finished.verdict.outcome:5}[/] [bold]{experiment.name}[/]"
             when = "finished before" if there else f"{finished.about['wall_seconds']:.0f} s"
-            stderr.print(f"{head} ({when})", highlight=False)
-            stderr.print(f"      {finished.verdict.sentence}", highlight=False, markup=False, soft_wrap=True)
+            stderr.print(f"{experiment.name} ({when})", highlight=False)
     return done
 
 
