@@ -542,3 +542,58 @@ def test_infinite_activations_are_named(x):
         layer.q.weight.fill_(torch.inf)
     with pytest.raises(NonFiniteValueError, match="queries"), pa.inspect.capture(layer):
         layer(x)
+
+
+CAUSAL = torch.ones(7, 7, dtype=torch.bool).triu(1)
+HINTED = {  # masks that the hint agrees with, that it drops a bias from, and that it contradicts
+    "causal": CAUSAL,
+    "causal with a bias": BIAS.masked_fill(CAUSAL, -torch.inf),
+    "not causal": torch.zeros(7, 7, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["fused if it can be", "with gradients"])
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=["", "more keys"])
+@pytest.mark.parametrize("mask", HINTED)
+def test_the_hint_of_causality_is_recorded_as_it_is_taken(mask, options, grad, x):
+    layer = build(lambda: nn.MultiheadAttention(16, 4, batch_first=True, **options)).eval()
+    with torch.set_grad_enabled(grad), pa.inspect.capture(layer) as heads:
+        out, _ = layer(x, x, x, attn_mask=HINTED[mask], is_causal=True, need_weights=False)
+    for element in range(3):
+        said = np.concatenate([softmax_attention(record.snapshots[element]) for record in heads], axis=1)
+        rebuilt = said @ layer.out_proj.weight.detach().double().numpy().T + layer.out_proj.bias.detach().numpy()
+        assert np.abs(rebuilt - out[element].detach().numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_minus_ten_thousand_is_a_mask_in_every_dtype_and_under_a_bias(dtype):
+    mask = torch.zeros(1, 1, 5, 5, dtype=dtype)
+    mask[..., 3:] = -10000
+    mask = mask + torch.arange(5, dtype=dtype)  # −9,997 and −9,996; in bfloat16 both are −9,984
+    q = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with pa.inspect.capture() as heads:
+        functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    snapshot = heads["attention", 1].snapshots[0]
+    assert snapshot.active.tolist() == [[True] * 3 + [False] * 2] * 5
+    assert snapshot.counted.tolist() == [0, 1, 2]
+    assert snapshot.bias.max() == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit says that it is deprecated
+def test_traced_models_run_and_are_seen_where_they_reach_a_fused_operator(x):
+    layer = build(lambda: Plain(sdpa())).eval().requires_grad_(False)
+    traced = torch.jit.trace(layer, x)
+    with pa.inspect.capture(traced) as heads:
+        out = traced(x)
+    assert torch.equal(out, layer(x)) and len(heads) == 4
+
+
+def test_heads_asked_for_in_another_way_and_tensors_without_numbers(x):
+    layer = build(lambda: Plain(sdpa()))
+    with pa.inspect.capture(layer) as heads:
+        layer(x)
+    for which in (0, "Plain", ("Plain", 0, 0)):
+        with pytest.raises(UnsupportedError, match=r"expected heads\[layer, head\]; recorded are Plain \(4\)"):
+            heads[which]
+    with pytest.raises(UnsupportedError, match="no numbers that can be copied"), pa.inspect.capture(layer):
+        torch.vmap(lambda one: layer(one[None]))(x)

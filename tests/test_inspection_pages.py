@@ -1,5 +1,6 @@
 """Planes, pictures, the page of a model and the command: exact on the plane, self-contained, long inputs, clear refusals."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -216,3 +217,24 @@ def test_inputs_are_never_unpickled(tmp_path):
     for name in ("a.npz", "a.safetensors"):
         args, kwargs = load_inputs(str(tmp_path / name))
         assert args == () and torch.equal(kwargs["src"], torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_padding_has_no_cell_in_the_picture():
+    rng, mask = np.random.default_rng(2), np.arange(30) < 6
+    padded = make(queries=30, seed=3, mask=mask[None], padding=~mask)
+    cut = Snapshot(padded.queries[:6], padded.keys[:6], padded.values[:6], padded.scale)
+    seen, truth = view(padded), view(cut)
+    assert seen.keys.tolist() == list(range(6)) and len(seen.shapes) == 30
+    assert [p.tolist() for p in seen.shapes[:6]] == [p.tolist() for p in truth.shapes]
+    assert not any(len(p) for p in seen.shapes[6:])
+    assert np.array_equal(seen.margins, truth.margins)
+    every = view(dataclasses.replace(padded, mask=None))
+    assert any(len(p) for p in every.shapes[6:])  # without the mask these keys do have cells there
+
+    bias = np.where(rng.random((30, 30)) < 0.7, rng.normal(size=(30, 30)), -np.inf)
+    bias[4], bias[-1] = -np.inf, np.where(np.arange(30) < 9, bias[-1], -np.inf)
+    row = make(queries=30, seed=3, mask=bias)
+    assert view(row).keys.tolist() == np.flatnonzero(np.isfinite(bias[-1])).tolist()
+    assert view(row).named.endswith("scored as query 29")
+    with pytest.raises(UnsupportedError, match="query 4 sees no key"):
+        view(row, position=4)

@@ -428,3 +428,17 @@ def test_the_order_of_keys_and_a_common_shift_change_nothing(seed, keys, dim, ca
             assert getattr(second, name) == pytest.approx(getattr(first, name), rel=1e-6, abs=1e-9), name
     scaled = measure([dataclasses.replace(again, values=v[order[::-1]])], reach=10.0, budget=0)[0]  # values left behind
     assert keys < 4 or scaled.table_distance != pytest.approx(first.table_distance, rel=1e-9)
+
+
+def test_equal_values_are_a_table_whatever_the_weights():
+    snapshot = dataclasses.replace(make(), values=np.full((25, 3), 0.1))
+    figures = measure([snapshot], reach=10.0, budget=0)[0]
+    assert figures.table_distance == figures.table_distance_of_values == 0
+    assert figures.leakage > 0.1  # it is the values, not the weights
+
+
+def test_equal_keys_with_different_biases():
+    """The first of two equal slopes is below the second everywhere; no step leads away from it (and none divides by 0)."""
+    slopes, offsets = np.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]), np.array([0.0, 1.0, 0.0, -1.0])
+    found = key_reach(slopes, offsets, np.ones((1, 4), dtype=bool), queries=np.array([[0.1, 0.1]]))
+    assert found.status.tolist() == [DEAD, REACHABLE, REACHABLE, DEAD]

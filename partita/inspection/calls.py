@@ -27,8 +27,9 @@ __all__ = [
     "from_sdpa",
 ]
 
-# Masks are written as −∞, the least number of the dtype, −1e9 or −10000: no weight survives any of them.
-MASKED_BELOW = -1e4
+# Masks are written as −∞, the least number of the dtype, −1e9 or −10000: no weight survives any of them. −10000 is −9984 in
+# bfloat16, and a position bias may have been added to it.
+MASKED_BELOW = -9e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +146,12 @@ def _split(projected: Tensor, heads: int) -> Tensor:
     return projected.reshape(tokens, batch, heads, embed // heads).permute(1, 2, 0, 3)
 
 
+def _takes_hint(arguments: dict[str, Any]) -> bool:
+    """Whether `F.multi_head_attention_forward` drops `attn_mask`, and every bias in it, for the hint `is_causal`."""
+    needed = arguments.get("need_weights", True) or arguments.get("key_padding_mask") is not None
+    return bool(arguments.get("is_causal")) and not needed
+
+
 def from_multi_head(arguments: dict[str, Any]) -> AttentionCall:
     """The call that the arguments of `F.multi_head_attention_forward`, by name, lead to; q, k, v are projected here."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
@@ -175,21 +182,25 @@ def from_multi_head(arguments: dict[str, Any]) -> AttentionCall:
     if arguments.get("add_zero_attn"):
         k, v = (torch.cat([t, torch.zeros_like(t[:, :, :1])], dim=2) for t in (k, v))
         extra += 1
-    mask = _float_mask(arguments.get("attn_mask"), q.dtype)
+    causal = _takes_hint(arguments)
+    mask = None if causal else _float_mask(arguments.get("attn_mask"), q.dtype)
     if mask is not None:
         mask = mask[None, None] if mask.dim() == 2 else mask.reshape(batch, heads, *mask.shape[1:])
     padding = _float_mask(padding, q.dtype)
     if padding is not None:
         mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
     mask = functional.pad(mask, (0, extra)) if mask is not None and extra else mask
-    causal = bool(arguments.get("is_causal")) and arguments.get("attn_mask") is None
     return AttentionCall(q, k, v, 1 / math.sqrt(q.shape[-1]), mask, causal, crosses)
 
 
 def from_multi_head_module(
-    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: bool
 ) -> Iterator[AttentionCall]:
-    """The call that an `nn.MultiheadAttention` makes of its arguments, whichever path it takes; one per nested sequence."""
+    """The call that an `nn.MultiheadAttention` makes of its arguments; one per nested sequence.
+
+    Args:
+        fused: it took its fused path, which follows the mask whatever the hint `is_causal` says.
+    """
     names = (
         "query",
         "key",
@@ -204,12 +215,14 @@ def from_multi_head_module(
     given["crosses"] = given["query"] is not given["key"]
     if given["query"].is_nested:
         for parts in zip(*(given[name].unbind() for name in names[:3])):
-            yield from from_multi_head_module(module, tuple(part[None] for part in parts), {})
+            yield from from_multi_head_module(module, tuple(part[None] for part in parts), {}, fused=fused)
         return
     if module.batch_first and given["query"].dim() == 3:
         given.update({name: given[name].transpose(0, 1) for name in names[:3]})
     held = ("in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "q_proj_weight", "k_proj_weight", "v_proj_weight")
     given.update({name: getattr(module, name) for name in (*held, "num_heads", "add_zero_attn")})
+    if fused:
+        given["is_causal"] = False
     yield from_multi_head({**given, "use_separate_proj_weight": not module._qkv_same_embed_dim})
 
 

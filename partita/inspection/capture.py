@@ -75,6 +75,8 @@ class CapturedHeads:
 
     def __getitem__(self, which: tuple[str, int]) -> HeadRecord:
         """`heads["encoder.layers.0.self_attn", 3]`."""
+        if not isinstance(which, tuple) or len(which) != 2:
+            raise UnsupportedError(f"heads[{which!r}]; expected heads[layer, head]; recorded are {self.describe()}.")
         layer, head = which
         try:
             return HeadRecord(layer, head, tuple(self._kept[layer][head]))
@@ -132,8 +134,8 @@ class CapturedHeads:
             needed += copies * rows * keys * (1 if call.mask.dtype == torch.bool else width)
         if self.bytes_held + needed > self._limits.max_bytes:
             raise SizeError(
-                f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.0f} MiB; max_bytes allows "
-                f"{self._limits.max_bytes / 2**20:,.0f}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes."
+                f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.3g} MiB; max_bytes allows "
+                f"{self._limits.max_bytes / 2**20:,.3g}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes."
             )
         self.bytes_held += needed
 
@@ -175,7 +177,13 @@ class _Masks:
 def _held(tensor: Tensor) -> np.ndarray:
     """A copy that the model cannot reach, in float32 or float64; half precision fits into float32 exactly."""
     dtype = tensor.dtype if tensor.dtype in (torch.bool, torch.float64) else torch.float32
-    return tensor.detach().to("cpu", dtype, copy=True).contiguous().numpy()
+    try:
+        return tensor.detach().to("cpu", dtype, copy=True).contiguous().numpy()
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"a tensor of an attention holds no numbers that can be copied ({error}); run the model outside torch.vmap and "
+            "other transforms, on a real device."
+        ) from error
 
 
 def _spread(tokens: int, most: int | None) -> np.ndarray:
@@ -200,8 +208,8 @@ def capture(
 
     Nothing about the model changes and its outputs are the same bits. Seen are `F.scaled_dot_product_attention`,
     `F.multi_head_attention_forward` and `nn.MultiheadAttention`, torch's fused encoder layers included. Attention written out
-    by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Scripted models and flex
-    attention are not seen; compiled models run uncompiled meanwhile.
+    by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Flex attention is not
+    seen, scripted models only where they reach a fused operator; compiled models run uncompiled meanwhile.
 
     Args:
         model: the module whose attentions are wanted; None records whatever this thread computes.

@@ -103,9 +103,7 @@ def hardened(
     Yields:
         the layers that ran so far and their numbers of heads.
     """
-    if math.isnan(factor) or factor < 0:
-        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
-    which = [(h.layer, h.head) if isinstance(h, HeadRecord) else (h[0], int(h[1])) for h in heads]
+    which = _wanted(heads, factor)
     with _passing(model, dict.fromkeys(which, factor)) as met:
         yield met
     missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
@@ -115,6 +113,19 @@ def hardened(
             + ", ".join(f"{layer} ({count})" for layer, count in met.items())
             + ". Attention written out by hand can be recorded but not replaced."
         )
+
+
+def _wanted(heads: Iterable[Which | HeadRecord], factor: float) -> list[Which]:
+    """Heads by layer and number, after a look at what was asked for."""
+    if math.isnan(factor) or factor < 0:
+        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+    which = []
+    for head in heads:
+        pair = (head.layer, head.head) if isinstance(head, HeadRecord) else head
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise UnsupportedError(f"heads holds {head!r}; expected (layer, head) as `capture` names them, or records.")
+        which.append((pair[0], int(pair[1])))
+    return which
 
 
 @contextmanager
@@ -194,8 +205,7 @@ def harden(
     """How the model's loss changes when heads become their hard tables (or are sharpened), one by one and all together.
 
     Each head is also replaced by the plain mean of the values it sees: a head whose table does less harm than its mean is a
-        lookup, one whose
-    mean does less harm an average.
+    lookup, one whose mean does less harm an average.
 
     Args:
         loss: `loss(model)` runs the model on data of your choice and returns a number; two calls must agree, so evaluation
@@ -210,11 +220,11 @@ def harden(
             number = float(loss(model))
             return number, dict(met)
 
-    if math.isnan(factor) or factor < 0:
-        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+    chosen = _wanted(heads or (), factor)
     base, met = measured({})
-    given = [(layer, h) for layer, count in met.items() for h in range(count)] if heads is None else list(heads)
-    which = [(h.layer, h.head) if isinstance(h, HeadRecord) else (h[0], int(h[1])) for h in given]
+    which = chosen if heads is not None else [(layer, h) for layer, count in met.items() for h in range(count)]
+    if heads is not None and not which:
+        raise UnsupportedError("heads= is empty; name some, or leave it out for all.")
     if not which:
         raise UnsupportedError(
             "no attention that can be replaced ran inside loss(model): it is written out by hand, or scripted."

@@ -47,6 +47,7 @@ _FUSED_ATTENTION = {
     )
     if hasattr(torch.ops.aten, name)
 }
+_FUSED_MULTI_HEAD = torch.ops.aten._native_multi_head_attention.default
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _MULTI_HEAD_NAMES = (
     *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
@@ -72,7 +73,8 @@ def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 
 def _is_stock(module: nn.Module, kinds: tuple[type[nn.Module], ...] = _WITH_FAST_PATH) -> bool:
     """Whether the module runs torch's own forward of one of these classes."""
-    return any(type(module).forward is kind.forward for kind in kinds)
+    own = getattr(type(module), "forward", None)  # scripted classes have none
+    return any(own is kind.forward for kind in kinds)
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -101,6 +103,7 @@ class _DispatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.watch.fused_multi_head |= func is _FUSED_MULTI_HEAD
         if not self.watch.away and (func is _FUSED_LAYER or func in _FUSED_ATTENTION):
             named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
             if func is _FUSED_LAYER:
@@ -119,7 +122,7 @@ class _Watch:
         self.on_call, self.readers, self.away = on_call, dict(readers), 0
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
         self.function_mode, self.dispatch_mode = _FunctionMode(self), _DispatchMode(self)
-        self._stepped_aside = False
+        self._stepped_aside = self.fused_multi_head = False
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -176,7 +179,8 @@ class _Watch:
             for given in [told] if isinstance(told, Mapping) else told:
                 self.see(lambda given=given: from_sdpa(**_sdpa_arguments(given)))  # type: ignore[misc]
         elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
-            self.see(lambda: from_multi_head_module(module, args, kwargs))
+            fused, self.fused_multi_head = self.fused_multi_head, False
+            self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
 
 
 def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class PlaneView:
     """What a figure of a head shows.
 
     Attributes:
-        partition: the head's max-affine function on the plane, exact: `x = origin + s·axes[0] + t·axes[1]`.
+        partition: the head's max-affine function on the plane, exact: `x = origin + s·axes[0] + t·axes[1]`; of the keys that
+            some query sees (at one position: that it sees). keys: which they are.
         window: the part of the plane that is shown.
         shapes: per key its cell inside the window as a polygon, `(k, 2)`; empty where it misses the window.
         margins: largest minus second largest score on a grid of the window, `(pixels, pixels)`, rows along t.
@@ -34,6 +35,7 @@ class PlaneView:
     """
 
     partition: MaxAffine
+    keys: NDArray[np.int64]
     origin: Array
     axes: Array
     window: Box
@@ -60,25 +62,39 @@ def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, po
         position = int(snapshot.counted[-1])
     whole, queries = snapshot.max_affine(position), snapshot.points
     origin, axes, named = _place(plane, queries, whole)
-    flat = MaxAffine(whole.slopes @ axes.T, whole.offsets + whole.slopes @ origin)
+    keys = _shown(snapshot, position)
+    slopes = whole.slopes[keys]
+    flat = MaxAffine(slopes @ axes.T, whole.offsets[keys] + slopes @ origin)
     points = (queries - origin) @ axes.T
     window = _window(points)
     s, t = (np.linspace(a, b, pixels) for a, b in zip(window.lo, window.hi))
     across = np.stack([g.ravel() for g in np.meshgrid(s, t)], axis=1)
     spread = float(((queries - queries.mean(axis=0)) ** 2).sum())
     on_it = float(((points - points.mean(axis=0)) ** 2).sum())
+    shapes = [np.empty((0, 2))] * len(whole.slopes)
+    for key, shape in zip(keys, polygons(flat, window)):
+        shapes[key] = shape
     return PlaneView(
         flat,
+        keys,
         origin,
         axes,
         window,
-        tuple(polygons(flat, window)),
+        tuple(shapes),
         flat.margin(across).reshape(pixels, pixels),
         points,
         read_queries(snapshot).cells,
         on_it / spread if spread else 1.0,
-        named,
+        named if position is None else f"{named}, scored as query {position}",
     )
+
+
+def _shown(snapshot: Snapshot, position: int | None) -> NDArray[np.int64]:
+    """The keys that take part: padding that nobody sees has no cell."""
+    seen = snapshot.active[snapshot.counted].any(axis=0) if position is None else snapshot.active[position]
+    if not seen.any():
+        raise UnsupportedError(f"query {position} sees no key: there is no partition to show.")
+    return np.flatnonzero(seen)
 
 
 def _place(plane: Plane, queries: Array, whole: MaxAffine) -> tuple[Array, Array, str]:

@@ -24,7 +24,8 @@ class KeyReach:
     """One answer per key.
 
     Attributes:
-        status: REACHABLE (a witness was checked), DEAD (multipliers prove it), UNDECIDED (the budget ran out), MASKED (no
+        status: REACHABLE (a witness was checked), DEAD (multipliers prove it), UNDECIDED (the budget ran out, or
+            masks that are no chain leave neither), MASKED (no
             query sees it).
         witnesses: `(keys, dim)`, a query that makes the key lead, NaN where there is none.
         programs: how many linear programs were solved; entries: of their matrices, together.
@@ -199,7 +200,10 @@ def _try_directions(problem: _Problem, status: NDArray[np.int8], witnesses: Arra
         x, lead, best = x[left], lead[left], best[left]
         away = problem.slopes[keys] - problem.slopes[strongest]
         length = (away**2).sum(axis=1)
-        moved = x + (1.5 * -lead / np.maximum(length, np.finfo(float).tiny) + 1e-9)[:, None] * away
+        stride = np.divide(
+            1.5 * -lead, length, out=np.zeros_like(lead), where=length > 0
+        )  # 0: they differ by a constant
+        moved = x + (stride + 1e-9)[:, None] * away
         x = np.clip(moved, -1, 1) if problem.offsets.any() else _into_box(moved)
 
 

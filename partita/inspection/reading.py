@@ -77,6 +77,7 @@ def _read(snapshot: Snapshot, rows: NDArray[np.int64], scores: Array) -> Reading
     share = active / seen[:, None]
     scatter = share @ (centred**2).sum(axis=1) - ((share @ centred) ** 2).sum(axis=1)
     rounding = _score_rounding(snapshot, rows)
+    nothing = values.shape[1] * ((len(values) + 4) * 2.0**-53 * np.abs(values).max(initial=0.0)) ** 2
     return Reading(
         cells,
         margins,
@@ -85,11 +86,16 @@ def _read(snapshot: Snapshot, rows: NDArray[np.int64], scores: Array) -> Reading
         spread,
         np.log(total) - logs,
         1 / (weights**2).sum(axis=1),
-        ((answer - values[cells]) ** 2).sum(axis=1),
+        _above(((answer - values[cells]) ** 2).sum(axis=1), nothing),
         (answer**2).sum(axis=1),
-        np.maximum(scatter, 0.0),
+        _above(scatter, nothing),
         seen,
     )
+
+
+def _above(squares: Array, nothing: float) -> Array:
+    """0 where rounding alone could have made the number: equal values differ by nothing."""
+    return np.where(squares > nothing, squares, 0.0)
 
 
 def _score_rounding(snapshot: Snapshot, rows: NDArray[np.int64]) -> Array:

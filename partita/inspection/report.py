@@ -154,8 +154,7 @@ def read(
     """Read captured heads as partitions: every figure, and beside it that of a random head of the same shape.
 
     All numbers come from the recorded vectors in float64: what the head would do without rounding. See `Figures` for what
-        each means
-    and `reading.random_snapshot` for the null.
+    each means and `reading.random_snapshot` for the null.
 
     Args:
         budget: of the linear programs that look for dead keys, per head, in matrix entries (`key_reach`); 0 solves none.

@@ -55,7 +55,7 @@ class Snapshot:
 
     @staticmethod
     def allows(mask: NDArray) -> NDArray[np.bool_]:
-        """Where a mask lets a query see a key: True, or a number above −10⁴."""
+        """Where a mask lets a query see a key: True, or a number above −9000."""
         return mask if mask.dtype == np.bool_ else mask > MASKED_BELOW
 
     @cached_property
@@ -104,8 +104,7 @@ class Snapshot:
         """The b_j if one diagram serves every query, `(keys,)`; None if the bias depends on the query's position.
 
         A bias that is a part per query plus a part per key, where keys are seen, moves no cell from query to query: ALiBi
-            under a
-        causal mask, `m(j − i)`, is of this kind; `−m|i − j|` is not.
+        under a causal mask, `m(j − i)`, is of this kind; `−m|i − j|` is not.
         """
         bias = self.bias
         if bias is None:

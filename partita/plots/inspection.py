@@ -116,5 +116,5 @@ def _colours(view: PlaneView) -> list[str]:
     """A colour for each of the fullest cells, one more for the rest."""
     keys, counts = np.unique(view.cells, return_counts=True)
     fullest = keys[np.argsort(-counts, kind="stable")][: len(COLOURS) - 2].tolist()
-    palette = [ACCENT, *(c for c in COLOURS[2:-1])]
-    return [palette[fullest.index(k) % len(palette)] if k in fullest else SOFT for k in view.cells.tolist()]
+    colour = dict(zip(fullest, [ACCENT, *COLOURS[2:-1]]))
+    return [colour.get(key, SOFT) for key in view.cells.tolist()]

@@ -45,6 +45,20 @@ _NULL = (
 )
 
 
+_COLUMNS = (
+    "Cells: keys that some query fell into (effective: how many equally full ones that amounts to). Dead: keys that no query "
+    "can reach; undecided: neither reached nor proved dead; unvisited: reached by none of these queries. Margin: median of "
+    "largest minus second largest score. Leakage: mean mass outside the cell, and what Proposition 3.2 allows. Inverse "
+    "temperature: median standard deviation of a query's scores. Entropy and effective keys are of the weights. Table "
+    "distance: change of the output when softmax becomes argmax, over the size of the output, and over the spread of the "
+    "values."
+)
+_POSITIONS = (
+    "Some heads add a bias that depends on the query's position: each position has a diagram of its own, and the panel shows "
+    "that of the last query."
+)
+
+
 @dataclass(frozen=True, eq=False)
 class InspectionPage:
     """What was written, and the report behind it."""
@@ -75,8 +89,15 @@ def write_inspection(
         views = _views(heads)
         notes = {(h.layer, h.head): f"{h.figures.table_distance:.2g}" for h in report.heads}
         files += [plot_heads(views, place / f"heads.{kind}", notes=notes) for kind in ("svg", "png")]
-        blocks += [Text(_WORDS), Picture(place / "heads.svg", "one panel per head, one row per layer")]
-    blocks += [Heading(2, "Layers"), Text(_NULL), _grid(report.layers(), ("layer",)), Heading(2, "Heads")]
+        blocks += [Text(_WORDS), *([Text(_POSITIONS)] if any(h.per_position for h in report.heads) else [])]
+        blocks += [Picture(place / "heads.svg", "one panel per head, one row per layer")]
+    blocks += [
+        Heading(2, "Layers"),
+        Text(_COLUMNS),
+        Text(_NULL),
+        _grid(report.layers(), ("layer",)),
+        Heading(2, "Heads"),
+    ]
     blocks += [_grid(report.rows(), ("layer", "head"))]
     page = place / "index.html"
     page.write_text(as_html(blocks, title), encoding="utf-8")
