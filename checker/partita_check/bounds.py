@@ -107,6 +107,11 @@ class Gaps:
                 return INF
         return max(found, key=up) * unit
 
+    def sharp_reach(self, power: int) -> arb:
+        """A bound of `E|x − c|^p` for sharp grids: centers farther than r, one being within ρ, have e^{−R(r² − ρ²)/2} at most."""
+        far = (self.radius * self.radius + 54 / self.rate).sqrt()
+        return far**power + self.width * arb(-27).exp() * self.window**power if self.count > 1 else self.radius**power
+
     def _moment(self, gap: arb, power: arb, a: arb, between: bool) -> arb:
         """A bound of E|x − c|^p on an infinite lattice, x at distance a from the middle of two centers, or a beyond the last.
 

@@ -246,6 +246,34 @@ class Checker:
             found = min(found, sum((v * (f * grown + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 
+    def by_tangents(self) -> tuple[float, str]:
+        """Cells hold tangents of a black box, slopes by differences over t gaps, and the caller vouches for `|∇²f|₂ ≤ M`.
+
+        `|f − V_j| ≤ ½M|z − v_j|² + Σ_i (½M t g_i + noise/(t g_i))|z_i − v_{j,i}| + noise`, noise = 2⁻⁵¹·scale, in the mean.
+        """
+        known = [read_hex(self.claim.known.get(k), k) for k in ("curvature", "differences", "scale")]
+        need(min(known) >= 0 and known[1] > 0, "known: curvature, differences and scale must be positive")
+        self.assume(f"|∇²f|₂ ≤ {known[0]:.6g}, for each output")
+        self.given.append(f"values and slopes are those of a black box of size {known[2]:.6g}, which cannot be checked")
+        bend, step, scale = map(arb, known)
+        gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
+        delta, m = score_error(gaps, self.semantics), self.m
+        firsts, seconds = [[g.sharp_reach(p) for g in gaps] for p in (1, 2)]
+        wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
+        off = bend / 2 * sum(seconds, arb(0)) + noise
+        off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
+        largest = Cells(head, None, self.ends, self.unit, self.tiny, delta).largest
+        added = (
+            2 * window_mass(gaps) * largest
+            + sums(head, gaps, self.semantics, largest)
+            + 4 * self.unit * (1 + m) * scale
+        )
+        rows = [head.slopes[k : k + m] for k in range(0, len(head.slopes), m)]
+        steep = max((length([arb(x) for x in row]) for row in rows), key=up)
+        steep += bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
+        added += steep * length(self.shift)
+        return up((off * (2 * delta).exp() + added) * self.factor), "tangents and declared second derivatives"
+
     def jumps(self) -> arb:
         """What declared jumps add in L_p: points whose relevant centers may lie across one, and the little mass beyond those."""
         declared, reaches, beyond = self.claim.known.get("jumps"), [], arb(0)
@@ -411,6 +439,8 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
     if head.kind == "grid" and head.slopes is None and sharp and (checker.sup or not known):
         yield checker.by_moments
+    if head.kind == "grid" and head.slopes is not None and "curvature" in checker.claim.known:
+        yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known:
         yield checker.by_pieces
     if known and head.kind != "train" and checker.claim.kind == "proved":

@@ -67,6 +67,13 @@ HEADS: dict[str, tuple[Any, Callable[[], Any], float, dict[str, Any]]] = {
         0.3,
         {"lipschitz": 0.0, "jumps": pa.Jumps(1.0, 2.0), "norm": 2, "method": "hard"},
     ),
+    "black box tangents": (lambda z: np.sin(3 * z[:, 0]), line, 0.02, {"hessian": 9.0}),
+    "black box tangents float32": (
+        lambda z: np.sin(z[:, 0]) + z[:, 1] ** 2 / 2,
+        square,
+        0.05,
+        {"hessian": 1.0, "dtype": torch.float32},
+    ),
     "cloud": ("sin(3*x) + y", cloud, 0.3, {}),
     "cloud black box": (lambda z: np.sin(z[:, 0]) + z[:, 1], cloud, 0.3, {"lipschitz": 1.5}),
     "estimate": (lambda z: np.sin(3 * z[:, 0]), line, 1e-3, {}),

@@ -263,6 +263,11 @@ def wider_fill(files):
         box["fill_distance"] = (0.05).hex()
 
 
+def lower_curvature(files):
+    """The constant used is no longer the one assumed."""
+    files.certificate["known"]["curvature"] = (float.fromhex(files.certificate["known"]["curvature"]) / 2).hex()
+
+
 def lower_jumps(files):
     files.certificate["known"]["jumps"]["tube"] = [(0.01).hex()]
     files.bound = 0.1 * files.bound
@@ -306,6 +311,7 @@ MUTATIONS = {
     "jump L2": [supremum_of_a_mean, much_lower_bound],
     "black box": [upgrade, drop_assumptions, quiet_constant, lower_constant, change_values, lower_bound],
     "black box jumps": [lower_jumps, drop_assumptions],
+    "black box tangents": [lower_curvature, drop_assumptions, upgrade, lower_bound],
     "estimate": [upgrade_estimate, upgrade_estimate_given],
     "cloud": [upgrade, wider_fill, drop_assumptions],
 }
