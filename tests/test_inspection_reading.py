@@ -393,6 +393,9 @@ def test_tables_for_people_and_machines(tmp_path):
     assert table.shape == (3, len(report.rows()[0])) and {"table_distance", "null_table_distance"} <= set(table)
     assert pandas.DataFrame(report.rows())["cells"].tolist() == table["cells"].tolist()
     assert "random head" in str(report)
+    many = dataclasses.replace(report.heads[0].figures, unvisited=1450, dead=math.nan)
+    text = str(dataclasses.replace(report, heads=(dataclasses.replace(report.heads[0], figures=many),)))
+    assert "1,450 (" in text and "– (" in text and "e+03" not in text
 
 
 def test_progress_is_told():

@@ -20,7 +20,7 @@ from partita.inspection.capture import CapturedHeads, HeadRecord
 from partita.inspection.figures import Cell, Figures, measure
 from partita.inspection.reading import random_snapshot
 
-__all__ = ["HeadReport", "ModelReport", "read"]
+__all__ = ["HeadReport", "ModelReport", "read", "short"]
 
 FORMAT = "partita-inspection"
 _ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
@@ -139,7 +139,7 @@ class ModelReport:
         lines = [" " * width + "".join(f"{c.replace('inverse_', 'inv. ').replace('_', ' '):>18}" for c in columns)]
         for head in self.heads:
             pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in columns)
-            lines.append(f"{head.name:<{width}}" + "".join(f"{f'{a:.3g} ({b:.3g})':>18}" for a, b in pairs))
+            lines.append(f"{head.name:<{width}}" + "".join(f"{f'{short(a)} ({short(b)})':>18}" for a, b in pairs))
         return "\n".join([*lines, "in brackets: a random head of the same shape"])
 
 
@@ -216,6 +216,13 @@ def _together(heads: Sequence[HeadReport]) -> dict[str, Any]:
             total = known.sum() if item.name in _COUNTS else known.mean() if len(known) else math.nan
             out[prefix + item.name] = float(total) if len(known) else math.nan
     return out
+
+
+def short(number: float) -> str:
+    """A figure for people: three digits, thousands in full, a dash for what is not defined."""
+    if math.isnan(number):
+        return "–"
+    return f"{number:,.0f}" if 1000 <= abs(number) < math.inf else f"{number:.3g}"
 
 
 def _plain(data: Any) -> Any:

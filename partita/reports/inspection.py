@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from partita.inspection.capture import CapturedHeads
 from partita.inspection.planes import PlaneView, view
-from partita.inspection.report import ModelReport, read
+from partita.inspection.report import ModelReport, read, short
 from partita.plots.inspection import plot_heads
 from partita.reports.blocks import Block, Grid, Heading, Picture, Text, as_html
 
@@ -127,11 +127,7 @@ def _counts(report: ModelReport) -> str:
 def _grid(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> Grid:
     """Figures with those of the null in brackets."""
     body = [
-        [*(str(row[n]) for n in names), *(f"{_short(row[c])} ({_short(row[f'null_{c}'])})" for c in _SHOWN)]
+        [*(str(row[n]) for n in names), *(f"{short(row[c])} ({short(row[f'null_{c}'])})" for c in _SHOWN)]
         for row in rows
     ]
     return Grid([*names, *(c.replace("_", " ") for c in _SHOWN)], body)
-
-
-def _short(number: float) -> str:
-    return "–" if math.isnan(number) else f"{number:.3g}"
