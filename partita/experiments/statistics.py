@@ -32,7 +32,7 @@ class Slope:
 def slope(x: ArrayLike, y: ArrayLike) -> Slope:
     """Of y on x.
 
-    >>> slope([1, 2, 3, 4], [2.0, 4.1, 5.9, 8.0]).within(1.8, 2.2)
+    >>> slope([1, 2, 3, 4], [2.0, 4.1, 5.9, 8.0]).within(1.7, 2.3)
     True
     """
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
