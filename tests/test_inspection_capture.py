@@ -597,3 +597,40 @@ def test_heads_asked_for_in_another_way_and_tensors_without_numbers(x):
             heads[which]
     with pytest.raises(UnsupportedError, match="no numbers that can be copied"), pa.inspect.capture(layer):
         torch.vmap(lambda one: layer(one[None]))(x)
+
+
+class OwnAttention(nn.MultiheadAttention):
+    """A subclass that goes through torch's forward, with an attention of its own beside it."""
+
+    def forward(self, query, key, value, **options):
+        own = functional.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None], scale=0.1)
+        return super().forward(query, key, value, **options)[0] + own[:, 0]
+
+
+class OwnLayer(nn.TransformerEncoderLayer):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["fused", "with gradients"])
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+def test_subclasses_with_a_forward_of_their_own_stay_on_their_path(padded, grad, x):
+    attention = build(lambda: OwnAttention(16, 4, batch_first=True)).eval()
+    layer = build(lambda: OwnLayer(16, 4, 32, batch_first=True)).eval()
+    asked = torch.overrides.has_torch_function
+    with torch.set_grad_enabled(grad):
+        options = {"key_padding_mask": padding() if padded else None, "need_weights": False}
+        before = attention(x, x, x, **options)
+        with pa.inspect.capture(attention) as heads:
+            after = attention(x, x, x, **options)
+        assert torch.equal(before, after) and heads.layers == ("OwnAttention", "OwnAttention#1")
+        own = torch.stack([torch.from_numpy(softmax_attention(s)) for s in heads["OwnAttention", 0].snapshots])
+        parts = [heads["OwnAttention#1", h].snapshots for h in range(4)]
+        said = torch.stack([torch.from_numpy(np.hstack([softmax_attention(p[e]) for p in parts])) for e in range(3)])
+        weight, bias = attention.out_proj.weight.double(), attention.out_proj.bias.double()
+        assert (functional.linear(said, weight, bias) + own - after).abs().max() < 1e-5
+        before = layer(x, src_key_padding_mask=padding() if padded else None)
+        with pa.inspect.capture(layer) as heads:
+            after = layer(x, src_key_padding_mask=padding() if padded else None)
+    assert torch.equal(before, after) and heads.layers == ("self_attn",) and len(heads) == 4
+    assert torch.overrides.has_torch_function is asked

@@ -2,9 +2,10 @@
 
 Three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
 `F.multi_head_attention_forward` with their arguments, also where they fall apart into products before any operator is
-dispatched; but its mere presence makes torch's own layers leave their fused path, so it steps aside inside those. A
-*dispatch mode* sees the fused operators. *Module hooks*, global ones because a hook on a layer also switches its fused path
-off, say which layer is running, and hand over the arguments of `nn.MultiheadAttention`.
+dispatched; but its mere presence makes torch's own layers leave their fused path, so it steps aside inside those; inside
+subclasses with a forward of their own, which may attend by other means too, it stays and hides from torch's question
+instead. A *dispatch mode* sees the fused operators. *Module hooks*, global ones because a hook on a layer also switches its
+fused path off, say which layer is running, and hand over the arguments of `nn.MultiheadAttention`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import UnsupportedError
@@ -104,13 +105,33 @@ class _DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.watch.fused_multi_head |= func is _FUSED_MULTI_HEAD
-        if not self.watch.away and (func is _FUSED_LAYER or func in _FUSED_ATTENTION):
+        if not self.watch.away and (func in (_FUSED_LAYER, _FUSED_MULTI_HEAD) or func in _FUSED_ATTENTION):
             named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
             if func is _FUSED_LAYER:
                 self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
+            elif func is _FUSED_MULTI_HEAD:
+                self.watch.see_fused_multi_head(named)
             else:
                 self.watch.see_fused(named)
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _hidden(mode: _FunctionMode) -> Iterator[None]:
+    """While it lasts, torch's layers, when they ask whether a function mode forbids their fused path, do not count this one."""
+    asked = torch.overrides.has_torch_function
+
+    def without(args: Iterable[Any]) -> bool:
+        if _get_current_function_mode() is not mode:
+            return asked(args)
+        with _pop_mode_temporarily():
+            return asked(args)
+
+    torch.overrides.has_torch_function = without
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = asked
 
 
 class _Watch:
@@ -152,14 +173,27 @@ class _Watch:
         rest = {name: named[name] for name in ("is_causal", "scale") if name in named}
         self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
 
+    def see_fused_multi_head(self, named: dict[str, Any]) -> None:
+        """The operator of `nn.MultiheadAttention`'s fused path, met inside a subclass; there query, key and value are one."""
+        if not self.is_inside_multi_head():
+            layer = {**named, "src": named["query"], "num_heads": named["num_head"], "norm_first": False}
+            self.see(lambda: from_encoder_layer(layer))
+
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
-        if _is_stock(module) and not self._stepped_aside and _get_current_function_mode() is self.function_mode:
+        if _is_stock(module):
+            if self._stepped_aside or _get_current_function_mode() is not self.function_mode:
+                return None
             self._step_aside()
             return self._come_back
-        if self._stepped_aside and not _is_stock(module):
+        if not self._stepped_aside and not isinstance(module, _WITH_FAST_PATH):
+            return None
+        undo = ExitStack()
+        if self._stepped_aside:
             self._come_back()
-            return self._step_aside
-        return None
+            undo.callback(self._step_aside)
+        if isinstance(module, _WITH_FAST_PATH):
+            undo.enter_context(_hidden(self.function_mode))
+        return undo.close
 
     def _step_aside(self) -> None:
         self.function_mode.__exit__(None, None, None)
