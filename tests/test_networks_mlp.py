@@ -240,9 +240,9 @@ def test_a_gate_is_asked_in_its_range_only():
 
 
 def test_errors_that_do_not_reach_the_output_may_exceed_a_table():
-    """A neuron that nobody reads gets a share of the tolerance without end; the table behind it then has to be a wide one."""
+    """A neuron that nobody reads may be off by more than its table reaches; that has to be a wide one then."""
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2), nn.GELU(), nn.Linear(2, 1)).double()
-    numbers = ([[1.0]], [0.0], [[5.0], [0.01]], [0.0, 0.0], [[0.0, 1.0]], [0.0])
+    numbers = ([[0.001]], [0.0], [[5000.0], [1.0]], [0.0, 0.0], [[0.0, 1.0]], [0.0])
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), numbers):
             parameter.copy_(torch.tensor(value))
@@ -289,6 +289,13 @@ class Deciding(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+def hooked() -> nn.Module:
+    """A hook that triples a layer's output is no part of any graph: what was proved of the rest would be false."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    model[0].register_forward_hook(lambda module, given, output: 3 * output)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "match"),
     [
@@ -297,6 +304,7 @@ class Deciding(nn.Module):
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.ReLU()), "eval"),
         (nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), "Flatten"),
         (nn.Sequential(nn.ReLU()), "no Linear"),
+        (hooked(), r"Linear \(layer '0'\) has forward hooks"),
         (Branching(), "branches"),
         (Deciding(), "cannot be read"),
         (lambda x: x, "nn.Module"),
@@ -311,6 +319,8 @@ def test_bad_calls():
     model = mlp(nn.ReLU())
     with pytest.raises(ShapeError, match="takes 2 numbers"):
         pa.attention_from_mlp(model, pa.Box([0], [1]), 1e-3)
+    with pytest.raises(ShapeError, match="takes 4 numbers, and the one before it gives 3"):
+        pa.attention_from_mlp(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)), BOX, 1e-3)
     with pytest.raises(DomainError, match="expected a Box"):
         pa.attention_from_mlp(model, ([-1, -1], [1, 1]), 1e-3)
     broken = mlp(nn.ReLU())

@@ -125,7 +125,11 @@ def test_sharpness_that_sharing_needs():
         (ShapeError, "divides the work", {"anchors": 13}),
         (ShapeError, "divides the work", {"heads": 0}),
         (ShapeError, "embed_dim", {"coordinate": 99}),
-        (ShapeError, "width", {"slopes": np.ones((5, 2))}),
+        (ShapeError, "slopes", {"slopes": np.ones((5, 2))}),
+        (ShapeError, "finite", {"slopes": np.full((5, 1), np.nan)}),
+        (DomainError, "finite", {"ends": (0.0, np.inf)}),
+        (ShapeError, "divides the work", {"heads": 1.5}),
+        (UnsupportedError, "float16", {"dtype": torch.float16}),
         (DomainError, "sharpness", {"sharpness": -1.0}),
     ],
 )
@@ -167,7 +171,7 @@ def test_anchors_before_the_sequence_stand_a_causal_mask(p, dtype, causal):
         prefix_ramp(built, 6)
 
 
-@pytest.mark.parametrize(("n", "heads", "sharpness"), [(4, 1, 12.0), (6, 4, 12.0), (8, 8, 16.0)])
+@pytest.mark.parametrize(("n", "heads", "sharpness"), [(4, 1, 12.0), (6, 4, 12.0), (8, 8, 16.0), (4, 40, 16.0)])
 def test_inside_a_pre_norm_encoder_layer(n, heads, sharpness):
     w, t, built = shared(n, heads, sharpness)
     block = encoder_ramp(built)

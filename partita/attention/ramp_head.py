@@ -24,7 +24,7 @@ class RampHead(nn.Module):
 
     Anchors `L_k = a + kΔ`, k < p, both ends included. Only the 2q anchors around u_i are summed, in coordinates of their own:
     with `s = (u − a)/Δ = c + y`, c the cell, the scores are `κ i(y − i/2)` for the anchors c + i. No large numbers are
-    subtracted, so float32 holds for any p, and no list of anchors is stored.
+    subtracted, so float32 holds for any p, and no list of anchors is stored; s is clamped where nothing more can change.
 
     Args:
         slopes: w, `(tokens, dim)`, or `(1, dim)` for one w and any number of tokens; offsets: t, `(tokens,)` or `(1,)`.
@@ -55,6 +55,9 @@ class RampHead(nn.Module):
         self.anchors, self.ends = anchors, ends
         self.width = min(2 * half_window, anchors)
         self.coordinate, self.out_dim = output
+        self._beyond = (
+            1 + 64 / sharpness
+        )  # spacings past an end, where its anchor holds all but e^{−64}: scores must not overflow
         self.register_buffer("slopes", slopes)
         self.register_buffer("offsets", offsets)
         for name, value in (
@@ -92,7 +95,7 @@ class RampHead(nn.Module):
 
     def _ramp(self, u: Tensor) -> Tensor:
         """`(n,)` to `(n,)`: the mean of the anchors under the window's weights."""
-        s = (u - self.low) / self.spacing
+        s = ((u - self.low) / self.spacing).clamp(-self._beyond, self.anchors - 1 + self._beyond)
         cell = s.detach().floor().clamp(0, self.anchors - 2)
         start = (cell - (self.width // 2 - 1)).clamp(0, self.anchors - self.width)
         i = (start - cell)[:, None] + torch.arange(self.width, dtype=u.dtype, device=u.device)

@@ -10,9 +10,26 @@ from torch import nn
 
 from partita.certify.certificate import Certificate, Term, model_digest, total
 from partita.constructions.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.errors import DomainError
 from partita.geometry.domains import Box
 
-__all__ = ["proved_claim"]
+__all__ = ["LEAST", "proved_claim", "require_ordinary"]
+
+LEAST = {torch.float64: 2.0**-1074, torch.float32: 2.0**-149}  # what a product may lose to underflow
+
+
+def require_ordinary(dtype: torch.dtype, **numbers: float) -> None:
+    """A DomainError for a number so small or large that the dtype's relative precision does not hold around it.
+
+    Proofs of rounding count relative errors; within a factor 2²⁰ of underflow and 16 of overflow they would be wrong.
+    """
+    least, most = 2.0**20 * torch.finfo(dtype).tiny, torch.finfo(dtype).max / 16
+    for name, number in numbers.items():
+        if not least <= number <= most:
+            raise DomainError(
+                f"{name.replace('_', ' ')} = {number:.3g} in {semantics_of(dtype)}; expected a number from {least:.2g} to "
+                f"{most:.2g}. Rescale the variables{', or use float64' if dtype == torch.float32 else ''}."
+            )
 
 
 def proved_claim(

@@ -12,14 +12,14 @@ from partita.arithmetic.rounding import add_up, mul_up, up
 from partita.attention.ramp_head import RampHead, anchor_grid
 from partita.certify.certificate import Certificate, Term
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.claims import proved_claim
+from partita.constructions.claims import LEAST, proved_claim, require_ordinary
 from partita.constructions.construction import semantics_of
 from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.ramps import best_sharpness, half_window_for, ramp_constant, require_ramp
 
-__all__ = ["HARD_SHARPNESS", "Ramp", "query_size", "ramp", "resolve_sharpness"]
+__all__ = ["HARD_SHARPNESS", "Ramp", "checked_affine", "checked_ends", "query_size", "ramp", "resolve_sharpness"]
 
 HARD_SHARPNESS = 1024.0  # 0.492 of a spacing; the limit is 0.5
 MOST_ANCHORS = {torch.float64: 1 << 40, torch.float32: 1 << 20}  # their numbers are floats of the dtype
@@ -75,16 +75,14 @@ def ramp(
         output: (coordinate, out_dim) of the output tokens.
 
     Raises:
-        DomainError: a ≥ b, p < 2, κ out of range. ShapeError: slopes, offsets and domain that do not fit.
+        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range. ShapeError: slopes, offsets and domain that do not fit.
 
     >>> built = ramp([1.0], 0.0, (0, 1), anchors=11, domain=Box([-2], [2]))
     >>> round(built.error_bound, 5), built.head(torch.tensor([[-1.5], [0.52], [1.7]])).shape
     (0.00619, torch.Size([3, 1]))
     """
-    if dtype not in MOST_ANCHORS:
-        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
-    w, t = _affine(slopes, offsets, domain)
-    low, high = _ends(ends)
+    w, t = checked_affine(slopes, offsets, domain, dtype)
+    low, high = checked_ends(ends)
     if not 0 <= output[0] < output[1]:
         raise ShapeError(
             f"output coordinate {output[0]} of {output[1]}; expected (coordinate, out_dim), counted from 0."
@@ -94,6 +92,9 @@ def ramp(
         raise SizeError(
             f"{anchors:,} anchors; {semantics_of(dtype)} tells {MOST_ANCHORS[dtype]:,} apart. Use float64, or fewer."
         )
+    require_ordinary(
+        dtype, spacing=(high - low) / (anchors - 1), largest_number=max(high, -low, query_size(w, t, domain, dtype))
+    )
     window = half_window_for(kappa)
     head = RampHead(
         torch.tensor(w, dtype=dtype),
@@ -129,15 +130,20 @@ def resolve_sharpness(sharpness: float | str, anchors: int) -> float:
     return float(sharpness)
 
 
-def _ends(ends: tuple[float, float]) -> tuple[float, float]:
+def checked_ends(ends: tuple[float, float]) -> tuple[float, float]:
+    """(a, b), finite and in order."""
     low, high = (float(e) for e in ends)
     if not (np.isfinite([low, high]).all() and low < high):
         raise DomainError(f"a ramp between a = {low:g} and b = {high:g}; expected finite a < b.")
     return low, high
 
 
-def _affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box) -> tuple[Array, Array]:
-    """w `(tokens, dim)` and t `(tokens,)`, checked against the box of a token."""
+def checked_affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box, dtype: torch.dtype) -> tuple[Array, Array]:
+    """w `(tokens, dim)` and t `(tokens,)`, checked against the box of a token; and the dtype."""
+    if dtype not in MOST_ANCHORS:
+        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+    if not isinstance(domain, Box):
+        raise DomainError(f"the domain is {domain!r}; expected the box of a token, say pa.Box([-1, -1], [1, 1]).")
     w = np.atleast_2d(np.asarray(slopes, dtype=np.float64))
     t = np.atleast_1d(np.asarray(offsets, dtype=np.float64))
     t = np.broadcast_to(t, (len(w),)).copy() if t.size == 1 else t
@@ -149,10 +155,14 @@ def _affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box) -> tuple[Array, 
     return w, t
 
 
-def query_size(w: Array, t: Array, domain: Box) -> float:
-    """`max_i (|w_i|·|x| + |t_i|)` over the domain, rounded up: what u rounds relative to."""
+def query_size(w: Array, t: Array, domain: Box, dtype: torch.dtype) -> float:
+    """`max_i (|w_i|·|x| + |t_i|)` over the domain, rounded up: what u rounds relative to.
+
+    Numbers below the dtype's normal ones lose up to `LEAST` instead; that is added in units of the unit roundoff.
+    """
     reach = np.maximum(np.abs(domain.lo), np.abs(domain.hi)).ravel()
-    return float(up((np.abs(w) @ reach + np.abs(t)).max() * (1 + 1e-12)))
+    lost = LEAST[dtype] / UNIT_ROUNDOFF[semantics_of(dtype)] * (np.abs(w).max(axis=0) + reach + 4).sum()
+    return float(up((np.abs(w) @ reach + np.abs(t)).max() * (1 + 1e-12) + lost, 2))
 
 
 def _terms(head: RampHead, domain: Box, w: Array, t: Array, window: int) -> list[Term]:
@@ -163,7 +173,7 @@ def _terms(head: RampHead, domain: Box, w: Array, t: Array, window: int) -> list
     spacing, largest = float(up((high - low) / (p - 1), 2)), max(abs(low), abs(high))
     constant = ramp_constant(min(p, 2 * window), kappa)
     approximation = mul_up(spacing, constant)
-    size = query_size(w, t, domain)
+    size = query_size(w, t, domain, head.dtype)
     queries = mul_up(1.01 * (dim + 4) * u, size)
     place = mul_up(1.01 * u, add_up(4 * (high - low), largest, size))
     weights = mul_up(1.01 * u * (24 + 2 * kappa + 10 * (window + 1) ** 2), spacing)

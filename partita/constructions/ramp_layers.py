@@ -11,6 +11,7 @@ import torch
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up, sqrt_up
 from partita.attention.layers import LinearSum, SelfAttention, SelfNetwork
 from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.claims import require_ordinary
 from partita.constructions.construction import semantics_of
 from partita.constructions.ramp import Ramp, query_size
 from partita.errors import ShapeError, SizeError
@@ -18,7 +19,7 @@ from partita.geometry.domains import Array
 from partita.geometry.moments import AxisGeometry, distance_bounds, soft_maximum_gap
 from partita.geometry.ramps import ramp_constant
 
-__all__ = ["RampLayers", "ramp_layers", "refuse_many", "rounded_layers"]
+__all__ = ["RampLayers", "ramp_layers", "refuse_many", "require_ordinary_scores", "rounded_layers"]
 
 _MOST_SCALARS = 1 << 26
 
@@ -86,7 +87,12 @@ def ramp_layers(built: Ramp, tokens: int | None = None) -> RampLayers:
 
 
 def refuse_many(built: Ramp) -> None:
-    """A SizeError where rounding would move the output farther than the anchors' spacing does."""
+    """A SizeError where rounding would move the output farther than the anchors' spacing does; a DomainError beyond the dtype's
+    range.
+    """
+    head = built.head
+    size = query_size(_array(head.slopes), _array(head.offsets), built.domain, head.dtype)
+    require_ordinary_scores(head.dtype, head.ends, built.spacing, float(head.sharpness), size)
     approximation, rounding = rounded_layers(built, built.head.anchors, built.head.anchors)
     if rounding <= approximation:
         return
@@ -97,9 +103,20 @@ def refuse_many(built: Ramp) -> None:
         fits, over = (middle, over) if rounded <= approximated else (fits, middle)
     raise SizeError(
         f"{built.head.anchors:,} anchors as dot products in {semantics_of(built.head.dtype)}: rounding moves the output by up to "
-        f"{rounding:.2g}, the spacing by {approximation:.2g}. Here {semantics_of(built.head.dtype)} carries {fits:,} anchors; "
+        f"{rounding:.2g}, the spacing by {approximation:.2g}. Here {semantics_of(built.head.dtype)} carries "
+        f"{f'{fits:,}' if fits > 1 else 'no two'} anchors; "
         "run the folded head, whose differences are centred, use float64, or shrink the domain."
     )
+
+
+def require_ordinary_scores(
+    dtype: torch.dtype, ends: tuple[float, float], spacing: float, kappa: float, size: float
+) -> None:
+    """Dot products multiply squares of lengths with `R = κ/Δ²`: all of these must be numbers that the dtype holds well."""
+    reach = size + abs(ends[0] + ends[1]) + ends[1] - ends[0]
+    require_ordinary(dtype, squared_spacing_over_κ=spacing * spacing / kappa, squared_length=reach * reach)
+    rate = kappa / spacing**2
+    require_ordinary(dtype, inverse_temperature=rate, largest_query=rate * reach, largest_score=rate * reach * reach)
 
 
 def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, float]:
@@ -114,7 +131,7 @@ def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, floa
     low, high = head.ends
     spacing, kappa = (high - low) / (anchors - 1), float(head.sharpness)
     rate, half = kappa / spacing**2, (high - low) / 2
-    size = query_size(_array(head.slopes), _array(head.offsets), built.domain)
+    size = query_size(_array(head.slopes), _array(head.offsets), built.domain, head.dtype)
     reach = add_up(size, abs(low + high) / 2)
     delta = mul_up(1.01 * u, add_up(mul_up(10 * rate * half, add_up(reach, half / 2)), 64.0))
     approximation = mul_up(spacing * (1 + 1e-12), ramp_constant(anchors, kappa))

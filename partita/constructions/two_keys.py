@@ -4,6 +4,7 @@ sigmoid exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,10 +15,10 @@ from partita.arithmetic.rounding import mul_up
 from partita.attention.scattered_head import ScatteredHead
 from partita.certify.certificate import Term
 from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.claims import proved_claim
+from partita.constructions.claims import proved_claim, require_ordinary
 from partita.constructions.construction import Construction, semantics_of
 from partita.constructions.piecewise_affine import pieces_recipe, piecewise_affine
-from partita.errors import DomainError, ShapeError
+from partita.errors import DomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
 from partita.targets.graph import Graph, GraphBuilder
@@ -41,6 +42,10 @@ def max_affine_head(
         raise ShapeError(
             f"slopes {a.shape}, offsets {b.shape}, domain {domain.shape}; expected finite (N, m), (N,), (m,)."
         )
+    _require_dtype(dtype)
+    if not 0 < tolerance < math.inf:
+        raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
+    require_ordinary(dtype, squared_length=_squared(domain))
     graph = _maximum(a, b)
     target = graph_target(graph, (domain,), f"max of {len(a)} affine functions")
     return piecewise_affine(target, pieces_recipe(graph, domain, tolerance=tolerance, dtype=dtype))
@@ -82,6 +87,16 @@ def sigmoid_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.d
     )
 
 
+def _require_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float64, torch.float32):
+        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+
+
+def _squared(domain: Box) -> float:
+    """max |x|² over the domain: heads square differences of that size."""
+    return float(np.square(np.maximum(np.abs(domain.lo), np.abs(domain.hi))).sum())
+
+
 def _maximum(a: Array, b: Array) -> Graph:
     builder = GraphBuilder(a.shape[1])
     inputs = [builder.add("input", parameters=(i,)) for i in range(a.shape[1])]
@@ -112,11 +127,13 @@ def _exact(
     dtype: torch.dtype,
 ) -> Construction:
     """A head with scores `s_j u` and values `c_j + m_j u`, u = w·x + t, as a power diagram of two cells."""
+    _require_dtype(dtype)
     w = np.asarray(slope, dtype=np.float64)
     if w.shape != domain.shape or not (np.isfinite(w).all() and np.isfinite(offset)):
         raise ShapeError(f"a slope of shape {w.shape} on a domain of shape {domain.shape}; expected finite (m,) both.")
     if not w.any():
         raise DomainError(f"{name} of a constant: the slope is 0.")
+    require_ordinary(dtype, squared_length=_squared(domain), squared_slope=float(w @ w))
     middle = (domain.lo + domain.hi).ravel() / 2
     s, m = np.array(scores), np.array(multiples)
     away = (s - s.mean())[:, None] * w  # −|x − o − a|²/2 is a·(x − o) up to what is common, with powers |a|²
@@ -136,7 +153,7 @@ def _exact(
         output_shape=(1,),
     )
     certificate = proved_claim(
-        _rounding(head, powers, domain, w, offset),
+        _rounding(head, kept, powers, domain, w, offset),
         domain,
         head,
         dtype=dtype,
@@ -147,19 +164,24 @@ def _exact(
     return Construction(head, PowerDiagram(centers.double().numpy(), powers), certificate)
 
 
-def _rounding(head: ScatteredHead, powers: Array, domain: Box, w: Array, offset: float) -> list[Term]:
-    """Scores off by δ move `tanh(δ/2)` of the mass between the two values; values and inputs round besides."""
+def _rounding(head: ScatteredHead, kept: Array, powers: Array, domain: Box, w: Array, offset: float) -> list[Term]:
+    """Scores off by δ move `tanh(δ/2)` of the mass between the two values; values and inputs round besides.
+
+    The head squares x − c, |x − o| + |c − o| at most, o the middle. Storing c turns the slope by u|c|, which counts times |x − o|;
+    powers hold `w·o + t`, computed in float64.
+    """
     u, dim = UNIT_ROUNDOFF[semantics_of(head.dtype)], len(w)
     reach = np.maximum(np.abs(domain.lo), np.abs(domain.hi)).ravel()
-    centers = head.centers.double().numpy()
-    far = reach + np.abs(centers)
-    score = float(((far**2).sum(axis=1) + np.abs(powers)).max()) / 2
-    stored = float((far * np.abs(centers)).sum(axis=1).max())
-    delta = mul_up(1.01 * u, (dim + 10) * score + 4 * stored + 24)
+    radius = domain.sides.ravel() / 2 * (1 + 1e-6) + 2 * u * reach
+    far = radius + np.abs(kept)
     line = float(np.abs(w) @ reach + abs(offset))
+    score = float(((far**2).sum(axis=1) + np.abs(powers)).max()) / 2
+    stored = float((radius * (reach + np.abs(kept))).sum(axis=1).max())
+    delta = mul_up(1.01 * u, (dim + 10) * score + 4 * stored + 2 * (dim + 4) * line + 24)
     slopes = np.zeros((2, 1, dim)) if head.value_slopes is None else head.value_slopes.double().numpy()
     largest = float((np.abs(head.values.double().numpy())[:, 0] + (np.abs(slopes[:, 0]) * far).sum(axis=1)).max())
-    spread = max(2.0, line) if slopes.any() else 2.0
+    at_middle = abs(float(w @ (domain.lo + domain.hi).ravel() / 2 + offset)) + (dim + 4) * u * line
+    spread = max(2.0, at_middle + float(np.abs(w) @ radius)) if slopes.any() else 2.0  # |w·x + t|
     values = mul_up(1.01 * u * (dim + 12), largest + line)
     inputs = 0.0 if head.dtype == torch.float64 else mul_up(1.01 * u * 1.1, line)
     return [

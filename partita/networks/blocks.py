@@ -45,7 +45,7 @@ class PrefixRamp(nn.Module):
     def __init__(self, built: Ramp, tokens: int, *, causal: bool) -> None:
         super().__init__()
         head = built.head
-        if len(head.slopes) not in (1, tokens):
+        if tokens < 1 or len(head.slopes) not in (1, tokens):
             raise ShapeError(f"a prefix for {tokens} tokens; this ramp has slopes for {len(head.slopes)}.")
         refuse_many(built)
         self.tokens, self.causal, self.output = tokens, causal, (head.coordinate, head.out_dim)
@@ -79,7 +79,7 @@ class PrefixRamp(nn.Module):
         ramp = out[:, len(self.prefix) :, 3]
         place = torch.zeros(self.output[1], dtype=ramp.dtype, device=ramp.device)
         place[self.output[0]] = 1.0
-        lead = x.shape[:-2] if hasattr(x, "shape") else (len(ramp),)
+        _, lead = flatten_inputs((x,), ((self.tokens, self.slopes.shape[1]),), self.slopes.dtype)
         return (ramp[..., None] * place).reshape(*lead, self.tokens, self.output[1])
 
 
@@ -185,7 +185,7 @@ def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = F
     if dtype != torch.float64:
         raise UnsupportedError("LayerNorm with a large constant needs float64; build the ramp in it.")
     n, heads, old = network.tokens, network.attention.num_heads, network.attention
-    model = heads * math.ceil((2 * (n + 1) + 3) / heads)
+    model = heads * max(2, math.ceil((2 * (n + 1) + 3) / heads))  # a head reads two coordinates
     reach = float(built.certificate.terms[3].inputs["size"])
     size = 1e4 * max(reach, 1.0)
     scale = math.sqrt(2 * (size**2 + 1 + reach**2 / 2) / model)  # the token's size, u² taken at half its largest

@@ -61,12 +61,14 @@ class StepFacts:
     def rounding(self, slope: LossSlope, examples: int, norm_x: float, largest: float) -> float:
         """What evaluating the step in floats adds: relative errors of the 2n weights and their sum, times `η|x|/ε`; and of w.
 
-        A score is off by `δ = u((d + 6)ε(|w||x| + |y|) + 24)`, or `u(8ε max|r| + 24)` if r was looked up.
+        A score is off by `δ = u((d + 6)ε(|w||x| + |y|) + 24)`, or `u(8ε max|r| + 24)` if r was looked up. The sum of the 2n values
+        rounds by 2nu of their size, the sum of the weights by 2nu of the result, which is smaller by `tanh(ε max|r|)`.
         """
         u, dim = self.unit_roundoff, len(self.reach_x)
         line = float(self.reach_x @ self.reach_w) + self.reach_y
         delta = u * (self.epsilon * (8 * largest if slope.keys else (dim + 6) * line) + 24)
-        relative = 1.01 * (2 * delta + u * (2 * examples + 2 * dim + 16))
+        sums = 2 * examples * (1 + min(1.0, self.epsilon * largest))
+        relative = 1.01 * (2 * delta + u * (sums + 2 * dim + 16))
         own = 1.01 * u * (dim + 6) * float(np.linalg.norm(self.reach_w)) * (1 + self.step_size * self.ridge)
         return (relative * self.step_size * norm_x / self.epsilon * math.exp(min(2 * delta, 700.0)) + own) * _PAD
 

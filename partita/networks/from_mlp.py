@@ -214,10 +214,11 @@ def _widths(layers: Sequence[Layer | Stage], width: int) -> list[int]:
 
 
 def _require_widths(stages: Sequence[Stage], domain: Box) -> None:
-    first = next(s for s in stages if s.weight is not None).weight
-    assert first is not None
-    if first.shape[1] != domain.dimension:
-        raise ShapeError(f"the network takes {first.shape[1]} numbers and the domain has {domain.dimension}.")
+    width, before = domain.dimension, "the domain has"
+    for weight in (s.weight for s in stages if s.weight is not None):
+        if weight.shape[1] != width:
+            raise ShapeError(f"a Linear layer takes {weight.shape[1]} numbers, and {before} {width}.")
+        width, before = len(weight), "the one before it gives"
 
 
 def _numbers(stage: Stage, gate: Gate | None) -> Layer:
@@ -244,9 +245,9 @@ def _chosen(
     for stage, gain, carried in zip(stages, gains, first):
         gate = None
         if stage.activation is not None:
-            share = allowed / curved / max(gain, 1e-30)
+            share = allowed / curved / max(gain, 1.0)  # no gain while neurons are dead: they must stay so
             widest = float(carried.reach.magnitude.max()) + 2 * allowed / max(gain, 1e-3)
-            gate = gate_for(stage.activation, min(share, 1e6), max(reach, widest))
+            gate = gate_for(stage.activation, share, max(reach, widest))
         layers.append(_numbers(stage, gate))
     return layers
 

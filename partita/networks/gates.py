@@ -147,8 +147,10 @@ def _max_affine(activation: Activation, rate: float) -> Gate:
 
 
 def _pair_rounding(u0: float, size: Array, rate: float, keys: int) -> Array:
-    """`2δ/β` with `δ = u(8β·size + 24)`, and `(K + 24)u·size` for values and sums."""
-    return 1.01 * u0 * ((40 + keys) * size + 48 / rate)
+    """`2δ/β` with `δ = u(8β·size + 24)`, and `(K + 24)u·size` for values and sums; infinite where scores may overflow."""
+    most = 0.0 if not u0 else 2.0**1020 if u0 < 1e-12 else 2.0**124
+    found = 1.01 * u0 * ((40 + keys) * size + 48 / rate)
+    return np.where((size > most / rate / 4) & (u0 > 0), np.inf, found)
 
 
 def _one_sided(low: float, high: float, rate: float) -> Gate:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
 from partita.certify.deployment import UNIT_ROUNDOFF
+from partita.constructions.claims import require_ordinary
 from partita.constructions.construction import semantics_of
 from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -90,6 +91,8 @@ class GradientDescent(nn.Module):
         """`|w_T − exact|₂` for any prompt of so many examples in the boxes whose iterates stay in the box of w. *Theorem*:
         `descent-drift`.
         """
+        if examples < 1:
+            raise DomainError(f"a prompt of {examples!r} examples; expected at least 1.")
         return float(Drift.of_boxes(self.facts, self.slope, examples).after(self.steps)[-1])
 
     def error_bounds_at(self, prompt: Any) -> Array:
@@ -213,6 +216,8 @@ def gradient_descent(
         reach_w=reach[2],
     )
     facts = facts.with_epsilon(facts.best_epsilon(slope, prompt_length) if epsilon is None else float(epsilon))
+    require_ordinary(dtype, epsilon=facts.epsilon, step_size_over_epsilon=step_size / facts.epsilon)
+    require_ordinary(dtype, largest_number=1 + facts.norm_x * (1 + float(np.linalg.norm(reach[2]))) + facts.reach_y)
     layer = DescentLayer(slope, x.dimension, step_size=step_size, ridge=ridge, epsilon=facts.epsilon, dtype=dtype)
     return GradientDescent(layer, slope, facts, (x, y, w), steps=steps)
 

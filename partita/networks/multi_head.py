@@ -18,7 +18,8 @@ from partita.certify.certificate import Certificate, Term, total
 from partita.certify.deployment import UNIT_ROUNDOFF
 from partita.constructions.claims import proved_claim
 from partita.constructions.construction import semantics_of
-from partita.constructions.ramp import query_size, resolve_sharpness
+from partita.constructions.ramp import checked_affine, checked_ends, query_size, resolve_sharpness
+from partita.constructions.ramp_layers import require_ordinary_scores
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.ramps import ramp_constant, sharing_excess
@@ -126,15 +127,13 @@ def multi_head_ramp(
         ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly. ToleranceError: κ too small for so many
         anchors.
     """
-    w = np.atleast_2d(np.asarray(slopes, dtype=np.float64))
+    w, t = checked_affine(slopes, offsets, domain, dtype)
     n, dim = w.shape
-    t = np.broadcast_to(np.asarray(offsets, dtype=np.float64), (n,)).copy()
-    p = _share(n, heads, anchors, domain, dim)
-    low, high = float(ends[0]), float(ends[1])
-    if not low < high:
-        raise DomainError(f"a ramp between a = {low:g} and b = {high:g}; expected finite a < b.")
+    p = _share(n, heads, anchors)
+    low, high = checked_ends(ends)
     kappa = resolve_sharpness(sharpness, p)
     _require_sharp(p, kappa)
+    require_ordinary_scores(dtype, (low, high), (high - low) / (p - 1), kappa, query_size(w, t, domain, dtype))
     embed = heads * math.ceil(max(n + 1, 2 * heads) / heads)
     if not 0 <= coordinate < embed:
         raise ShapeError(f"output coordinate {coordinate}; these heads give {embed} (embed_dim), counted from 0.")
@@ -157,16 +156,14 @@ def multi_head_ramp(
     return SharedRamp(network, certificate, p, (high - low) / (p - 1), (low, high))
 
 
-def _share(tokens: int, heads: int, anchors: int | None, domain: Box, dim: int) -> int:
-    if domain.shape != (dim,):
-        raise ShapeError(f"slopes of width {dim} and tokens of shape {domain.shape}; expected a box of shape ({dim},).")
+def _share(tokens: int, heads: int, anchors: int | None) -> int:
     if tokens < 4:
         raise ShapeError(
             f"{tokens} token(s): a head has as many keys as the sequence has tokens, two of them sentinels, so "
             f"that it takes at least "
             "4. Use `ramp`, whose Linear lengthens the sequence."
         )
-    if heads < 1 or (anchors is not None and anchors != (tokens - 2) * heads):
+    if not isinstance(heads, int) or heads < 1 or (anchors is not None and anchors != (tokens - 2) * heads):
         raise ShapeError(
             f"{heads} heads over {tokens} tokens share (tokens − 2)·heads = {(tokens - 2) * heads} anchors, asked were "
             f"{anchors}; choose the number of heads that divides the work, {tokens - 2} anchors each."
@@ -266,7 +263,7 @@ def _terms(
     u = UNIT_ROUNDOFF[semantics_of(dtype)]
     spacing = (high - low) / (p - 1) * (1 + 1e-12)
     n, dim = w.shape
-    size = add_up(query_size(w, t, domain), abs(low + high) / 2)
+    size = add_up(query_size(w, t, domain, dtype), abs(low + high) / 2)
     approximation = mul_up(spacing, ramp_constant(p, kappa))
     sharing = mul_up((high - low) * (1 + 1e-12), sharing_excess(kappa * (1 - 1e-6)))
     reach = (n / 2 + 2) * (size / spacing + p / 2 + n / 2 + 2)  # |query||key| in units of R Δ²

@@ -20,6 +20,7 @@ from partita.networks.gates import Gate
 __all__ = ["Carried", "Layer", "amplification", "carry", "enclose_affine"]
 
 _U = 2.0**-53
+_RANGE = {2.0**-53: (2.0**-1074, 2.0**1020), 2.0**-24: (2.0**-149, 2.0**124), 0.0: (0.0, np.inf)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +50,34 @@ def enclose_affine(weight: Array, bias: Array, z: Interval) -> Interval:
     return Interval(center - spread - padding, center + spread + padding)
 
 
-@np.errstate(invalid="ignore")
+@np.errstate(invalid="ignore", over="ignore")
 def carry(
     layers: Sequence[Layer], z: Interval, *, unit_roundoff: float, with_gaps: bool = True, error: Array | None = None
 ) -> list[Carried]:
-    """Every layer's interval and error, `(batch, neurons)`; with unit roundoff 0 what exact arithmetic would leave."""
+    """Every layer's interval and error, `(batch, neurons)`; with unit roundoff 0 what exact arithmetic would leave.
+
+    Products below the normal numbers lose up to `least`; where sums may overflow nothing is known, and the error is infinite.
+    """
     error = np.zeros(z.shape) if error is None else error
+    least, most = _RANGE[unit_roundoff]
     carried = []
     for layer in layers:
         u = z if layer.weight is None or layer.bias is None else enclose_affine(layer.weight, layer.bias, z)
         if layer.weight is not None and layer.bias is not None:
             size, terms = np.abs(layer.weight), layer.weight.shape[1] + 4
-            magnitude = (z.magnitude + error) @ size.T + np.abs(layer.bias)
-            error = _padded(error @ size.T + 1.01 * terms * unit_roundoff * magnitude, terms)
+            values = z.magnitude + error
+            magnitude = values @ size.T + np.abs(layer.bias)
+            lost = least * (values.sum(axis=1, keepdims=True) + size.sum(axis=1) + terms)
+            error = _padded(error @ size.T + 1.01 * terms * unit_roundoff * magnitude + lost, terms)
+            overflows = (magnitude > most) | (size.max(axis=1) > most) | (values.max(axis=1, keepdims=True) > most)
+            error = np.where(overflows, np.inf, error)
         reach = Interval(down(u.lo - error), up(u.hi + error))
         if layer.gate is None:
             z = u
         else:
             gate, z = layer.gate, layer.gate.enclose(u)
             gap = gate.gap(reach) if with_gaps else np.zeros(u.shape)
-            error = _padded(gate.steepest(reach) * error + gap + gate.rounding(unit_roundoff, reach), 8)
+            error = _padded(gate.steepest(reach) * error + gap + gate.rounding(unit_roundoff, reach) + 8 * least, 8)
         carried.append(Carried(reach, z, error))
     return carried
 

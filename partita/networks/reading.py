@@ -46,6 +46,7 @@ def read_chain(mlp: nn.Module) -> list[Stage]:
     """
     if not isinstance(mlp, nn.Module):
         raise UnsupportedError(f"attention_from_mlp takes an nn.Module, found {type(mlp).__name__}.")
+    _require_no_hooks(mlp)
     stages: list[Stage] = []
     for part in _parts(mlp):
         joins = stages and stages[-1].activation is None and isinstance(part, Activation)
@@ -63,6 +64,16 @@ def read_chain(mlp: nn.Module) -> list[Stage]:
     if not any(s.weight is not None for s in stages):
         raise UnsupportedError("the network has no Linear layer; there is nothing to convert.")
     return stages
+
+
+def _require_no_hooks(mlp: nn.Module) -> None:
+    """Hooks change what a layer computes without a trace; weight_norm and spectral_norm of old are hooks too."""
+    for name, module in mlp.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedError(
+                f"{type(module).__name__} (layer {name!r}) has forward hooks, which may change what it computes. Remove them "
+                "(weight_norm: torch.nn.utils.remove_weight_norm)."
+            )
 
 
 def _parts(mlp: nn.Module) -> Iterator[nn.Linear | Activation]:
@@ -103,7 +114,8 @@ def _meaning(traced: fx.GraphModule, node: fx.Node) -> nn.Linear | Activation | 
         found = None if rule is None else rule(module)
     else:
         call = _CALLS.get(node.target if node.op == "call_function" else str(node.target))
-        found = None if call is None else call(*node.args[1:], **node.kwargs)
+        options = {name: value for name, value in node.kwargs.items() if name != "input"}
+        found = None if call is None else call(*node.args[1:], **options)
     if found is None:
         raise UnsupportedError(f"{_name(traced, node)} has no head: supported are {_SUPPORTED}.")
     return None if isinstance(found, str) else found
