@@ -136,5 +136,5 @@ EXPERIMENT = Experiment(
         "full": Settings(tokens=(10, 50, 100), seeds=11),
     },
     revision=2,
-    seconds={"tiny": 1, "default": 110, "full": 2000},
+    seconds={"tiny": 1, "default": 180, "full": 2000},
 )

@@ -179,5 +179,5 @@ EXPERIMENT = Experiment(
         "full": Settings(columns=(60, 70, 80, 90, 100, 110, 120), ranges=(10.0, 20.0, 30.0, 40.0, 50.0), seeds=11),
     },
     revision=2,
-    seconds={"tiny": 1, "default": 110, "full": 2000},
+    seconds={"tiny": 1, "default": 100, "full": 2000},
 )
