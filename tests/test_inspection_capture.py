@@ -630,7 +630,28 @@ def test_subclasses_with_a_forward_of_their_own_stay_on_their_path(padded, grad,
         weight, bias = attention.out_proj.weight.double(), attention.out_proj.bias.double()
         assert (functional.linear(said, weight, bias) + own - after).abs().max() < 1e-5
         before = layer(x, src_key_padding_mask=padding() if padded else None)
-        with pa.inspect.capture(layer) as heads:
+        with pa.inspect.capture(layer) as other, pa.inspect.capture(layer) as heads:  # they end in any order
             after = layer(x, src_key_padding_mask=padding() if padded else None)
-    assert torch.equal(before, after) and heads.layers == ("self_attn",) and len(heads) == 4
+    assert (
+        torch.equal(before, after) and heads.layers == other.layers == ("self_attn",) and len(heads) == len(other) == 4
+    )
     assert torch.overrides.has_torch_function is asked
+
+
+@pytest.mark.parametrize("make", [encoder, lambda: Attending(16, 4)], ids=["encoder", "attention"])
+def test_captures_that_nest_stay_on_the_fused_path(make, x):
+    model = build(make).eval()
+    with torch.no_grad():
+        before = model(x)
+        with pa.inspect.capture(model) as outer, pa.inspect.capture(model) as inner:
+            after = model(x)
+    assert torch.equal(before, after) and [r.name for r in outer] == [r.name for r in inner] and len(inner)
+
+
+class Attending(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]

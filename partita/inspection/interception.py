@@ -10,6 +10,7 @@ fused path off, say which layer is running, and hand over the arguments of `nn.M
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -64,6 +65,9 @@ _MULTI_HEAD_NAMES = (
     ),
     *("average_attn_weights", "is_causal"),
 )
+_has_torch_function = torch.overrides.has_torch_function
+_hidden_modes: list[TorchFunctionMode] = []
+_hiding = threading.Lock()
 _watchers: ContextVar[tuple[_Watch, ...]] = ContextVar("partita_watchers", default=())
 
 
@@ -119,19 +123,25 @@ class _DispatchMode(TorchDispatchMode):
 @contextmanager
 def _hidden(mode: _FunctionMode) -> Iterator[None]:
     """While it lasts, torch's layers, when they ask whether a function mode forbids their fused path, do not count this one."""
-    asked = torch.overrides.has_torch_function
-
-    def without(args: Iterable[Any]) -> bool:
-        if _get_current_function_mode() is not mode:
-            return asked(args)
-        with _pop_mode_temporarily():
-            return asked(args)
-
-    torch.overrides.has_torch_function = without
+    with _hiding:
+        _hidden_modes.append(mode)
+        torch.overrides.has_torch_function = _any_but_hidden
     try:
         yield
     finally:
-        torch.overrides.has_torch_function = asked
+        with (
+            _hiding
+        ):  # captures that nest or run in several threads end in any order: the last one puts the question back
+            _hidden_modes.remove(mode)
+            if not _hidden_modes:
+                torch.overrides.has_torch_function = _has_torch_function
+
+
+def _any_but_hidden(args: Iterable[Any]) -> bool:
+    if _get_current_function_mode() not in _hidden_modes:
+        return _has_torch_function(args)
+    with _pop_mode_temporarily():
+        return _any_but_hidden(args)
 
 
 class _Watch:
@@ -181,11 +191,12 @@ class _Watch:
 
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
         if _is_stock(module):
-            if self._stepped_aside or _get_current_function_mode() is not self.function_mode:
+            if self._stepped_aside:
                 return None
-            self._step_aside()
-            return self._come_back
-        if not self._stepped_aside and not isinstance(module, _WITH_FAST_PATH):
+            if _get_current_function_mode() is self.function_mode:
+                self._step_aside()
+                return self._come_back
+        elif not self._stepped_aside and not isinstance(module, _WITH_FAST_PATH):
             return None
         undo = ExitStack()
         if self._stepped_aside:
