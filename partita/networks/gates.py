@@ -21,12 +21,14 @@ from partita.geometry.moments import soft_maximum_gap
 from partita.networks.reading import Activation
 from partita.networks.tables import tabulate_text
 
-__all__ = ["GELU_REACH", "GELU_TEXTS", "Gate", "SoftGate", "WideGate", "gate_for"]
+__all__ = ["GELU_REACH", "GELU_TEXTS", "RANGE", "Gate", "SoftGate", "WideGate", "gate_for"]
 
 GELU_TEXTS = {
     "gelu": "0.5*x*(1 + erf(x*0.70710678118654752))",
     "gelu_tanh": "0.5*x*(1 + tanh(0.79788456080286536*(x + 0.044715*x^3)))",
 }
+# by unit roundoff: what a product may lose to underflow, and a size that no sum may exceed
+RANGE = {2.0**-53: (2.0**-1074, 2.0**1020), 2.0**-24: (2.0**-149, 2.0**124), 0.0: (0.0, math.inf)}
 GELU_REACH = 9.0  # beyond, GELU is 0 or u up to 1e-15
 _GELU_TAIL = 1e-15
 _GELU_LOWEST, _SILU_LOWEST = -0.1701, -0.27847
@@ -148,9 +150,8 @@ def _max_affine(activation: Activation, rate: float) -> Gate:
 
 def _pair_rounding(u0: float, size: Array, rate: float, keys: int) -> Array:
     """`2δ/β` with `δ = u(8β·size + 24)`, and `(K + 24)u·size` for values and sums; infinite where scores may overflow."""
-    most = 0.0 if not u0 else 2.0**1020 if u0 < 1e-12 else 2.0**124
     found = 1.01 * u0 * ((40 + keys) * size + 48 / rate)
-    return np.where((size > most / rate / 4) & (u0 > 0), np.inf, found)
+    return np.where(size > RANGE[u0][1] / rate / 4, np.inf, found)
 
 
 def _one_sided(low: float, high: float, rate: float) -> Gate:

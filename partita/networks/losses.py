@@ -18,7 +18,7 @@ from partita.targets.graph import Graph, GraphBuilder
 
 __all__ = ["LossSlope", "loss_slope", "squared_slope"]
 
-_SMOOTH_TOLERANCE = {1: 1e-7, 2: 1e-5}
+_SMOOTH_TOLERANCE = {1: 1e-7, 2: 1e-5}  # of the largest slope
 _KEYS_AT_KINKS = 1024
 _PIECES = {1: 8192, 2: 256}
 
@@ -78,7 +78,8 @@ def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> 
 
     Args:
         loss: "squared", "logistic", or an expression, say "log(cosh(r))" or "sqrt(1 + (s - y)^2)".
-        tolerance: of the table; if not given, 1e-7 for a smooth slope in r and 1e-5 in (s, y), what a thousand keys give at kinks.
+        tolerance: of the table; if not given, 1e-7 of the largest slope for a smooth one in r and 1e-5 in (s, y), and what a
+            thousand keys give at kinks.
 
     Raises:
         NotContinuousError: the slope jumps: ℓ is not C¹. ExpressionError: no expression.
@@ -130,7 +131,8 @@ def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: flo
     explained = sum(b.magnitude * (side / _PIECES[box.dimension]) for b, side in zip(second, box.sides))
     _require_continuous(loss, slope, values, box, steep, np.asarray(explained))
     curvature = float(second[0].lo.min()), float(second[0].hi.max())
-    table = _table(slope, box, tolerance, steep)
+    largest = float(values.magnitude.max())
+    table = _table(slope, box, tolerance, steep, largest)
     across = -table.slopes[:, 0] if residual else table.slopes[:, 1]
     return LossSlope(
         name=loss,
@@ -140,17 +142,17 @@ def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: flo
         direct=np.zeros(2),
         error=table.error,
         curvature=curvature,
-        largest=float(values.magnitude.max()),
+        largest=largest,
         graph=slope,
         assumptions=(f"the loss {loss} is continuously differentiable in s",),
     )
 
 
-def _table(slope: Graph, box: Box, tolerance: float | None, steep: tuple[float, ...]) -> Table:
+def _table(slope: Graph, box: Box, tolerance: float | None, steep: tuple[float, ...], largest: float) -> Table:
     if tolerance is not None:
         return tabulate(slope, box, tolerance, lipschitz=steep)
     with suppress(SizeError):  # raised at kinks
-        return tabulate(slope, box, _SMOOTH_TOLERANCE[box.dimension], lipschitz=steep)
+        return tabulate(slope, box, _SMOOTH_TOLERANCE[box.dimension] * (largest or 1.0), lipschitz=steep)
     variation = float(np.prod([c * w for c, w in zip(steep, box.sides)])) ** (1 / box.dimension)
     allowed = 0.6 * box.dimension * variation / _KEYS_AT_KINKS ** (1 / box.dimension)
     best = tabulate(slope, box, allowed, lipschitz=steep)

@@ -15,12 +15,11 @@ import numpy as np
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import down, up
 from partita.geometry.domains import Array
-from partita.networks.gates import Gate
+from partita.networks.gates import RANGE, Gate
 
 __all__ = ["Carried", "Layer", "amplification", "carry", "enclose_affine"]
 
 _U = 2.0**-53
-_RANGE = {2.0**-53: (2.0**-1074, 2.0**1020), 2.0**-24: (2.0**-149, 2.0**124), 0.0: (0.0, np.inf)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ def carry(
     Products below the normal numbers lose up to `least`; where sums may overflow nothing is known, and the error is infinite.
     """
     error = np.zeros(z.shape) if error is None else error
-    least, most = _RANGE[unit_roundoff]
+    least, most = RANGE[unit_roundoff]
     carried = []
     for layer in layers:
         u = z if layer.weight is None or layer.bias is None else enclose_affine(layer.weight, layer.bias, z)
