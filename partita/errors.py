@@ -2,9 +2,9 @@
 
 __all__ = [
     "AlreadyExistsError",
-    "DataFileError",
     "BudgetSpentError",
     "CurvatureContradictedError",
+    "DataFileError",
     "DomainError",
     "ExpressionError",
     "ExpressionLimitError",

@@ -72,8 +72,8 @@ def prove_grid(
 ) -> GridProof:
     """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal.
 
-    With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the range
-    of their polynomials.
+    With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the
+    range of their polynomials.
     """
     if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
         return GridProof(math.inf, 0.0, False, 0, 0, 0)
