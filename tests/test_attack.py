@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -85,3 +86,32 @@ def test_balls_say_nothing_where_f_has_no_value():
     for text in ("1/x0", "log(x0)", "sqrt(x0 - 1)"):
         ((lo, hi),) = value_in_balls(parse(text, ["x0"]), [0.0])
         assert (lo, hi) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"method": "hard", "tolerance": 0.3}, {"method": "affine", "tolerance": 0.05}], ids=str
+)
+def test_bounds_in_exact_arithmetic(options):
+    """Against 60 digits of the head itself; what running adds is left out of the bound, and is there."""
+    c = pa.compile(
+        "sin(3*x0)",
+        pa.Box([-1], [1]),
+        **{"tolerance": 1e-6, "dtype": torch.float32 if options else torch.float64, **options},
+    )
+    assert 0 < c.certificate.exact_bound < c.error_bound
+    worst = 0.0
+    with mpmath.workdps(60):
+        centers = [mpmath.mpf(float(v)) for v in c.head.axes[0].double()]
+        values, rate = c.head.values.double()[:, 0].tolist(), mpmath.mpf(float(c.head.inverse_temperature[0]))
+        slopes = (
+            [0.0] * len(values) if c.head.value_slopes is None else c.head.value_slopes.double().reshape(-1).tolist()
+        )
+        origin = 0.0 if c.head.value_slopes is None else float(c.head.origin[0])
+        for x in np.random.default_rng(0).uniform(-1, 1, 40):
+            z = mpmath.mpf(float(x))
+            weights = [mpmath.exp(-rate * (z - v) ** 2 / 2) for v in centers]
+            net = mpmath.fsum(w * (v + s * (z - origin)) for w, v, s in zip(weights, values, slopes)) / mpmath.fsum(
+                weights
+            )
+            worst = max(worst, float(abs(net - mpmath.sin(3 * z))))
+    assert worst <= c.certificate.exact_bound

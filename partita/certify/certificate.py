@@ -16,6 +16,7 @@ from partita.errors import FormatError
 __all__ = ["Assumption", "Certificate", "Kind", "Term", "Witness", "model_digest", "total"]
 
 Kind = Literal["proved", "proved_given", "estimated"]
+_OF_RUNNING = frozenset(["window", "score rounding", "summation", "value rounding", "input rounding"])
 _CONFIDENCE = 1e-6  # β of the statement that an estimate makes
 
 
@@ -123,6 +124,13 @@ class Certificate:
         if self.error_estimate is not None:
             return f"≈ {self.error_estimate:.4g} (estimate)"
         return f"≤ {self.error_bound:.6g}"
+
+    @property
+    def exact_bound(self) -> float:
+        """The bound for the stored tensors in real arithmetic: without the terms that running them in floats adds."""
+        if self.error_estimate is not None:
+            return math.inf
+        return total(t for t in self.terms if t.name not in _OF_RUNNING)
 
     @property
     def error(self) -> float:
