@@ -31,7 +31,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.dont_write_bytecode = True
 
 ROOT = Path(__file__).resolve().parents[1]
-PROOFS = ("tests/test_grid_proof.py", "tests/test_laws.py")
+PROOFS = ("tests/test_laws.py", "tests/test_grid_proof.py")
 BOXES = ("tests/test_laws.py", "tests/test_planted.py")
 TERMS = ("tests/test_laws.py", "tests/test_bounds.py", "tests/test_planted.py")
 ENCLOSURES = ("tests/test_primitives.py", "tests/test_rounding.py", "tests/test_interval.py")
@@ -153,8 +153,8 @@ def _is_prose(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     return False
 
 
-def mutants(file: str) -> list[Mutant]:
-    """All mutants of a file."""
+def mutants(file: str, sample: int = 0, seed: int = 0) -> list[Mutant]:
+    """All mutants of a file, or a random sample of so many."""
     tree = ast.parse((ROOT / "partita" / file).read_text())
     for node in ast.walk(tree):  # docstrings go: they hold no code
         if (
@@ -164,18 +164,17 @@ def mutants(file: str) -> list[Mutant]:
         ):
             node.body = node.body[1:]
     parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno") and not _is_prose(node, parents)]
+    places = [(node, kind, new) for node in nodes for kind, new in changes(node)]
+    if sample:
+        places = random.Random(f"{seed} {file}").sample(places, min(sample, len(places)))
     plain, found = ast.unparse(tree).splitlines(), []
-    for node in ast.walk(tree):
-        if not hasattr(node, "lineno") or _is_prose(node, parents):
-            continue
-        for kind, new in changes(node):
-            source = ast.unparse(_Swap(node, new).visit(tree))
-            tree_again = _Swap(new, node).visit(tree)
-            assert tree_again is tree
-            pairs = [(a, b) for a, b in zip(plain, source.splitlines()) if a != b]
-            before, after = pairs[0] if pairs else ("", "")
-            if pairs:
-                found.append(Mutant(file, node.lineno, kind, before.strip()[:110], after.strip()[:110], source))
+    for node, kind, new in places:
+        source = ast.unparse(_Swap(node, new).visit(tree))
+        _Swap(new, node).visit(tree)  # back again
+        changed = [(a, b) for a, b in zip(plain, source.splitlines()) if a != b]
+        for before, after in changed[:1]:
+            found.append(Mutant(file, node.lineno, kind, before.strip()[:110], after.strip()[:110], source))
     return found
 
 
@@ -226,7 +225,6 @@ def _run_tests(folder: Path, tests: tuple[str, ...], seconds: int) -> None:
 def preload() -> None:
     """Everything that is slow to import and not under test."""
     import flint  # noqa: F401
-    import hypothesis  # noqa: F401
     import numba  # noqa: F401
     import pytest  # noqa: F401
     import safetensors.torch  # noqa: F401
@@ -244,11 +242,7 @@ def survey(
 ) -> tuple[dict[str, Counter[str]], list[Mutant]]:
     """How the sampled mutants of each file fared, and the survivors; files take turns until the time is spent."""
     preload()
-    rng, queues = random.Random(seed), {}
-    for file in files:
-        found = mutants(file)
-        rng.shuffle(found)
-        queues[file] = found[: sample or len(found)]
+    queues = {file: mutants(file, sample, seed) for file in files}
     folder, end = copied(), time.monotonic() + 60 * minutes
     counts: dict[str, Counter[str]] = {file: Counter() for file in files}
     survivors: list[Mutant] = []

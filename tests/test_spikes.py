@@ -113,7 +113,7 @@ def verdict(text: str, dim: int, place: list[float], width: float, *, tolerance:
 
 CI = [("gaussian", 1, 1e-6, 0), ("lorentzian", 1, 1e-4, 1), ("tent", 1, 1e-6, 2), ("clipped", 1, 1e-4, 3)]
 CI += [("bump", 1, 1e-2, 4), ("pulse", 1, 1e-4, 5), ("gaussian", 2, 1e-2, 6), ("lorentzian", 2, 1e-3, 7)]
-ALL = [(k, d, w, s) for s in range(10, 16) for k in SPIKES for d in (1, 2) for w in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)]
+ALL = [(k, d, w, s) for s in (10, 11) for k in SPIKES for d in (1, 2) for w in (1e-2, 1e-4, 1e-6)]
 QUICK = ("hard",)  # in two dimensions: the others take seconds
 
 
@@ -130,7 +130,7 @@ def test_spikes(kind: str, dim: int, width: float, seed: int) -> None:
 @pytest.mark.parametrize(("kind", "dim", "width", "seed"), ALL)
 def test_many_spikes(kind: str, dim: int, width: float, seed: int) -> None:
     text, place = hidden(kind, dim, width, seed)
-    for dtype in (torch.float64, torch.float32):
+    for dtype in (torch.float64, torch.float32)[: 3 - dim]:
         found = {m: verdict(text, dim, place, width, method=m, dtype=dtype) for m in METHODS}
         assert "false" not in found.values(), (text, found)
 
