@@ -38,6 +38,13 @@ def _filled(z):
     return out
 
 
+def _copied(z):
+    y = z * 1.0
+    y.t().contiguous().mul_(7.0)  # a copy: y stays
+    y.t()[0].mul_(3.0)  # no copy
+    return y
+
+
 TRACED = {
     "arithmetic": lambda z: (1 - z[:, 0]) / (2 + z[:, 1] ** 2) - 3 * z[:, 0],
     "functions": lambda z: torch.sin(z[:, 0]).exp() + torch.atan(z[:, 1]) * torch.tanh(z[:, 0]),
@@ -49,6 +56,10 @@ TRACED = {
     "log-sum-exp": lambda z: torch.logsumexp(z, 1) + F.log_softmax(z, dim=1)[:, 0],
     "where": lambda z: torch.where(z[:, 0] > 0.2, z[:, 1] ** 2, -z[:, 0]),
     "Booleans": lambda z: ((z[:, 0] > 0) & (z[:, 1] <= 0.5)).double() * z[:, 1] + (~(z[:, 0] < 0)) * 2.0,
+    "truth values": lambda z: torch.where(
+        ((z[:, 0] > 0) * (z[:, 1] < 0.5) + (z[:, 0] > -0.5)) & torch.tensor(True), z[:, 1], z[:, 0]
+    ),
+    "copies": _copied,
     "maximum": lambda z: z.max(dim=1).values + z.amin(1) + torch.maximum(z[:, 0], z[:, 1]),
     "clamp": lambda z: z.clamp(-0.5, 0.5).sum(1) + z[:, 0].clamp(min=0),
     "writing": _written,
@@ -94,6 +105,11 @@ REFUSED = {
     "position": (lambda z: z.argmax(1) * 1.0, "argmax"),
     "place": (lambda z: z.max(dim=1).indices * 1.0, "place of a maximum"),
     "ordinary": (lambda z: torch.zeros(2, dtype=torch.float64).copy_(z[:, 0]), "ordinary tensor"),
+    "truth of numbers": (lambda z: torch.where(torch.logical_not((z - 0.3).abs()), z + 5, z), "numbers as truth"),
+    "truth or numbers": (lambda z: torch.cat([z, z.abs() > 1e-7], dim=1), "side by side"),
+    "largest truth": (lambda z: torch.where((z > 0).amax(1), z[:, 0], z[:, 1]), "amax on truth values"),
+    "truth written": (lambda z: z.clone().gt_(0.0), "truth values over numbers"),
+    "integers asked for": (lambda z: z.sum(1, dtype=torch.int64), "torch.int64"),
     "infinite": (lambda z: z[:, 0] + math.inf, "not finite"),
     "dropout": (nn.Sequential(nn.Dropout(0.5)), "random"),
 }
@@ -104,6 +120,14 @@ def test_what_is_no_graph_is_refused_with_the_reason(name):
     function, reason = REFUSED[name]
     with pytest.raises(NotTraceableError, match=reason):
         trace(function, [(2,)])
+
+
+def test_products_of_truth_values_are_truth_values():
+    """A product that is false on a spot too small for samples: read as the number 0 it was taken for "0 ≥ 0", true."""
+    graph = trace(lambda z: torch.where((z[:, 0].abs() > 1e-7) * (z[:, 1] < 9), z[:, 0], z[:, 0] + 5), [(2,)])
+    assert graph.evaluate(np.zeros((1, 2))).item() == 5.0
+    doubly = trace(lambda z: ((z[:, 0] >= 0.3) + (z[:, 0] <= 0.3)) * z[:, 1], [(2,)])
+    assert doubly.evaluate(np.array([[0.3, 0.7]])).item() == 0.7
 
 
 ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.SiLU()]

@@ -37,7 +37,7 @@ class Traced(torch.Tensor):
 
     @staticmethod
     def of(positions: torch.Tensor, rules: Rules, dtype: torch.dtype) -> Traced:
-        made = torch.Tensor._make_wrapper_subclass(Traced, positions.shape, dtype=dtype)
+        made = torch.Tensor._make_wrapper_subclass(Traced, positions.shape, strides=positions.stride(), dtype=dtype)
         made.positions, made.rules = positions, rules
         return made
 
@@ -72,12 +72,14 @@ def _apply(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in ("_to_copy", "to"):
         return _cast(first, kwargs.get("dtype") or first.dtype)
     if name.endswith("_") and (name[:-1] in RULES or name[:-1] in _WRITES):
-        return _written(name[:-1], args, kwargs, rules)
+        return _written(_of_truths(name[:-1], args), args, kwargs, rules)
     if name in MOVES:
         return _moved(operator, args, kwargs, first)
     if name not in RULES or "out" in kwargs:
         raise UnsupportedError(f"it calls {operator.name()}, which has no meaning as a graph here")
-    kwargs.pop("dtype", None)
+    name, dtype = _of_truths(name, args), kwargs.pop("dtype", None)
+    if dtype is not None and not dtype.is_floating_point:
+        raise UnsupportedError(f"it asks {operator.name()} for {dtype}")
     result = RULES[name](rules, *(_operand(a, rules, name, i) for i, a in enumerate(args)), **kwargs)
     kind = torch.bool if name in COMPARISONS | LOGIC else torch.float64 if first.dtype == torch.bool else first.dtype
     made = tree_map(lambda p: Traced.of(p, rules, kind), result)
@@ -86,12 +88,24 @@ def _apply(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return made
 
 
+def _of_truths(name: str, args: tuple[Any, ...]) -> str:
+    """What an operator is when all it is given are truth values: torch's True + True is True, not 2."""
+    values = args[1:3] if name == "where" else args[:2] if name in _OF_TRUTHS else args[:1]
+    if not all(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in values):
+        return name
+    if name in _NOT_OF_TRUTHS:
+        raise UnsupportedError(f"it calls {name} on truth values; use &, | and ~, or .double() first")
+    return _OF_TRUTHS.get(name, name)
+
+
 def _operand(x: Any, rules: Rules, name: str, place: int) -> Any:
     """Positions for tensors and for numbers that stand for tensors; plain arguments as they are."""
     condition = name in LOGIC or (name == "where" and place == 0)
     if isinstance(x, Traced):
         if x.dtype == torch.int64:
             raise UnsupportedError("it uses the place of a maximum or minimum")
+        if condition and x.dtype != torch.bool:
+            raise UnsupportedError("it uses numbers as truth values; compare them with something")
         return x.positions if x.dtype != torch.bool or condition else rules.each(rules.number, x.positions)
     if isinstance(x, torch.Tensor):
         return rules.constants(torch.where(x, 1.0, -1.0) if condition else x)
@@ -101,6 +115,13 @@ def _operand(x: Any, rules: Rules, name: str, place: int) -> Any:
 
 _NO_MEANING = frozenset(["memory_format", "layout", "device", "pin_memory", "non_blocking"])
 _WRITES = frozenset(["copy", "fill", "zero"])
+_OF_TRUTHS = {
+    **dict.fromkeys(["add", "maximum", "fmax"], "logical_or"),
+    **dict.fromkeys(["mul", "minimum", "fmin"], "logical_and"),
+}
+_NOT_OF_TRUTHS = frozenset(
+    ["where", "amax", "amin", "max", "min", "zeros_like", "ones_like", "full_like", "empty_like"]
+)
 # how many leading arguments of an operator may be numbers that mean tensors
 _TENSORS = {
     **dict.fromkeys(
@@ -142,9 +163,13 @@ def _moved(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: 
     indexing = operator.overloadpacket.__name__ in ("index", "index_select")
 
     def place(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or (indexing and not isinstance(x, Traced)):
+            return x
+        if (x.dtype == torch.bool) != (first.dtype == torch.bool):
+            raise UnsupportedError("it puts truth values and numbers side by side; use .double() first")
         if isinstance(x, Traced):
             return x.positions
-        return rules.constants(x) if isinstance(x, torch.Tensor) and not indexing else x
+        return rules.constants(torch.where(x, 1.0, -1.0) if x.dtype == torch.bool else x)
 
     if indexing and tree_any(_is_traced, args[1:]):
         raise UnsupportedError("it selects entries by a value of its input")
@@ -157,6 +182,8 @@ def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rules: Ru
     goal = args[0]
     if not isinstance(goal, Traced):
         raise UnsupportedError("it writes its input into an ordinary tensor; make that one by zeros_like, or use stack")
+    if (goal.dtype == torch.bool) != (name in COMPARISONS | LOGIC):
+        raise UnsupportedError("it writes numbers over truth values, or truth values over numbers")
     if name in _WRITES:
         new = rules.constants(0.0) if name == "zero" else _operand(args[1], rules, name, 1)
     else:
