@@ -159,6 +159,15 @@ def test_partial_square_roots_say_so():
     assert any("square root" in a.statement for a in c.certificate.assumptions)
 
 
+def test_claims_say_where_f_may_have_no_value():
+    said = "at which f has a value"
+    box = pa.Box([-1.0], [1.0])
+    gap = pa.compile("x0 + 0*log(abs(x0 - 0.3) - 1e-9)", box, method="hard", tolerance=0.2)
+    assert any(said in a.statement for a in gap.certificate.assumptions)
+    total = pa.compile("x0 + log(x0 + 2)/(3 + x0)", box, method="hard", tolerance=0.2)
+    assert not any(said in a.statement for a in total.certificate.assumptions)
+
+
 def test_norms_keep_their_digits():
     c = pa.compile("x0", pa.Box([0.0], [1.0]), method="hard", tolerance=0.1, norm=2.1234567)
     assert float(c.certificate.norm) == 2.1234567 and all(check.holds for check in pa.recheck(c))

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 Progress = Callable[[str, int, int], None]  # (what, done, of)
+_PLACES = 4096  # boxes in which f is looked for a value
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +165,7 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
         LipschitzContradictedError: a pair of points moves faster than declared.
     """
     statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
-    partial = undefined_roots(target)
+    partial = undefined_roots(target) + _undefined_places(target)
     if not declared:
         off = "" if known.jumps is None else f", {known.jumps}"
         return [Assumption(" and ".join(statements) + off, "interval arithmetic"), *partial]
@@ -187,6 +188,22 @@ def undefined_roots(target: Target) -> list[Assumption]:
     if target.graph is None or all(node.operation != "sqrt" for node in target.graph.nodes):
         return []
     return [Assumption("where a square root has no value, the claim is about its extension by 0", "construction")]
+
+
+def _undefined_places(target: Target) -> list[Assumption]:
+    """A modulus of f speaks of where f has a value; said unless intervals show that it has one everywhere."""
+    if target.graph is None:
+        return []
+    box = target.domain.bounding_box()
+    parts = max(1, int(_PLACES ** (1 / box.dimension)))
+    edges = [np.linspace(a, b, parts + 1) for a, b in zip(box.lo.ravel(), box.hi.ravel())]
+    lo, hi = (
+        np.stack([g.ravel() for g in np.meshgrid(*ends, indexing="ij")], axis=1)
+        for ends in ([e[:-1] for e in edges], [e[1:] for e in edges])
+    )
+    if not target.graph.enclose(lo, hi).is_entire.any():
+        return []
+    return [Assumption("the claim is about the points of the domain at which f has a value", "construction")]
 
 
 @dataclass(frozen=True, eq=False)
