@@ -127,10 +127,19 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         new = copy.deepcopy(node)
         new.attr = _NAMES[node.attr]
         yield "name", new
-    elif isinstance(node, ast.Call) and len(node.args) == 2 and not any(isinstance(a, ast.Starred) for a in node.args):
+    elif isinstance(node, ast.Call) and len(node.args) == 2 and not _is_symmetric(node):
         new = copy.deepcopy(node)
         new.args.reverse()
         yield "swapped arguments", new
+
+
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "fmin", "fmax", "add_up", "add_down", "mul_up", "mul_down"}
+
+
+def _is_symmetric(call: ast.Call) -> bool:
+    """Whether swapping the arguments changes nothing, or cannot be done."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in _SYMMETRIC or any(isinstance(argument, ast.Starred) for argument in call.args)
 
 
 class _Swap(ast.NodeTransformer):
