@@ -191,17 +191,17 @@ def undefined_roots(target: Target) -> list[Assumption]:
 
 
 def _undefined_places(target: Target) -> list[Assumption]:
-    """A modulus of f speaks of where f has a value; said unless intervals show that it has one everywhere."""
+    """A modulus of f speaks of where f has a value; said unless it is proved to have one everywhere."""
     if target.graph is None:
         return []
     box = target.domain.bounding_box()
     parts = max(1, int(_PLACES ** (1 / box.dimension)))
-    edges = [np.linspace(a, b, parts + 1) for a, b in zip(box.lo.ravel(), box.hi.ravel())]
-    lo, hi = (
-        np.stack([g.ravel() for g in np.meshgrid(*ends, indexing="ij")], axis=1)
-        for ends in ([e[:-1] for e in edges], [e[1:] for e in edges])
-    )
-    if not target.graph.enclose(lo, hi).is_entire.any():
+    radius = box.sides / parts / 2
+    middles = [a + r * (2 * np.arange(parts) + 1) for a, r in zip(box.lo.ravel(), radius)]
+    centers = np.stack([g.ravel() for g in np.meshgrid(*middles, indexing="ij")], axis=1)
+    if np.isfinite(
+        target.graph.taylor(centers, np.broadcast_to(radius * (1 + 1e-9), centers.shape), 1).remainder
+    ).all():
         return []
     return [Assumption("the claim is about the points of the domain at which f has a value", "construction")]
 
