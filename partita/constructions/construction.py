@@ -197,11 +197,10 @@ def _undefined_places(target: Target) -> list[Assumption]:
     box = target.domain.bounding_box()
     parts = max(1, int(_PLACES ** (1 / box.dimension)))
     radius = box.sides / parts / 2
+    reach = radius * (1 + 1e-9) + 1e-15 * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()
     middles = [a + r * (2 * np.arange(parts) + 1) for a, r in zip(box.lo.ravel(), radius)]
     centers = np.stack([g.ravel() for g in np.meshgrid(*middles, indexing="ij")], axis=1)
-    if np.isfinite(
-        target.graph.taylor(centers, np.broadcast_to(radius * (1 + 1e-9), centers.shape), 1).remainder
-    ).all():
+    if np.isfinite(target.graph.taylor(centers, np.broadcast_to(reach, centers.shape), 1).remainder).all():
         return []
     return [Assumption("the claim is about the points of the domain at which f has a value", "construction")]
 
