@@ -47,6 +47,19 @@ def test_the_bound_is_nearly_attained():
     assert Certificate.from_json(c.certificate.to_json()) == c.certificate
 
 
+@pytest.mark.parametrize("far", [1e3, -1e5])
+def test_a_true_declaration_is_not_refuted_far_from_zero(far):
+    """Middles of lines that were off by a rounding made a slope of 2 look like a bend."""
+    c = pa.compile(
+        lambda z: (z[:, 0] - far) ** 2, pa.Box([far - 1], [far + 1]), tolerance=0.05, hessian=2.0, trace=False
+    )
+    assert 0.99 < c.certificate.assumptions[0].worst_ratio <= 1.0 + 1e-9
+    with pytest.raises(CurvatureContradictedError):
+        pa.compile(
+            lambda z: (z[:, 0] - far) ** 2, pa.Box([far - 1], [far + 1]), tolerance=0.05, hessian=1.99, trace=False
+        )
+
+
 def test_a_declared_bound_that_is_too_small_is_refuted():
     with pytest.raises(CurvatureContradictedError, match="declare at least"):
         pa.compile(bowl, SQUARE, tolerance=0.05, hessian=1.9, trace=False)

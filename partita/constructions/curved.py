@@ -170,8 +170,7 @@ def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:
     rng = np.random.default_rng(seed)
     ends = box.sample(_ATTACKS, rng), box.sample(_ATTACKS, rng)
     share = 10.0 ** -rng.integers(0, 4, size=(_ATTACKS, 1)).astype(float)
-    first, last = ends[0], ends[0] + share * (ends[1] - ends[0])
-    middle = (first + last) / 2
+    first, middle, last = _evenly(box, ends[0], ends[0] + share * (ends[1] - ends[0]))
     answers = [target(z) for z in (first, middle, last)]
     bend = np.abs(answers[0] - 2 * answers[1] + answers[2]).max(axis=1)
     noise = 8 * _ANSWER * max(float(np.abs(a).max()) for a in answers)
@@ -185,3 +184,13 @@ def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:
             f"{ratio[i] * curvature.constant:.6g}."
         )
     return float(ratio[i])
+
+
+def _evenly(box: Box, first: Array, last: Array) -> tuple[Array, Array, Array]:
+    """First, middle and last of about these lines, all in the box, the middle exact: off by a rounding, slopes would look bent."""
+    lo, hi = box.lo.ravel(), box.hi.ravel()
+    unit = np.ldexp(1.0, np.frexp(np.maximum(np.abs(lo), np.abs(hi)))[1] - 51)
+    middle = np.clip(np.round((first + last) / 2 / unit), np.ceil(lo / unit), np.floor(hi / unit)) * unit
+    half = (last - first) / 2
+    half = np.copysign(np.floor(np.maximum(np.abs(half) / unit - 1, 0)) * unit, half)
+    return middle - half, middle, middle + half
