@@ -16,6 +16,7 @@ from flint import arb
 
 import partita as pa
 from partita.attention import ScatteredHead
+from partita.attention.scattered_head import exponent_cut
 from partita.certify import GridFacts, Known, ScatteredFacts, grid_terms, scattered_terms
 from partita.certify.box_proof import box_terms, prove_boxes
 from partita.certify.certificate import Term, total
@@ -178,6 +179,25 @@ def test_heads_as_they_run_keep_their_bound(name: str, dtype: torch.dtype) -> No
     assert terms["approximation"] == proof.bound and 0 <= terms["window"] < 1e-9
     least = 2 * proof.near_cells * u * (float(np.abs(graph.evaluate(points)).max()) + proof.bound)
     assert least <= terms["summation"] <= 60 * least + 1e-5 * mixed
+
+
+def test_terms_of_a_scattered_head_are_those_of_the_theorem() -> None:
+    """`window-tail` for what the cut leaves out, and the sums; scores so large that rounding moves the cut."""
+    head, graph, box = scattered("plane", torch.float32)
+    head.inverse_temperature.fill_(1e14)
+    proof = prove_boxes(head, graph, box, target=10.0, max_boxes=3, unit_roundoff=2.0**-24)
+    far = np.maximum(
+        np.abs(box.lo.ravel() - head.centers.double().numpy()), np.abs(box.hi.ravel() - head.centers.double().numpy())
+    )
+    powers, steep = head.powers.double().numpy(), head.value_slopes.double().abs().numpy()
+    cut = exponent_cut(7) * (1 - 1e-6) - 10 * 2.0**-52 * float(head.inverse_temperature) * (
+        (far**2).sum(axis=1).max() + np.ptp(powers)
+    )
+    largest = (head.values.double().abs().numpy() + np.einsum("nom,nm->no", steep, far)).max()
+    found = by_name(box_terms(head, proof, box))
+    assert found["window"] == pytest.approx(min(7 * math.exp(-cut), 1.0) * 2 * largest, rel=1e-5)
+    sums = 1.01 * (2 * proof.near_cells + 2 + 16) * 2.0**-24 * (proof.magnitude + proof.bound)
+    assert found["summation"] == pytest.approx(sums + 2 * proof.forgotten * largest, rel=1e-5)
 
 
 def test_rounding_grows_the_bound_of_a_sharp_head() -> None:
