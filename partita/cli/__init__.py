@@ -18,15 +18,15 @@ from partita.reports.inspect_command import inspect_command
 __all__ = ["app", "main", "parse_domain"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command("plan")(plan_command)
+app.command("plan", short_help="Sizes before anything is built, and why.")(plan_command)
 app.command("compile")(compile_command)
 app.command("eval")(eval_command)
 app.command("plot")(plot_command)
 app.command("export")(export_command)
-app.command("verify")(verify_command)
-app.command("attack")(attack_command)
-app.command("bounds")(bounds_command)
-app.command("reproduce")(reproduce_command)
+app.command("verify", short_help="Re-do a certificate's hashes and arithmetic.")(verify_command)
+app.command("attack", short_help="Search for a point that refutes the claim.")(attack_command)
+app.command("bounds", short_help="Proved ranges, slopes, gradient errors.")(bounds_command)
+app.command("reproduce", short_help="The papers' experiments, with verdicts.")(reproduce_command)
 app.command("inspect")(inspect_command)
 
 

@@ -72,7 +72,8 @@ def _in_words(data: dict[str, object]) -> str:
         )
     for i, ranges in enumerate(data.get("slopes", [])):  # type: ignore[arg-type, var-annotated]
         for k, r in enumerate(ranges):
-            lines.append(f"∂output {k}/∂x{i} lies in [{r['lo']:.6g}, {r['hi']:.6g}]: {r['trend']}")
+            trend = r["trend"] if r["trend"] != "unknown" else "no trend is proved"
+            lines.append(f"∂output {k}/∂x{i} lies in [{r['lo']:.6g}, {r['hi']:.6g}]: {trend}")
     gradient = data.get("gradient_error")
     if gradient:
         pairs = zip(gradient["bounds"], gradient["seen"])  # type: ignore[index]

@@ -136,5 +136,5 @@ def _refuse_large(counts: tuple[int, ...], rule: SpacingRule, target: Target, op
     raise SizeError(
         f"tolerance {options.tolerance:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
         f"{size_text(size)} of values; max_bytes allows {size_text(options.max_bytes)}. The best tolerance that fits "
-        f"is about {high * 1.001:.4g} ({math.prod(rule.counts(high)):,} keys); or raise max_bytes."
+        f"is about {high * 1.001:.4g} ({math.prod(rule.counts(high)):,} keys, one value per cell); or raise max_bytes."
     )

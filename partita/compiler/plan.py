@@ -196,7 +196,7 @@ def _proposers(
         worth = target.graph is not None and knowledge is not None and target.domain.dimension <= _FEW
         if options.method == "auto" and not (worth and (best is None or best > _SMALL)):
             return Candidate(
-                "adaptive", "", f"for expressions of up to {_FEW} variables that take others {_SMALL:,} numbers"
+                "adaptive", "", f"for up to {_FEW} variables, where other proved heads store over {_SMALL:,} numbers"
             )
         limit = None if options.method != "auto" else best
         return plan_adaptive(target, knowledge, options, max_parameters=limit, progress=progress)

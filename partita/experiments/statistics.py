@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # scipy.stats loads when it is first used: half a second that only verdicts need
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from partita.errors import ShapeError
 
@@ -38,10 +38,10 @@ def slope(x: ArrayLike, y: ArrayLike) -> Slope:
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if a.shape != b.shape or len(np.unique(a)) < 2:
         raise ShapeError(f"a slope needs two different x at least and as many y; found {a.shape} and {b.shape}.")
-    fit = stats.linregress(a, b)
+    fit = scipy.stats.linregress(a, b)
     if len(a) < 3:
         return Slope(float(fit.slope), -np.inf, np.inf)
-    half = float(stats.t.ppf(0.975, len(a) - 2)) * float(fit.stderr)
+    half = float(scipy.stats.t.ppf(0.975, len(a) - 2)) * float(fit.stderr)
     return Slope(float(fit.slope), float(fit.slope) - half, float(fit.slope) + half)
 
 
@@ -71,12 +71,12 @@ def rank_correlation(x: ArrayLike, y: ArrayLike) -> Rank:
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if len(np.unique(a)) < 2 or len(np.unique(b)) < 2:
         return Rank(0.0, 1.0, 1.0)  # nothing moves, so nothing falls
-    rho = float(stats.spearmanr(a, b).statistic)
+    rho = float(scipy.stats.spearmanr(a, b).statistic)
     if len(a) < 3:
         return Rank(rho, 1.0, 1.0)
     edge = 1 - 1e-15
     t = np.clip(rho, -edge, edge) * np.sqrt((len(a) - 2) / (1 - np.clip(rho, -edge, edge) ** 2))
-    return Rank(rho, float(stats.t.cdf(t, len(a) - 2)), float(stats.t.sf(t, len(a) - 2)))
+    return Rank(rho, float(scipy.stats.t.cdf(t, len(a) - 2)), float(scipy.stats.t.sf(t, len(a) - 2)))
 
 
 def more_often(first_wins: int, of: int) -> float:
@@ -85,7 +85,7 @@ def more_often(first_wins: int, of: int) -> float:
     >>> more_often(8, 8) < 0.01, more_often(4, 8) > 0.5
     (True, True)
     """
-    return float(stats.binomtest(first_wins, of, 0.5, alternative="greater").pvalue) if of else 1.0
+    return float(scipy.stats.binomtest(first_wins, of, 0.5, alternative="greater").pvalue) if of else 1.0
 
 
 def group_means(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 
 from partita.experiments.experiment import Experiment, Outcome, Setup, Verdict
 from partita.experiments.function_heads import FunctionHeads, turning_points
@@ -119,7 +119,7 @@ def verdict(tables: Tables) -> Verdict:
     for keys in table.distinct("keys"):
         rows = table.where(keys=keys)
         distance, chance = rows["distance"], rows["distance_at_random"]
-        p = float(stats.wilcoxon(rows["nearer_at_random"] - 0.5, alternative="less").pvalue)
+        p = float(scipy.stats.wilcoxon(rows["nearer_at_random"] - 0.5, alternative="less").pvalue)
         middle = float(np.median(distance))
         passed.append(p < 0.01 and middle <= 0.025 * (_HI - _LO))
         near = float((distance <= 0.025 * (_HI - _LO)).mean())

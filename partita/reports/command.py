@@ -32,7 +32,7 @@ def reproduce_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments; --list shows them.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every experiment, and a report of them all.")] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Their names, what is claimed, and how long they take.")
+        bool, typer.Option("--list", help="Their names, where they are in the papers, how long they take.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="The large size (some want a GPU).")] = False,
     tiny: Annotated[
@@ -67,7 +67,7 @@ def reproduce_command(
     left = [e.name for e in EXPERIMENTS.values() if all_ and e not in chosen]
     pages = write_pages(out, [(find_experiment(f.name), f) for f in done], missing=left) if all_ else ()
     for finished in () if as_json else done:
-        _print_verdict(finished)
+        _print_verdict(finished, out / finished.name)
     if as_json:
         print(json.dumps({f.name: {**f.about, "verdict": asdict(f.verdict)} for f in done}, ensure_ascii=False))
     for name in left:
@@ -78,10 +78,11 @@ def reproduce_command(
         stdout.print(f"wrote {' and '.join(map(str, pages))}", highlight=False, soft_wrap=True)
 
 
-def _print_verdict(finished: Finished) -> None:
+def _print_verdict(finished: Finished, folder: Path) -> None:
     outcome = finished.verdict.outcome
     stdout.print(f"[{_COLOUR[outcome]}]{outcome:5}[/] [bold]{finished.name}[/]", highlight=False)
     stdout.print(f"      {finished.verdict.sentence}", highlight=False, markup=False, soft_wrap=True)
+    stdout.print(f"      {folder}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _is_there(experiment: Experiment, order: Order) -> bool:

@@ -131,10 +131,21 @@ def _call(spec: str) -> Any:
         raise UnsupportedError(f"{spec!r}; expected MODULE:FUNCTION, as 'my_models:encoder'.")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    found = _own(f"import {module}", lambda: importlib.import_module(module))
+    found = _own(f"import {module}", lambda: _import(module))
     if not callable(getattr(found, function, None)):
         raise UnsupportedError(f"{module} has no function {function!r}.")
     return _own(f"{spec}()", getattr(found, function))
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that theirs imports
+            raise
+        raise UnsupportedError(
+            f"no module is called {error.name!r}; expected a .py file here or an installed package."
+        ) from None
 
 
 def _own(what: str, call: Callable[[], Any]) -> Any:

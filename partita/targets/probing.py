@@ -170,7 +170,7 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
         i = int(np.abs(answer - again).max(axis=1).argmax())
         raise NotDeterministicError(
             f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
-            "expected one answer. Fix its random seed inside, or average the noise out first."
+            "expected one answer. Fix its random seed inside, average the noise out first, or, of a module, call .eval()."
         )
     single = np.concatenate([ask(points[i : i + 1]) for i in (0, 7)] + [ask(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]
