@@ -272,3 +272,16 @@ def test_a_changed_value_breaks_the_certificate_and_the_recheck_says_so():
     failed = {check.name for check in pa.recheck(c) if not check.holds}
     assert {"tensors", "approximation"} <= failed
     assert c.attack(samples=5000).error > c.error_bound
+
+
+@pytest.mark.parametrize("rate", [1e8, 1e12])
+def test_a_value_of_zero_does_not_hide_an_infinite_remainder(rate):
+    """∞ · 0 was NaN, which no comparison counted: a step function was "proved" equal to x."""
+    grid = SoftGrid((np.array([-1.0, 0.0, 1.0]),), (rate,), np.array([[-1.0], [0.0], [1.0]]))
+    proof = prove_grid(grid, parse("x0", ["x0"]), np.array([-1.0]), np.array([1.0]), goal=0.6, max_boxes=1 << 13)
+    assert proof.bound >= 0.5 >= proof.least
+
+
+def test_ranges_of_unknown_polynomials_are_unknown():
+    found = bound_ranges(np.zeros((2, 1)), np.array([np.nan]), ((0,), (1,)), goal=1.0)
+    assert not found.settled and found.largest == np.inf

@@ -221,6 +221,9 @@ class _Difference:
         f = model.coefficients[:, order]
         difference = f - net
         remainder = (model.remainder + net_remainder + 2 * _U * np.abs(difference).sum(axis=1)) * _INFLATE
+        remainder = np.where(
+            np.isnan(remainder), np.inf, remainder
+        )  # ∞ · 0: nothing is known, which no maximum may drop
         difference = np.where(np.isfinite(remainder)[:, None], difference, 0.0)
         return difference, remainder, self._blame(f, model.remainder, shares)
 
@@ -240,7 +243,9 @@ class _Difference:
         `|Σ V(Πw − Πq)| ≤ Σ_i Σ_p ρ_{i,p} max|V_p| · Π(1 + Σρ)`. Slopes of weights sum to 0, and their sizes to `Σ‖q‖ + Σρ`
         at most, which the other axes' parts are multiplied by.
         """
-        parts = np.stack([s.remainder @ h for s, h in zip(series, self.heights)])  # (m, boxes, out)
+        with np.errstate(invalid="ignore"):  # ∞ · 0 for a value of 0
+            parts = np.stack([s.remainder @ h for s, h in zip(series, self.heights)])  # (m, boxes, out)
+        parts = np.where(np.isnan(parts), np.inf, parts)
         growth, steep = np.ones(len(series[0].remainder)), np.ones(len(series[0].remainder))
         for i, s in enumerate(series):
             if i == self.along:

@@ -82,6 +82,7 @@ def bound_ranges(
         pieces += current.shape[1]
         size = np.abs(current)
         bound = (size.sum(axis=0) + rest) * (1 + 2 * len(size) * _U)
+        bound = np.where(np.isnan(bound), np.inf, bound)  # a comparison with NaN is false, and would pass for proved
         least = max(least, float((size[0] - rest).max()))
         tighten = depth < 4 * dimension and pieces < _TIGHT_PIECES
         aim = min(goal, max(_TIGHT * least, _COARSE * goal)) if tighten else goal
