@@ -377,3 +377,22 @@ def test_pieces_of_sympy_meet_too():
     graph = from_sympy(sympy.Piecewise((x + y, x > 0), (y - x, True)), ["x", "y"])
     assert all(node.operation != "where" for node in graph.nodes)
     assert np.abs(graph.evaluate(POINTS) - (POINTS[:, 1] + np.abs(POINTS[:, 0]))).max() < 1e-15
+
+
+def test_shared_nodes_are_worked_out_once():
+    def doubling(z):
+        y = z[:, 0]
+        for _ in range(60):
+            y = y + y
+        return torch.where(y > 0, y, 0.5 * y)
+
+    graph = trace(doubling, [(2,)])
+    assert all(node.operation != "where" for node in graph.nodes)
+
+
+def test_small_outputs_beside_large_ones_are_compared():
+    graph = parse("1e9*x0, x1", ["x0", "x1"])
+    answers = np.stack([1e9 * POINTS[:, 0], POINTS[:, 1]], axis=1)
+    assert compare(graph, answers, POINTS) is None
+    answers[3, 1] += 1e-3
+    assert compare(graph, answers, POINTS) is not None

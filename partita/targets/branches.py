@@ -9,7 +9,7 @@ from partita.targets.graph import GraphBuilder
 __all__ = ["branch"]
 
 Form = dict[int, Fraction]  # position of a node to its factor; −1 stands for the constant 1
-_MOST_TERMS = 64
+_MOST_TERMS, _DEEPEST = 64, 64
 
 
 def branch(builder: GraphBuilder, condition: int, yes: int, no: int) -> int:
@@ -24,7 +24,8 @@ def branch(builder: GraphBuilder, condition: int, yes: int, no: int) -> int:
     >>> b.finish([branch(b, x, b.add("mul", b.add("const", parameters=(3.0,)), x), x)], ()).infix()
     'max(3*x0, x0)'
     """
-    first, second, decides = (_form(builder, node) for node in (yes, no, condition))
+    forms = _Forms(builder)
+    first, second, decides = (forms.of(node) for node in (yes, no, condition))
     slope = None
     if first is not None and second is not None and decides is not None:
         slope = _ratio(_combined(first, second, Fraction(-1)), decides)
@@ -42,30 +43,42 @@ def _ratio(difference: Form, condition: Form) -> Fraction | None:
     return k if all(difference.get(n, Fraction(0)) == k * f for n, f in condition.items()) else None
 
 
-def _form(builder: GraphBuilder, node: int, depth: int = 0) -> Form | None:
-    """A node as an affine function of nodes that are not affine; None where that would be long."""
-    found = builder.nodes[node]
-    x = found.arguments
-    if found.operation == "const":
-        value = Fraction(float(found.parameters[0]))
-        return {-1: value} if value else {}
-    if depth < _MOST_TERMS and found.operation in ("add", "sub", "neg", "sum"):
+class _Forms:
+    """Nodes as affine functions of nodes that are not affine, each worked out once; None where that would be long."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.nodes, self.known = builder.nodes, dict[int, Form | None]()
+
+    def of(self, node: int, depth: int = 0) -> Form | None:
+        if node not in self.known:
+            self.known[node] = {node: Fraction(1)} if depth > _DEEPEST else self._found(node, depth)
+        return self.known[node]
+
+    def _found(self, node: int, depth: int) -> Form | None:
+        found = self.nodes[node]
+        x = found.arguments
+        if found.operation == "const":
+            value = Fraction(float(found.parameters[0]))
+            return {-1: value} if value else {}
+        if found.operation in ("add", "sub", "neg", "sum"):
+            minus = [found.operation == "neg" or (found.operation == "sub" and k == 1) for k in range(len(x))]
+            return self._sum([(k, Fraction(-1 if m else 1)) for k, m in zip(x, minus)], depth)
+        if found.operation in ("mul", "div"):
+            for k, other in ((0, 1), (1, 0)) if found.operation == "mul" else ((1, 0),):
+                constant = self.nodes[x[k]]
+                if constant.operation == "const" and constant.parameters[0] != 0:
+                    factor = Fraction(float(constant.parameters[0]))
+                    return self._sum([(x[other], factor if found.operation == "mul" else 1 / factor)], depth)
+        return {node: Fraction(1)}
+
+    def _sum(self, terms: list[tuple[int, Fraction]], depth: int) -> Form | None:
         total: Form = {}
-        for place, argument in enumerate(x):
-            part = _form(builder, argument, depth + 1)
+        for node, factor in terms:
+            part = self.of(node, depth + 1)
             if part is None:
                 return None
-            minus = found.operation == "neg" or (found.operation == "sub" and place == 1)
-            total = _combined(total, part, Fraction(-1 if minus else 1))
+            total = _combined(total, part, factor)
         return total if len(total) <= _MOST_TERMS else None
-    if found.operation in ("mul", "div") and depth < _MOST_TERMS:
-        for k, other in ((0, 1), (1, 0)) if found.operation == "mul" else ((1, 0),):
-            constant = builder.nodes[x[k]]
-            if constant.operation == "const" and constant.parameters[0] != 0:
-                factor = Fraction(float(constant.parameters[0]))
-                part = _form(builder, x[other], depth + 1)
-                return None if part is None else _combined({}, part, factor if found.operation == "mul" else 1 / factor)
-    return {node: Fraction(1)}
 
 
 def _combined(a: Form, b: Form, factor: Fraction) -> Form:

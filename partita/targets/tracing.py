@@ -217,6 +217,8 @@ def trace(
     except UnsupportedError as error:
         raise NotTraceableError(f"{label} is no graph: {error}.") from None
     except Exception as error:  # whatever the function does when it is not given numbers
+        if ".numpy()" in str(error) or "__array__" in str(error):
+            raise NotTraceableError(f"{label} leaves torch for numpy, where it cannot be followed.") from None
         reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
         raise NotTraceableError(f"{label} cannot be followed ({reason}).") from None
 
@@ -260,7 +262,7 @@ def compare(graph: Graph, answers: Array, points: Array, *, dtype: torch.dtype =
     expected = graph.evaluate(points).reshape(len(points), -1)
     if expected.shape != answers.shape:
         return f"the trace answers with shape {expected.shape[1:]}, the function with {answers.shape[1:]}"
-    allowed = _AGREE[dtype] * np.abs(answers).max() + 16 * np.where(here.is_entire, 0.0, here.radius)
+    allowed = _AGREE[dtype] * np.abs(answers).max(axis=0) + 16 * np.where(here.is_entire, 0.0, here.radius)
     off = np.abs(expected - answers)
     bad = np.flatnonzero(~(off <= allowed).all(axis=1))
     if not bad.size:
