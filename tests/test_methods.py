@@ -208,3 +208,10 @@ def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
     other = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
     assert other.candidates[0].method in ("affine", "hard", "adaptive") and other.error_bound <= 0.05
     assert any(c.method == "fitted" and "above the tolerance" in c.note for c in other.candidates)
+
+
+def test_a_declared_constant_that_proves_nothing_is_told():
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=1e-9, lipschitz=3.0)
+    assert c.certificate.kind == "estimated" and "only an estimate" in c.explain()
+    small = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1, lipschitz=3.0)
+    assert small.certificate.kind == "proved_given" and "only an estimate" not in small.explain()

@@ -111,6 +111,11 @@ def make_plan(
     best, *others = sorted(plans, key=rank)
     rows = [best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)]
     rows += [p.as_candidate(_compared(p, best)) for p in others] + refused
+    if knowledge is not None and best.kind == "estimated" and options.accept == "strongest":
+        hard = next((c.note for c in refused if c.method == "hard"), "not planned")
+        best = replace(
+            best, why=(*best.why, f"only an estimate, although something is known of f; the hard head: {hard}")
+        )
     again = partial(_plan_again, target, options, declared, without) if options.method == "auto" else None
     return replace(best, candidates=tuple(rows), plan_without=again)
 
