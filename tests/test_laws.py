@@ -18,11 +18,13 @@ import partita as pa
 from partita.attention import ScatteredHead
 from partita.attention.scattered_head import exponent_cut
 from partita.certify import GridFacts, Known, ScatteredFacts, grid_terms, scattered_terms
+from partita.certify.box_lists import CellTable
 from partita.certify.box_proof import box_terms, prove_boxes
 from partita.certify.certificate import Term, total
 from partita.certify.deployment import added_terms, running_terms
 from partita.certify.grid_bounds import soft_terms, window_for
 from partita.certify.grid_proof import SoftGrid, prove_grid
+from partita.certify.weight_series import WeightSeries, slope_series, weight_series
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass, soft_maximum_gap
 from partita.targets import parse
 from partita.targets.knowledge import AxisLipschitz, Modulus
@@ -200,6 +202,23 @@ def test_terms_of_a_scattered_head_are_those_of_the_theorem() -> None:
     assert found["summation"] == pytest.approx(sums + 2 * proof.forgotten * largest, rel=1e-5)
 
 
+@pytest.mark.parametrize("unit", [0.0, 2.0**-24, 2.0**-53])
+def test_the_largest_value_is_that_of_the_head_as_it_runs(unit: float) -> None:
+    """`|V_j| + |J_j||z − c_j|` in exact fractions, and m + 3 roundings of it."""
+    head, _, box = scattered("plane")
+    lo, hi = box.lo.ravel().tolist(), box.hi.ravel().tolist()
+    sizes = []
+    for center, value, slope in zip(
+        head.centers.tolist(), head.values.tolist(), head.value_slopes.tolist(), strict=True
+    ):
+        far = [max(abs(Fraction(a) - Fraction(c)), abs(Fraction(b) - Fraction(c))) for a, b, c in zip(lo, hi, center)]
+        sizes.append(abs(Fraction(value[0])) + sum(abs(Fraction(s)) * d for s, d in zip(slope[0], far)))
+    found = Fraction(CellTable.of(head, box, unit).largest(box))
+    assert (
+        max(sizes) * (1 + 5 * Fraction(unit)) <= found <= max(sizes) * (1 + 20 * Fraction(unit) + Fraction(1, 10**11))
+    )
+
+
 def test_rounding_grows_the_bound_of_a_sharp_head() -> None:
     """Scores of 10⁵ in float32 are off by 10⁻²: weights near a border are anybody's, and the proof knows."""
     centers = torch.tensor([[-3.0], [3.0]])
@@ -225,6 +244,37 @@ def test_grid_proofs_count_their_own_rounding() -> None:
     exact = Fraction(1e8 + 0.1) - 10**8
     assert exact <= Fraction(proof.bound) <= exact + Fraction(1, 10**4)
     assert Fraction(proof.least) <= exact
+
+
+def slopes_outside(found: WeightSeries, centers: np.ndarray, rate: float, middle: float, radius: float) -> int:
+    """How many slopes of weights leave their polynomial by more than the remainder, `w_p' = R w_p (c_p − Σ w c)` in balls."""
+    count = 0
+    with bits(300):
+        for t in (-1.0, -0.375, 0.0, 0.5, 1.0):
+            x = arb(middle) + arb(radius) * arb(t)
+            scores = [-(x - arb(c)) * (x - arb(c)) * arb(rate) / 2 for c in centers.tolist()]
+            terms = [(s - scores[0]).exp() for s in scores]
+            whole = sum(terms, arb(0))
+            mean = sum((w * arb(c) for w, c in zip(terms, centers.tolist(), strict=True)), arb(0)) / whole
+            for p, c in enumerate(centers.tolist()):
+                slope = arb(rate) * terms[p] / whole * (arb(c) - mean)
+                line = sum((arb(q) * arb(t) ** k for k, q in enumerate(found.coefficients[0, :, p].tolist())), arb(0))
+                count += not abs(slope - line) <= arb(float(found.remainder[0, p]))
+    return count
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+@pytest.mark.parametrize("radius", [0.0, 0.05, 0.25])
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+def test_slopes_of_weights(degree: int, radius: float, shift: float) -> None:
+    centers, rate = np.linspace(-1.25, 1.25, 6) + shift, 4.0
+    for middle in (0.1 + shift, -0.93 + shift):
+        at = np.array([middle]), np.array([radius])
+        weights = weight_series(centers, rate, *at, degree=degree)
+        found = slope_series(weights, centers, rate, at[0])
+        assert slopes_outside(found, centers, rate, middle, radius) == 0
+        weaker = WeightSeries(found.coefficients, found.remainder / (60 if radius else 1e4))
+        assert slopes_outside(weaker, centers, rate, middle, radius) > 0  # the remainder is not far from what is needed
 
 
 @pytest.mark.parametrize("max_boxes", [1, 3, 10])
