@@ -215,3 +215,12 @@ def test_a_declared_constant_that_proves_nothing_is_told():
     assert c.certificate.kind == "estimated" and "only an estimate" in c.explain()
     small = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1, lipschitz=3.0)
     assert small.certificate.kind == "proved_given" and "only an estimate" not in small.explain()
+
+
+@pytest.mark.parametrize("method", ["fitted", "affine", "auto"])
+def test_expressions_that_jump_are_not_sampled_unasked(method):
+    text, box = "0.3*x0 + where(8.75e-07 - abs(x0 + 0.66), 0.5, 0)", pa.Box([-1], [1])
+    with pytest.raises(pa.PartitaError, match="jump"):
+        pa.compile(text, box, tolerance=0.2, method=method, dtype=torch.float32)
+    asked = pa.compile(text, box, tolerance=0.2, method="fitted", dtype=torch.float32, accept="estimated")
+    assert asked.certificate.kind == "estimated"

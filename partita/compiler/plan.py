@@ -34,6 +34,7 @@ __all__ = ["make_plan", "plan"]
 
 _MOST_KEYS = 1 << 16  # of a head whose values are found by search
 _SMALL, _FEW = 2000, 3  # stored numbers up to which, and variables beyond which, no adaptive head is looked for
+_SAMPLED = ("fitted", "affine", "tuned", "corrected", "train")  # estimated where they cannot be proved
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
 
@@ -91,6 +92,11 @@ def make_plan(
     for method, propose in _proposers(target, knowledge, options, progress, declared.curvature):
         if method in without:
             continue
+        if method in _SAMPLED and _inputs_unbounded(target, knowledge, options):
+            refused.append(
+                Candidate(method, "", f"f may jump: what rounding its inputs to {options.semantics} does has no bound")
+            )
+            continue
         try:
             found = propose(plans)
         except (SizeError, ToleranceError) as error:
@@ -118,6 +124,12 @@ def make_plan(
         )
     again = partial(_plan_again, target, options, declared, without) if options.method == "auto" else None
     return replace(best, candidates=tuple(rows), plan_without=again)
+
+
+def _inputs_unbounded(target: Target, knowledge: Knowledge | None, options: Options) -> bool:
+    """Whether f is an expression that could be proved but for its inputs, which are rounded: no reason to sample instead."""
+    rounded = options.dtype != torch.float64 and options.accept == "strongest"
+    return target.graph is not None and knowledge is None and rounded
 
 
 def _plan_again(

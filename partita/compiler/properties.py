@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from partita.arithmetic.rounding import add_up
+from partita.arithmetic.rounding import add_up, sub_down
 from partita.attention.grid_head import GridHead
 from partita.attention.head import FoldedHead
 from partita.attention.scattered_head import ScatteredHead
@@ -112,13 +112,15 @@ def _output_range(head: FoldedHead, box: Box, output: int, seen: Array, progress
         return _range_of(seen, box.dimension, partial(_prove_cells, _one_output(head, output), box, recipe))
     values = head.values.detach().double().numpy()[:, output]
     running = add_up(*(t.value for t in soft_terms(head_facts(head, box, recipe, 0.0), None, math.inf)))
-    hull = Range(float(values.min()) - running, float(values.max()) + running, float(seen.min()), float(seen.max()))
+    low, high = sub_down(float(values.min()), running), add_up(float(values.max()), running)
+    hull = Range(low, high, float(seen.min()), float(seen.max()))
     if head.num_keys > _MOST_CELLS:
         return hull  # an average of values lies between them
     grid = soft_grid_of(head)
     one_grid = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])
     found = _range_of(seen, box.dimension, partial(_prove, one_grid, box, progress=progress))
-    return Range(max(found.lo - running, hull.lo), min(found.hi + running, hull.hi), found.seen_lo, found.seen_hi)
+    low, high = max(sub_down(found.lo, running), hull.lo), min(add_up(found.hi, running), hull.hi)
+    return Range(low, high, found.seen_lo, found.seen_hi)
 
 
 def soft_grid_of(head: FoldedHead) -> SoftGrid:

@@ -111,6 +111,7 @@ class Frame:
 
     def nearest(self, samples: Array, ridge: float, pull: Array | None = None) -> tuple[Array, Array]:
         """The V with the least `|AV − samples|² + |ridge·V − pull|²`, and AV at the samples."""
+        ridge = min(ridge, 1e150)  # its square must be a number
         inner = self.strength * _inward([u.T for u in self.left], samples)
         if pull is not None:
             inner += ridge * _inward([w.T for w in self.right], pull)
