@@ -197,9 +197,9 @@ def test_terms_of_a_scattered_head_are_those_of_the_theorem() -> None:
     )
     largest = (head.values.double().abs().numpy() + np.einsum("nom,nm->no", steep, far)).max()
     found = by_name(box_terms(head, proof, box))
-    assert found["window"] == pytest.approx(min(7 * math.exp(-cut), 1.0) * 2 * largest, rel=1e-5)
+    assert found["window"] == pytest.approx(min(7 * math.exp(-cut), 1.0) * 2 * largest, rel=1e-5, abs=0)
     sums = 1.01 * (2 * proof.near_cells + 2 + 16) * 2.0**-24 * (proof.magnitude + proof.bound)
-    assert found["summation"] == pytest.approx(sums + 2 * proof.forgotten * largest, rel=1e-5)
+    assert found["summation"] == pytest.approx(sums + 2 * proof.forgotten * largest, rel=1e-5, abs=0)
 
 
 @pytest.mark.parametrize("unit", [0.0, 2.0**-24, 2.0**-53])
@@ -275,6 +275,27 @@ def test_slopes_of_weights(degree: int, radius: float, shift: float) -> None:
         assert slopes_outside(found, centers, rate, middle, radius) == 0
         weaker = WeightSeries(found.coefficients, found.remainder / (60 if radius else 1e4))
         assert slopes_outside(weaker, centers, rate, middle, radius) > 0  # the remainder is not far from what is needed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slopes_of_weights_count_their_own_rounding(seed: int) -> None:
+    """Weights taken for exact, and constant: `R q (a − Σ q a)` in fractions is within the remainder of its float."""
+    rng = np.random.default_rng(seed)
+    series, centers, rate, middle = rng.normal(size=(1, 4, 5)), np.sort(rng.normal(size=5)), 3.7, 0.1
+    series[:, 1:] = 0.0  # so that nothing lies beyond the degree, and rounding is all there is
+    found = slope_series(WeightSeries(series, np.zeros((1, 5))), centers, rate, np.array([middle]))
+    q = [Fraction(x) for x in series[0, 0].tolist()]
+    away = [Fraction(c) - Fraction(middle) for c in centers.tolist()]
+    mean = sum(x * a for x, a in zip(q, away, strict=True))
+    for p in range(5):
+        exact = Fraction(rate) * q[p] * (away[p] - mean)
+        off = abs(exact - Fraction(float(found.coefficients[0, 0, p])))
+        remainder = Fraction(float(found.remainder[0, p]))
+        reach = abs(away[p]) + sum(abs(x * a) for x, a in zip(q, away, strict=True))
+        assert off <= remainder <= Fraction(1, 10**12)
+        assert (
+            remainder >= 15 * Fraction(2) ** -53 * Fraction(rate) * abs(q[p]) * reach
+        )  # counted: 5 + 3 + 6 and one more
 
 
 @pytest.mark.parametrize("max_boxes", [1, 3, 10])
@@ -385,7 +406,7 @@ def test_terms_of_values_at_the_centers(norm: float, semantics: str) -> None:
     if semantics == "float32":
         expected["input rounding"] = min(2.0 * u * 1.5, 2.0 * u * 1.5) * factor
     found = by_name(grid_terms(given, Known(Modulus(2.0), AxisLipschitz((1.5, 0.5))), norm))
-    assert found == {name: pytest.approx(value, rel=1e-9) for name, value in expected.items()}
+    assert found == {name: pytest.approx(value, rel=1e-9, abs=0) for name, value in expected.items()}
     assert found["approximation"] >= expected["approximation"] * (1 - 1e-15)
     one = by_name(grid_terms(given, Known(per_axis=AxisLipschitz((1.5, 0.5))), norm))
     assert one["approximation"] == pytest.approx(per_axis, rel=1e-9)
@@ -408,7 +429,7 @@ def test_terms_of_soft_heads(semantics: str) -> None:
     }
     if semantics == "float32":
         expected["input rounding"] = 2.0 * u * 1.5 * math.sqrt(8)
-    assert found == {name: pytest.approx(value, rel=1e-9) for name, value in expected.items()}
+    assert found == {name: pytest.approx(value, rel=1e-9, abs=0) for name, value in expected.items()}
 
 
 def test_windows_are_the_smallest_that_drop_little_enough() -> None:
@@ -449,4 +470,4 @@ def test_terms_of_values_at_scattered_centers(semantics: str) -> None:
     if semantics == "float32":
         expected["input rounding"] = 2.0 * u * 2.0
     found = by_name(scattered_terms(given, Modulus(2.0)))
-    assert found == {name: pytest.approx(value, rel=1e-9) for name, value in expected.items()}
+    assert found == {name: pytest.approx(value, rel=1e-9, abs=0) for name, value in expected.items()}
