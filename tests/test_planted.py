@@ -365,7 +365,7 @@ def verdict_of_the_checker(c: Compiled, folder: Path) -> int | None:
     from partita_check.cli import run
 
     c.save(folder)
-    return run(folder, budget=2.0)[1]
+    return run(folder, budget=1.0)[1]
 
 
 def claims(name: str) -> tuple[Compiled, Compiled]:
