@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from balls import BALLS
 from flint import arb, arb_series, ctx, fmpq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,32 +21,6 @@ from partita.targets.operations import OPERATIONS
 
 VARIABLES = ["x", "y", "z", "w"]
 BITS = (300, 4000)
-UNDEFINED = arb("nan")
-BALLS: dict[str, Callable[..., arb]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "pow": lambda a, k: a**k if k >= 0 else 1 / a**-k,
-    "sum": lambda *terms: sum(terms[1:], terms[0]),
-    "exp": lambda a: a.exp(),
-    "log": lambda a: a.log(),
-    "sqrt": lambda a: a.sqrt(),
-    "sin": lambda a: a.sin(),
-    "cos": lambda a: a.cos(),
-    "tan": lambda a: a.tan(),
-    "atan": lambda a: a.atan(),
-    "tanh": lambda a: a.tanh(),
-    "sigmoid": lambda a: 1 / (1 + (-a).exp()),
-    "erf": lambda a: a.erf(),
-    "abs": abs,
-    "min": lambda a, b: a.min(b),
-    "max": lambda a, b: a.max(b),
-    "relu": lambda a: a.max(arb(0)),
-    "clamp": lambda a, least, most: a.max(arb(least)).min(arb(most)),
-    "where": lambda c, a, b: a if c >= 0 else b if c < 0 else UNDEFINED,
-}
 # expression, centers from, to: every operation, kinks, jumps, huge and tiny values, constants
 CASES = {
     "x": (-2.0, 2.0),
