@@ -103,6 +103,11 @@ def _terms_again(compiled: Compiled) -> Iterator[Check]:
         terms = _cell_terms(compiled)
     elif certificate.proof.get("method") == "curvature":
         terms = _curved_terms(compiled)
+        used = str(Curvature(float(certificate.known["curvature"])))
+        listed = any(a.statement == used and a.vouched_by == "caller" for a in certificate.assumptions)
+        yield Check(
+            "knowledge", listed, f"{used}: {'declared by the caller' if listed else 'used, but not listed as assumed'}"
+        )
         yield Check(
             "values", True, "f and its differences at the centers: declared by the caller, not re-checked, only used"
         )
