@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 import partita as pa
-from partita.constructions.adaptive import adaptive, adaptive_recipe
-from partita.targets.target import Target, make_target
+from partita.functions.target import Target, make_target
+from partita.methods.adaptive import adaptive, adaptive_recipe
 
 Function = str | Callable[[NDArray], NDArray]
 SAMPLES = 50_000

@@ -22,7 +22,7 @@ import torch
 from accuracy import must_hold, show
 
 import partita as pa
-from partita.targets import Graph, parse
+from partita.functions import Graph, parse
 
 FUNCTIONS = {
     "sin(3x) + x cos(2y)": "sin(3*x0) + x0*cos(2*x1)",

@@ -91,7 +91,7 @@ def build(case: Case) -> Any:
     import torch
 
     import partita as pa
-    from partita.attention import GridHead
+    from partita.heads import GridHead
 
     m, dtype = case.dimension, getattr(np, case.dtype)
     grid = pa.ProductGrid.uniform(pa.Box([0.0] * m, [1.0] * m), case.count, dtype=dtype)
@@ -143,7 +143,7 @@ def largest(difference: Array) -> float:
 
 def without_kernel(head: Any) -> Callable[[Any], Any]:
     """The torch path, as where numba is not installed."""
-    from partita.attention import kernels
+    from partita.heads import kernels
 
     def evaluate(z: Any) -> Any:
         available, kernels.AVAILABLE = kernels.AVAILABLE, False
@@ -346,7 +346,7 @@ def main() -> int:
     os.environ["NUMBA_NUM_THREADS"] = str(options.threads)  # before numba is imported
     import torch
 
-    import partita.attention  # noqa: F401  (importing is no part of a build time)
+    import partita.heads  # noqa: F401  (importing is no part of a build time)
 
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)

@@ -112,8 +112,8 @@ def best_of(call: Callable[[], Any], repeats: int = 5) -> float:
 def measure(case: Case) -> Row:
     import torch
 
-    from partita.constructions.tensor_train import TrainLimits, fit_train
     from partita.geometry import Box
+    from partita.methods.train import TrainLimits, fit_train
 
     box = Box(-np.ones(case.dimension), np.ones(case.dimension))
     began = time.perf_counter()
@@ -147,8 +147,8 @@ def speed_of_a_large_head() -> str:
     """Microseconds per query of a head of rank 16 with 32 keys on each of 10 axes, all of which count."""
     import torch
 
-    from partita.attention.train_head import TrainHead
     from partita.geometry import Box, ProductGrid
+    from partita.heads.train_head import TrainHead
 
     m, count, rank, taken = 10, 32, 16, {}
     grid = ProductGrid.uniform(Box(-np.ones(m), np.ones(m)), count, ghosts=3)

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from torch import nn
 
 import partita as pa
-from partita.reports.inspection import write_inspection
+from partita.plots.model_page import write_inspection
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:

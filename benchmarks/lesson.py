@@ -19,9 +19,9 @@ import torch
 from accuracy import FUNCTIONS, chebyshev_error
 
 import partita as pa
-from partita.attention import GridHead
-from partita.constructions.averaged import corrected_values, tuned_values
-from partita.targets.target import make_target
+from partita.functions.target import make_target
+from partita.heads import GridHead
+from partita.search.averaged_values import corrected_values, tuned_values
 
 EXPRESSION = "sin(3*x0) + x0*cos(2*x1)"
 BOX = pa.Box([-1, -1], [1, 1])

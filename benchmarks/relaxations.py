@@ -30,10 +30,10 @@ import torch
 from accuracy import show
 
 import partita as pa
-from partita.attention import ScatteredHead
-from partita.certify.box_proof import prove_boxes
-from partita.certify.grid_proof import SoftGrid, prove_grid
-from partita.targets import Graph, parse
+from partita.functions import Graph, parse
+from partita.heads import ScatteredHead
+from partita.proofs.bisection import prove_boxes
+from partita.proofs.grid_proof import SoftGrid, prove_grid
 
 Array = np.ndarray
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import partita as pa
-from partita.constructions import ramp, ramp_layers
 from partita.errors import SizeError
-from partita.networks import encoder_ramp, multi_head_ramp, prefix_ramp, two_layers
+from partita.networks import encoder_ramp, prefix_ramp
+from partita.ramps import multi_head_ramp, ramp, ramp_layers, two_layers
 
 ENDS = (-0.7, 2.1)
 TOKEN = pa.Box([-3.0], [3.0])

@@ -125,7 +125,7 @@ def build(case: Case, dtype: str) -> Any:
     import torch
 
     import partita as pa
-    from partita.attention import GridHead
+    from partita.heads import GridHead
 
     m = case.dimension
     domain = pa.Box([-1.0] * m, [1.0] * m)
@@ -161,7 +161,7 @@ def exact(head: Any, z: Array) -> Array:
 
 def without_kernel(head: Any) -> Callable[[Any], Any]:
     """The torch path, as where numba is not installed."""
-    from partita.attention import kernels
+    from partita.heads import kernels
 
     def evaluate(z: Any) -> Any:
         available, kernels.AVAILABLE = kernels.AVAILABLE, False

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import partita as pa
-from partita.attention import literal_layers
-from partita.constructions.tensor_train import TrainFit, TrainLimits, fit_train
+from partita.heads import literal_layers
+from partita.methods.train import TrainFit, TrainLimits, fit_train
 
 
 def peak(z: np.ndarray) -> np.ndarray:

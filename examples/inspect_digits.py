@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import partita as pa
-from partita.reports.inspection import write_inspection
+from partita.plots.model_page import write_inspection
 
 
 class DigitTransformer(nn.Module):

@@ -25,7 +25,7 @@ import partita as pa
 from partita.inspection.planes import view
 from partita.inspection.reading import read_queries
 from partita.plots import plot_plane
-from partita.reports.inspection import write_inspection
+from partita.plots.model_page import write_inspection
 
 PAIRS = [
     ("A cat sleeps on the warm roof.", "On top of the house, in the sun, a cat is napping."),

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import partita as pa
-from partita.constructions import indicator, reassignment, reassignment_layers
 from partita.geometry import leakage, polygons
+from partita.papers import indicator, reassignment, reassignment_layers
 
 
 def main() -> None:

@@ -9,9 +9,9 @@
 from partita import inspection as inspect
 from partita.compiler import Compiled, Plan, attack, build, compile, load, plan, recheck
 from partita.errors import PartitaError
+from partita.functions.regularity import Jumps, Modulus
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
 from partita.networks import attention_from_mlp, in_context
-from partita.targets.knowledge import Jumps, Modulus
 
 __version__ = "0.2.0"
 

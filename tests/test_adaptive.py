@@ -9,18 +9,18 @@ import torch
 from flint import arb, ctx
 from scipy.optimize import linprog
 
-from partita.attention.scattered_head import ScatteredHead
-from partita.certify import box_proof
-from partita.certify.attack import search_worst
-from partita.certify.box_lists import BoxList, View
-from partita.certify.box_proof import box_terms, prove_boxes
-from partita.certify.certificate import Certificate
-from partita.constructions.adaptive import adaptive, adaptive_recipe
-from partita.constructions.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
-from partita.constructions.power_cells import PowerCells, coarsen, fit_cells, minimax_fits
 from partita.errors import NonFiniteValueError, ShapeError, ToleranceError, UnsupportedError
+from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
-from partita.targets.target import make_target
+from partita.heads.scattered_head import ScatteredHead
+from partita.methods.adaptive import adaptive, adaptive_recipe
+from partita.proofs import bisection as box_proof
+from partita.proofs.bisection import box_terms, prove_boxes
+from partita.proofs.box_lists import BoxList, View
+from partita.proofs.certificate import Certificate
+from partita.proofs.worst_point import search_worst
+from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
+from partita.search.power_cells import PowerCells, coarsen, fit_cells, minimax_fits
 
 SQUARE = Box([-1, -1], [1, 1])
 U64 = 2.0**-53

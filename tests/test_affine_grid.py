@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import partita as pa
-from partita.constructions.affine_grid import affine_cells, affine_grid
-from partita.targets.target import make_target
+from partita.functions.target import make_target
+from partita.methods.affine_grid import affine_cells, affine_grid
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 SMOOTH = "sin(3*x0) + x0*cos(2*x1)"

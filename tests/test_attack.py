@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import partita as pa
-from partita.certify.balls import value_in_balls
 from partita.errors import UnsupportedError
-from partita.targets import parse
+from partita.functions import parse
+from partita.proofs.balls import value_in_balls
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 CLAIMS = [

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 import partita as pa
-from partita.attention import GridHead
-from partita.certify import ScatteredFacts, scattered_terms
+from partita.heads import GridHead
+from partita.proofs import ScatteredFacts, scattered_terms
 
 
 def test_summation_rounds_by_no_more_than_its_term():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import partita as pa
-from partita.certify.box_proof import prove_boxes
-from partita.certify.grid_proof import prove_grid
 from partita.compiler.clock import Clock
 from partita.compiler.properties import soft_grid_of
 from partita.errors import BudgetSpentError, UnsupportedError
+from partita.proofs.bisection import prove_boxes
+from partita.proofs.grid_proof import prove_grid
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 

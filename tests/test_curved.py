@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import partita as pa
-from partita.certify.certificate import Certificate
 from partita.errors import CurvatureContradictedError, DomainError
+from partita.proofs.certificate import Certificate
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from partita.errors import DataFileError
-from partita.experiments import image_files
-from partita.experiments.download import download_images
-from partita.experiments.image_files import IMAGE_SETS, Source, load_images, read_cifar, read_idx
+from partita.reproduction import image_files
+from partita.reproduction.download import download_images
+from partita.reproduction.image_files import IMAGE_SETS, Source, load_images, read_cifar, read_idx
 
 
 def idx_bytes(array):

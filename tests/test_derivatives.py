@@ -8,7 +8,7 @@ import torch
 
 from partita.arithmetic import Interval
 from partita.errors import DomainError, NonFiniteValueError
-from partita.targets import lipschitz_bounds, parse
+from partita.functions import lipschitz_bounds, parse
 
 KNOWN = {
     "sin(3*x)": ([0.0], [1.0], 3.0),

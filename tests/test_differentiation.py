@@ -4,8 +4,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from partita.targets import parse
-from partita.targets.differentiate import derivative
+from partita.functions import parse
+from partita.functions.differentiate import derivative
 
 SMOOTH = [
     "sin(3*x)*cos(y) + tan(x/4)",

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import partita as pa
-from partita.constructions import indicator, reassignment, reassignment_layers
 from partita.errors import NonFiniteValueError
 from partita.geometry import AxisGeometry, farthest_point_cover, moment_bounds, temperature_for_leakage
+from partita.papers import indicator, reassignment, reassignment_layers
 
 
 def hard(function, domain, **options) -> pa.Compiled:

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import DataFileError, FormatError, ShapeError, UnsupportedError
-from partita.experiments import EXPERIMENTS, Order, Setup, Table, find_experiment, read_finished, run_experiment
-from partita.experiments.batched import BatchedAdam, spectral_norms
-from partita.experiments.function_heads import FunctionHeads, turning_points
-from partita.experiments.image_models import Copy, Schedule, train_copies
-from partita.experiments.statistics import log_slope, more_often, rank_correlation, slope
 from partita.geometry import MaxAffine
-from partita.plots.experiments import FIGURES, draw_figure
-from partita.reports.page import write_pages
+from partita.reproduction import EXPERIMENTS, Order, Setup, Table, find_experiment, read_finished, run_experiment
+from partita.reproduction.batched import BatchedAdam, spectral_norms
+from partita.reproduction.figure_list import FIGURES, draw_figure
+from partita.reproduction.function_heads import FunctionHeads, turning_points
+from partita.reproduction.image_models import Copy, Schedule, train_copies
+from partita.reproduction.page import write_pages
+from partita.reproduction.statistics import log_slope, more_often, rank_correlation, slope
 
 NAMES = list(EXPERIMENTS)
 
@@ -212,7 +212,7 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
 
 
 def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):
-    from partita.reports import command
+    from partita.reproduction import command
 
     few = {name: EXPERIMENTS[name] for name in ("attention-maps", "weight-scale")}
     monkeypatch.setattr(command, "EXPERIMENTS", few)
@@ -226,7 +226,7 @@ def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, ima
 
 
 def test_an_interruption_on_the_command_line_keeps_what_was_finished(tmp_path, monkeypatch):
-    from partita.reports import command
+    from partita.reproduction import command
 
     def interrupted(setup):
         raise KeyboardInterrupt
@@ -344,7 +344,7 @@ def test_models_in_a_batch_do_not_feel_each_other():
 
 def test_one_batched_model_is_a_plain_attention_network():
     """The forward pass against modules of torch: attention without scale, softmax over keys."""
-    from partita.experiments.image_models import _Copies, _Data
+    from partita.reproduction.image_models import _Copies, _Data
 
     g = torch.Generator().manual_seed(0)
     rows, labels = torch.rand(20, 5, 4, generator=g), torch.randint(10, (20,), generator=g)
@@ -363,7 +363,7 @@ def test_one_batched_model_is_a_plain_attention_network():
 
 
 def test_noise_is_what_was_asked_for():
-    from partita.experiments.image_models import _Copies, _Data
+    from partita.reproduction.image_models import _Copies, _Data
 
     rows, labels = torch.zeros(400, 6, 5), torch.zeros(400, dtype=torch.long)
     schedule = Schedule(1, 8, 3, 6, (1,), 4)
@@ -401,7 +401,7 @@ def test_a_constructed_head_has_the_theorems_cells_and_values():
 
 def test_the_optimum_is_scikit_learns():
     linear = pytest.importorskip("sklearn.linear_model")
-    from partita.experiments.in_context import _optimum
+    from partita.reproduction.descent_runs import _optimum
 
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (40, 3))
@@ -460,7 +460,7 @@ class TestTheCommittedReport:
 
 def test_heads_of_a_sequence_model_are_those_of_torch():
     """The first layer against nn.MultiheadAttention's arithmetic: queries per token, keys and values given, heads split alike."""
-    from partita.experiments.sequence_models import SequenceCopy, Task, _Networks
+    from partita.reproduction.sequence_models import SequenceCopy, Task, _Networks
 
     g = torch.Generator().manual_seed(0)
     task = Task(torch.randn(1, 10, 3, 2, generator=g), torch.randn(1, 10, 3, 5, generator=g), (0, 0))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 
 from partita.errors import ExpressionError, ExpressionLimitError
-from partita.targets import Graph, parse
-from partita.targets.expressions import FUNCTIONS, MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
-from partita.targets.graph import GraphBuilder
+from partita.functions import Graph, parse
+from partita.functions.expressions import FUNCTIONS, MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from partita.functions.graph import GraphBuilder
 
 X, Y = 0.7, -1.3
 

@@ -11,11 +11,11 @@ from numpy.polynomial import chebyshev
 from scipy.optimize import linprog
 
 from partita.errors import ShapeError, ToleranceError
-from partita.fitting.axis_fit import AxisChoice, AxisSearch, chebyshev_points
-from partita.fitting.grid_fit import GridFit, fit_grid, fit_values
-from partita.fitting.sampled import Sampled, Tests, landmarks
-from partita.fitting.tensor_fit import Frame, evaluate_points, evaluate_tensor
 from partita.geometry.domains import Box
+from partita.search.axis_fit import AxisChoice, AxisSearch, chebyshev_points
+from partita.search.grid_fit import GridFit, fit_grid, fit_values
+from partita.search.sampled_function import Sampled, Tests, landmarks
+from partita.search.tensor_fit import Frame, evaluate_points, evaluate_tensor
 
 Tests.__test__ = False  # a class of test points, not of tests
 

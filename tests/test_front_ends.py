@@ -13,12 +13,12 @@ from torch import nn
 import partita as pa
 from partita.arithmetic import Interval
 from partita.errors import ExpressionError, NotTraceableError
-from partita.targets import parse
-from partita.targets.graph import Graph, GraphBuilder
-from partita.targets.program import Linear, program
-from partita.targets.sympy_trees import from_sympy
-from partita.targets.target import make_target
-from partita.targets.tracing import compare, trace
+from partita.functions import parse
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.program import Linear, program
+from partita.functions.sympy_trees import from_sympy
+from partita.functions.target import make_target
+from partita.functions.tracing import compare, trace
 
 POINTS = np.random.default_rng(0).uniform(-1, 1, (64, 2))
 MATRIX = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64)

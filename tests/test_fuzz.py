@@ -23,9 +23,9 @@ from balls import holds, settle, values
 
 from partita.arithmetic import Interval
 from partita.errors import ExpressionError, ExpressionLimitError
-from partita.targets import Graph, expressions, infix, parse
-from partita.targets.expressions import FUNCTIONS, MAX_CHARACTERS, MAX_NODES
-from partita.targets.operations import MAX_EXPONENT
+from partita.functions import Graph, expressions, infix, parse
+from partita.functions.expressions import FUNCTIONS, MAX_CHARACTERS, MAX_NODES
+from partita.functions.operations import MAX_EXPONENT
 
 VARIABLES = ["x0", "x1"]
 ALIASES = {"x": "x0", "y": "x1"}

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from partita.errors import ExpressionLimitError, FormatError, ShapeError, UnsupportedError
-from partita.targets import Graph, parse
-from partita.targets.graph import GraphBuilder
-from partita.targets.operations import OPERATIONS, Node
+from partita.functions import Graph, parse
+from partita.functions.graph import GraphBuilder
+from partita.functions.operations import OPERATIONS, Node
 
 POINTS = 200
 SAMPLES = {

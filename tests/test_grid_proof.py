@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partita as pa
-from partita.certify import grid_proof
-from partita.certify import weight_series as series_module
-from partita.certify.grid_proof import SoftGrid, prove_grid
-from partita.certify.polynomials import bound_ranges, half_maps
-from partita.certify.weight_series import weight_series
-from partita.targets.expressions import parse
+from partita.functions.expressions import parse
+from partita.proofs import grid_proof
+from partita.proofs import weight_series as series_module
+from partita.proofs.grid_proof import SoftGrid, prove_grid
+from partita.proofs.polynomials import bound_ranges, half_maps
+from partita.proofs.weight_series import weight_series
 
 
 def uniform_axis(

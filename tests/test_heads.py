@@ -10,8 +10,8 @@ import torch
 from registry import CASES, compiled, sample
 
 import partita as pa
-from partita.attention import GridHead, ScatteredHead, kernels
 from partita.errors import ShapeError, SizeError, UnsupportedError
+from partita.heads import GridHead, ScatteredHead, kernels
 
 NAMES = [c.name for c in CASES]
 EVALUATORS = {
@@ -221,7 +221,7 @@ def test_as_attention_refuses_what_it_cannot_list_or_express():
 MEMORY = """
 import sys, torch
 import partita as pa
-from partita.attention import GridHead, kernels
+from partita.heads import GridHead, kernels
 kernels.AVAILABLE = kernels.AVAILABLE and sys.argv[1] == "native"
 grid = pa.ProductGrid.uniform(pa.Box([0]*3, [1]*3), 216)
 values = torch.ones(grid.num_cells, 1, dtype=torch.float64)

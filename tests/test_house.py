@@ -15,19 +15,20 @@ ORDER = [
     "errors",
     "arithmetic",
     "geometry",
-    "targets",
-    "attention",
-    "certify",
-    "fitting",
-    "constructions",
+    "functions",
+    "heads",
+    "proofs",
+    "search",
+    "methods",
+    "papers",
+    "ramps",
     "networks",
     "storage",
     "compiler",
     "learn",
     "inspection",
-    "experiments",
     "plots",
-    "reports",
+    "reproduction",
     "cli",
 ]
 SOURCES = sorted((ROOT / "partita").rglob("*.py"))
@@ -66,8 +67,8 @@ def test_imports_go_down_the_line(path):
 
 
 def test_an_uphill_import_is_noticed():
-    assert uphill_imports("partita.geometry.grid", "from partita.attention.head import FoldedHead") == [
-        "partita.attention.head"
+    assert uphill_imports("partita.geometry.grid", "from partita.heads.head import FoldedHead") == [
+        "partita.heads.head"
     ]
     assert uphill_imports("partita.geometry.grid", "import partita.errors") == []
 

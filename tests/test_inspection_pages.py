@@ -13,13 +13,13 @@ from torch import nn
 
 import partita as pa
 from partita.cli import main
+from partita.cli.inspect_command import load_inputs
 from partita.errors import DomainError, ShapeError, UnsupportedError
 from partita.inspection.planes import view
 from partita.inspection.reading import read_queries
 from partita.inspection.snapshots import Snapshot
-from partita.plots.inspection import plot_heads, plot_plane
-from partita.reports.inspect_command import load_inputs
-from partita.reports.inspection import write_inspection
+from partita.plots.model_page import write_inspection
+from partita.plots.plane_plots import plot_heads, plot_plane
 
 pytest.importorskip("matplotlib")
 

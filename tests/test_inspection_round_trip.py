@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 import partita as pa
-from partita.constructions import indicator, reassignment
 from partita.errors import ShapeError, UnsupportedError
+from partita.functions.probing import split_flat
 from partita.geometry import polygons
 from partita.inspection.reading import read_queries
 from partita.inspection.round_trip import temperature
-from partita.targets.probing import split_flat
+from partita.papers import indicator, reassignment
 
 
 def inspected(module, *inputs):

@@ -15,19 +15,19 @@ from balls import bits, is_refuted, values
 from flint import arb
 
 import partita as pa
-from partita.attention import ScatteredHead
-from partita.attention.scattered_head import exponent_cut
-from partita.certify import GridFacts, Known, ScatteredFacts, grid_terms, scattered_terms
-from partita.certify.box_lists import CellTable
-from partita.certify.box_proof import box_terms, prove_boxes
-from partita.certify.certificate import Term, total
-from partita.certify.deployment import added_terms, running_terms
-from partita.certify.grid_bounds import soft_terms, window_for
-from partita.certify.grid_proof import SoftGrid, prove_grid
-from partita.certify.weight_series import WeightSeries, slope_series, weight_series
+from partita.functions import parse
+from partita.functions.regularity import AxisLipschitz, Modulus
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass, soft_maximum_gap
-from partita.targets import parse
-from partita.targets.knowledge import AxisLipschitz, Modulus
+from partita.heads import ScatteredHead
+from partita.heads.scattered_head import exponent_cut
+from partita.proofs import GridFacts, Known, ScatteredFacts, grid_terms, scattered_terms
+from partita.proofs.bisection import box_terms, prove_boxes
+from partita.proofs.box_lists import CellTable
+from partita.proofs.center_values import soft_terms, window_for
+from partita.proofs.certificate import Term, total
+from partita.proofs.grid_proof import SoftGrid, prove_grid
+from partita.proofs.running import added_terms, running_terms
+from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
 
 # --- bisection -------------------------------------------------------------------------------------------------------
 

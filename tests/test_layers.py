@@ -6,9 +6,9 @@ import torch
 from registry import CASES, compiled, inputs_for, sample
 
 import partita as pa
-from partita.attention import LinearSum, SelfAttention, literal_layers, token_mixing
-from partita.certify import dot_product_rounding, literal_rounding
 from partita.errors import ShapeError, SizeError, UnsupportedError
+from partita.heads import LinearSum, SelfAttention, literal_layers, token_mixing
+from partita.proofs import dot_product_rounding, literal_rounding
 
 NAMES = [c.name for c in CASES]
 FORMS = ["log", "indexed"]

@@ -11,7 +11,7 @@ from torch import nn
 import partita as pa
 from partita import errors
 from partita.compiler.planned import Candidate, report
-from partita.constructions.averaged import lattice_moments, sharpness_for
+from partita.search.averaged_values import lattice_moments, sharpness_for
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 SMOOTH = "sin(3*x0) + x0*cos(2*x1)"
@@ -193,7 +193,7 @@ def test_a_narrow_peak_gets_few_keys_where_it_is():
 
 def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
     """Auto plans a fitted head first; if its proof misses, methods that it had beaten are planned after all."""
-    from partita.certify.certificate import Certificate
+    from partita.proofs.certificate import Certificate
 
     box = pa.Box([-1, -1], [1, 1])
     usual = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
@@ -203,7 +203,7 @@ def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
     def worse(**fields):
         return real(**{**fields, "error_bound": 10.0})
 
-    monkeypatch.setattr(sys.modules["partita.constructions.soft_grid"], "Certificate", worse)
+    monkeypatch.setattr(sys.modules["partita.methods.soft_grid"], "Certificate", worse)
     monkeypatch.setattr(sys.modules["partita.compiler.compile"], "_SHARES", ())
     other = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
     assert other.candidates[0].method in ("affine", "hard", "adaptive") and other.error_bound <= 0.05

@@ -18,8 +18,8 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
+from partita.networks.chains import Activation, read_chain
 from partita.networks.gates import gate_for
-from partita.networks.reading import Activation, read_chain
 from partita.networks.tables import tabulate_text
 
 BOX = pa.Box([-1, -1], [1, 1])

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import partita as pa
-from partita.constructions import ramp
 from partita.errors import DomainError, NothingKnownError, ShapeError, SizeError, ToleranceError, UnsupportedError
-from partita.geometry.ramps import ramp_constant, sharing_excess
-from partita.networks import encoder_ramp, multi_head_ramp, prefix_ramp, sharpness_needed, two_layers
+from partita.networks import encoder_ramp, prefix_ramp
+from partita.ramps import multi_head_ramp, ramp, sharpness_needed, two_layers
+from partita.ramps.anchors import ramp_constant, sharing_excess
 
 ENDS = (-0.7, 2.1)
 BOX = pa.Box([-1, -1], [1, 1])

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import partita as pa
-from partita.constructions import ramp, ramp_layers, relu_head, silu_head, tanh_head
 from partita.errors import DomainError, ToleranceError, UnsupportedError
-from partita.networks import multi_head_ramp, prefix_ramp
+from partita.networks import prefix_ramp
+from partita.papers import relu_head, silu_head, tanh_head
+from partita.ramps import multi_head_ramp, ramp, ramp_layers
 
 ORDINARY = "Rescale the variables"
 

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from partita.attention import ScatteredHead
-from partita.constructions.pieces import PieceFacts, pieces_terms
-from partita.constructions.piecewise_affine import pieces_recipe, piecewise_affine, plan_pieces
 from partita.errors import DomainError, PartitaError, ShapeError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.expressions import parse
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.piecewise import recognise
+from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import _is_proof, leading, within
-from partita.targets.expressions import parse
-from partita.targets.graph import Graph, GraphBuilder
-from partita.targets.pieces import recognise
-from partita.targets.target import make_target
+from partita.heads import ScatteredHead
+from partita.methods.affine_pieces import pieces_recipe, piecewise_affine, plan_pieces
+from partita.proofs.soft_maximum import PieceFacts, pieces_terms
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 0.1, -0.7, 1.25, 1e8, 1e-8])

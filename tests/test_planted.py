@@ -25,31 +25,31 @@ import torch
 
 import partita as pa
 from partita.arithmetic import interval, series, taylor
-from partita.attention import GridHead, ScatteredHead
-from partita.certify import (
+from partita.compiler import known_regularity as knowledge
+from partita.compiler.compiled import Compiled
+from partita.errors import DomainError
+from partita.functions.target import make_target
+from partita.geometry import PowerDiagram, ProductGrid
+from partita.heads import GridHead, ScatteredHead
+from partita.methods.on_grid import GridRecipe
+from partita.methods.soft_grid import proved_terms
+from partita.proofs import bisection as box_proof
+from partita.proofs import (
     box_lists,
-    box_proof,
     certificate,
-    deployment,
-    grid_bounds,
     grid_proof,
     polynomials,
     weight_series,
 )
-from partita.certify.certificate import Certificate, Term, Witness, model_digest, total
-from partita.compiler import knowledge
-from partita.compiler.compiled import Compiled
-from partita.constructions.construction import describe_domain, describe_function, environment, some_answers
-from partita.constructions.on_grid import GridRecipe
-from partita.constructions.soft_grid import proved_terms
-from partita.errors import DomainError
-from partita.geometry import PowerDiagram, ProductGrid
-from partita.targets.target import make_target
+from partita.proofs import center_values as grid_bounds
+from partita.proofs import running as deployment
+from partita.proofs.certificate import Certificate, Term, Witness, model_digest, total
+from partita.proofs.construction import describe_domain, describe_function, environment, some_answers
 
 CHECKER = Path(__file__).resolve().parents[1] / "checker"
 LINE = pa.Box([-1], [1])
 TOLERANCE = 1e4  # asked of heads made by hand
-affine_grid = sys.modules["partita.constructions.affine_grid"]
+affine_grid = sys.modules["partita.methods.affine_grid"]
 Patch = pytest.MonkeyPatch
 
 

@@ -15,8 +15,8 @@ from flint import arb
 
 from partita.arithmetic import Interval, dual, interval, polynomial, series, taylor
 from partita.errors import DomainError
-from partita.targets import Graph, parse
-from partita.targets.operations import OPERATIONS
+from partita.functions import Graph, parse
+from partita.functions.operations import OPERATIONS
 
 NAMES = ["x0", "x1", "x2"]
 CASES = {

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import partita as pa
-from partita.certify.grid_proof import SoftGrid, prove_grid
-from partita.certify.weight_series import WeightSeries, slope_series, weight_series
 from partita.compiler import properties
 from partita.errors import DomainError, UnsupportedError
-from partita.targets import parse
-from partita.targets.differentiate import derivative
+from partita.functions import parse
+from partita.functions.differentiate import derivative
+from partita.proofs.grid_proof import SoftGrid, prove_grid
+from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 TEXTS = [
@@ -113,7 +113,7 @@ def test_a_planted_error_in_the_slopes_is_noticed(monkeypatch):
         found = slope_series(weights, centers, rate, middle)
         return WeightSeries(1.001 * found.coefficients, found.remainder)
 
-    monkeypatch.setattr("partita.certify.grid_proof.slope_series", wrong)
+    monkeypatch.setattr("partita.proofs.grid_proof.slope_series", wrong)
     assert c.bound_gradient_error().bounds[0] > 1.5 * honest
 
 

@@ -9,18 +9,10 @@ import torch
 from test_layers import oracle
 
 import partita as pa
-from partita.constructions import (
-    max_affine_head,
-    ramp,
-    ramp_layers,
-    reassignment_layers,
-    relu_head,
-    sigmoid_head,
-    silu_head,
-    tanh_head,
-)
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
-from partita.geometry.ramps import best_sharpness, half_window_for, ramp_constant, window_excess
+from partita.papers import max_affine_head, reassignment_layers, relu_head, sigmoid_head, silu_head, tanh_head
+from partita.ramps import ramp, ramp_layers
+from partita.ramps.anchors import best_sharpness, half_window_for, ramp_constant, window_excess
 
 ENDS = (-0.7, 2.1)
 TOKEN = pa.Box([-3.0], [3.0])

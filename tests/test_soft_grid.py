@@ -13,9 +13,9 @@ import torch
 
 import partita as pa
 from partita import errors, storage
-from partita.attention import GridHead, grid_head, kernels, literal_layers
-from partita.certify import literal_rounding
-from partita.certify.certificate import model_digest
+from partita.heads import GridHead, grid_head, kernels, literal_layers
+from partita.proofs import literal_rounding
+from partita.proofs.certificate import model_digest
 
 EVERYWHERE = dict.fromkeys(("native", "torch"), float("inf"))
 NOWHERE = dict.fromkeys(("native", "torch"), 0.0)

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import partita as pa
-from partita.attention import AffineScores, GridHead, log_cross
-from partita.constructions import reassignment
 from partita.errors import (
     DomainError,
     LipschitzContradictedError,
@@ -21,6 +19,8 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.geometry import farthest_point_cover
+from partita.heads import AffineScores, GridHead, log_cross
+from partita.papers import reassignment
 
 
 @pytest.mark.parametrize("tolerance", [2.0, 0.6])

@@ -10,7 +10,7 @@ from registry import CASES, LP_CASES, compiled, inputs_for, sample
 
 import partita as pa
 from partita import errors, storage
-from partita.storage.writing import canonical
+from partita.storage.saving import canonical
 
 ort = pytest.importorskip("onnxruntime")
 NAMES = [c.name for c in CASES + LP_CASES]
@@ -278,7 +278,7 @@ def test_hostile_json(tmp_path, text):
 
 def test_saving_is_all_or_nothing(tmp_path, monkeypatch):
     c = compiled("sine 1-D typed")
-    monkeypatch.setattr("partita.storage.writing.canonical", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("partita.storage.saving.canonical", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         c.save(tmp_path / "head")
     assert list(tmp_path.iterdir()) == []

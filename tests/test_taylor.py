@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from partita.arithmetic import Basis, Interval, TaylorModel, TaylorModels, polynomial, series, taylor
 from partita.errors import DomainError, ShapeError, SizeError
-from partita.targets import Graph, parse
-from partita.targets.graph import GraphBuilder
-from partita.targets.operations import OPERATIONS
+from partita.functions import Graph, parse
+from partita.functions.graph import GraphBuilder
+from partita.functions.operations import OPERATIONS
 
 VARIABLES = ["x", "y", "z", "w"]
 BITS = (300, 4000)

@@ -6,9 +6,9 @@ import torch
 from test_layers import oracle
 
 import partita as pa
-from partita.certify import literal_rounding
-from partita.constructions import indicator, reassignment, reassignment_layers
 from partita.errors import DomainError, ShapeError, UnsupportedError
+from partita.papers import indicator, reassignment, reassignment_layers
+from partita.proofs import literal_rounding
 
 BOX = pa.Box([-2, -2], [2, 2])
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from partita.attention import GridHead, literal_layers
-from partita.attention import train_head as train_module
-from partita.attention.train_head import TrainHead, rounded_cores
-from partita.constructions.tensor_train import TrainLimits, fit_train, held_out_error
-from partita.constructions.train_cross import _Sweeps, cross_approximation
 from partita.errors import DomainError, NonFiniteValueError, ShapeError, SizeError, ToleranceError
 from partita.geometry import Box, ProductGrid
+from partita.heads import GridHead, literal_layers
+from partita.heads import train_head as train_module
+from partita.heads.train_head import TrainHead, rounded_cores
+from partita.methods.train import TrainLimits, fit_train, held_out_error
+from partita.search.train_cross import _Sweeps, cross_approximation
 
 CASES = {  # counts, ranks between the axes, input shapes, output shape
     "one axis": ((6,), (), ((1,),), ()),

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.claims import attack_command, bounds_command, verify_command
+from partita.cli.claim_commands import attack_command, bounds_command, verify_command
 from partita.cli.common import REFUSED, USAGE_ERROR, parse_domain, stderr
-from partita.cli.heads import compile_command, eval_command, export_command, plan_command, plot_command
+from partita.cli.head_commands import compile_command, eval_command, export_command, plan_command, plot_command
+from partita.cli.inspect_command import inspect_command
+from partita.cli.reproduce_command import reproduce_command
 from partita.errors import DomainError, ExpressionError, PartitaError, UnsupportedError
-from partita.reports.command import reproduce_command
-from partita.reports.inspect_command import inspect_command
 
 __all__ = ["app", "main", "parse_domain"]
 

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from partita.constructions.construction import Progress as Report
 from partita.errors import DomainError
 from partita.geometry import Box
+from partita.proofs.construction import Progress as Report
 
 __all__ = [
     "REFUSED",

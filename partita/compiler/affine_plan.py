@@ -7,20 +7,20 @@ import math
 import numpy as np
 import torch
 
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, size_text
-from partita.constructions.adaptive import adaptive_recipe
-from partita.constructions.affine_grid import AffineRecipe, smallest_affine_grid
-from partita.constructions.averaged import Slopes
-from partita.constructions.construction import Progress
-from partita.constructions.curved import curved_recipe
-from partita.constructions.on_grid import GridRecipe
-from partita.constructions.piecewise_affine import pieces_recipe
 from partita.errors import DomainError, NonFiniteValueError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.regularity import Curvature
+from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
-from partita.targets.knowledge import Curvature
-from partita.targets.target import Target
+from partita.methods.adaptive import adaptive_recipe
+from partita.methods.affine_grid import AffineRecipe, smallest_affine_grid
+from partita.methods.affine_pieces import pieces_recipe
+from partita.methods.on_grid import GridRecipe
+from partita.methods.tangents import curved_recipe
+from partita.proofs.construction import Progress
+from partita.search.averaged_values import Slopes
 
 __all__ = ["forecast_affine_grid", "plan_adaptive", "plan_affine_grid", "plan_curved", "plan_pieces"]
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from partita.certify.attack import search_worst
-from partita.certify.balls import balls_at_hand, value_in_balls
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box, Domain
 from partita.geometry.partitions import Partition
-from partita.targets.target import Target, make_target
+from partita.proofs.balls import balls_at_hand, value_in_balls
+from partita.proofs.worst_point import search_worst
 
 __all__ = ["Attack", "attack"]
 

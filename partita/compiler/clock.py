@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 
-from partita.constructions.construction import Progress
 from partita.errors import BudgetSpentError, UnsupportedError
+from partita.proofs.construction import Progress
 
 __all__ = ["Clock"]
 

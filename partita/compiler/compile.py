@@ -10,25 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.certify.certificate import Certificate
 from partita.compiler.affine_plan import plan_affine_grid
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
-from partita.compiler.knowledge import Declared
+from partita.compiler.known_regularity import Declared
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.plan import make_plan
 from partita.compiler.planned import Candidate, Plan, rounding_of
 from partita.compiler.soft_plan import plan_fitted
-from partita.constructions.adaptive import AdaptiveRecipe, adaptive
-from partita.constructions.affine_grid import AffineRecipe, affine_grid
-from partita.constructions.construction import Construction, Progress
-from partita.constructions.cross_attention import cross_attention
-from partita.constructions.curved import CurvedRecipe, curved_grid
-from partita.constructions.piecewise_affine import PiecesRecipe, piecewise_affine
-from partita.constructions.self_attention import self_attention
-from partita.constructions.small_domain import CoverRecipe, small_domain
-from partita.constructions.soft_grid import SoftRecipe, soft_grid
-from partita.constructions.tensor_train import TrainRecipe, tensor_train
 from partita.errors import (
     LipschitzContradictedError,
     NotContinuousError,
@@ -36,9 +25,20 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
+from partita.functions.regularity import Jumps, Modulus
+from partita.functions.target import make_target
 from partita.geometry.domains import Box, Domain
-from partita.targets.knowledge import Jumps, Modulus
-from partita.targets.target import make_target
+from partita.methods.adaptive import AdaptiveRecipe, adaptive
+from partita.methods.affine_grid import AffineRecipe, affine_grid
+from partita.methods.affine_pieces import PiecesRecipe, piecewise_affine
+from partita.methods.cover import CoverRecipe, small_domain
+from partita.methods.cross_attention import cross_attention
+from partita.methods.self_attention import self_attention
+from partita.methods.soft_grid import SoftRecipe, soft_grid
+from partita.methods.tangents import CurvedRecipe, curved_grid
+from partita.methods.train import TrainRecipe, tensor_train
+from partita.proofs.certificate import Certificate
+from partita.proofs.construction import Construction, Progress
 
 __all__ = ["build", "compile"]
 

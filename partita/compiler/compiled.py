@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from partita import storage
-from partita.attention.forms import literal_layers
-from partita.attention.grid_head import GridHead
-from partita.attention.head import FoldedHead, count_text, flatten_inputs
-from partita.attention.layers import CrossNetwork, SelfNetwork
-from partita.attention.scattered_head import ScatteredHead
-from partita.attention.train_head import TrainHead
-from partita.certify.attack import search_worst
-from partita.certify.certificate import Certificate, Witness
 from partita.compiler.planned import Candidate, report
 from partita.compiler.properties import GradientError, Range, bound_gradient_error, bound_range, bound_slope
-from partita.constructions.construction import Progress
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
+from partita.functions.target import Target
 from partita.geometry.domains import Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition, PowerDiagram
-from partita.targets.target import Target
+from partita.heads.forms import literal_layers
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead, count_text, flatten_inputs
+from partita.heads.layers import CrossNetwork, SelfNetwork
+from partita.heads.scattered_head import ScatteredHead
+from partita.heads.train_head import TrainHead
+from partita.proofs.certificate import Certificate, Witness
+from partita.proofs.construction import Progress
+from partita.proofs.worst_point import search_worst
 
 __all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
 

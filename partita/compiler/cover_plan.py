@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.certify.certificate import total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.scattered_bounds import rate_for, scattered_terms
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Plan, floor_message, rounding_of, size_text
-from partita.constructions.small_domain import CoverRecipe, scattered_facts
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.regularity import Modulus
+from partita.functions.target import Target
 from partita.geometry.covers import Cover, farthest_point_cover
 from partita.geometry.domains import PointCloud
-from partita.targets.knowledge import Modulus
-from partita.targets.target import Target
+from partita.methods.cover import CoverRecipe, scattered_facts
+from partita.proofs.certificate import total
+from partita.proofs.cover_proof import rate_for, scattered_terms
+from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["plan_cover"]
 

@@ -7,17 +7,17 @@ import math
 import numpy as np
 import torch
 
-from partita.certify.certificate import Term, total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.grid_bounds import grid_terms
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, floor_message, rounding_of, size_text
 from partita.compiler.spacing import SpacingRule
-from partita.constructions.on_grid import GridRecipe, grid_facts
 from partita.errors import SizeError, ToleranceError
+from partita.functions.target import Target
 from partita.geometry.grid import ProductGrid
-from partita.targets.target import Target
+from partita.methods.on_grid import GridRecipe, grid_facts
+from partita.proofs.center_values import grid_terms
+from partita.proofs.certificate import Term, total
+from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["forecast_grid", "plan_grid"]
 

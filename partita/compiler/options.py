@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.constructions.construction import semantics_of
 from partita.errors import ToleranceError, UnsupportedError
+from partita.proofs.construction import semantics_of
 
 __all__ = ["ACCEPT", "DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "METHODS", "Options"]
 

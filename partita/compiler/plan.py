@@ -12,12 +12,11 @@ import torch
 from partita.compiler.affine_plan import forecast_affine_grid, plan_adaptive, plan_affine_grid, plan_curved, plan_pieces
 from partita.compiler.cover_plan import plan_cover
 from partita.compiler.grid_plan import forecast_grid, plan_grid
-from partita.compiler.knowledge import Declared, Knowledge, gather
+from partita.compiler.known_regularity import Declared, Knowledge, gather
 from partita.compiler.options import DEFAULT_MAX_BYTES, Options
 from partita.compiler.planned import Candidate, Plan
 from partita.compiler.soft_plan import forecast_averaged, plan_averaged, plan_fitted
 from partita.compiler.train_plan import MANY_VARIABLES, plan_train
-from partita.constructions.construction import Progress
 from partita.errors import (
     BudgetSpentError,
     NotContinuousError,
@@ -26,9 +25,10 @@ from partita.errors import (
     SizeError,
     ToleranceError,
 )
+from partita.functions.regularity import Curvature, Jumps, Modulus
+from partita.functions.target import Target, make_target
 from partita.geometry.domains import Box, Domain, PointCloud
-from partita.targets.knowledge import Curvature, Jumps, Modulus
-from partita.targets.target import Target, make_target
+from partita.proofs.construction import Progress
 
 __all__ = ["make_plan", "plan"]
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from partita.certify.certificate import Term
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
-from partita.constructions.adaptive import AdaptiveRecipe
-from partita.constructions.affine_grid import AffineRecipe
-from partita.constructions.construction import Progress
-from partita.constructions.curved import CurvedRecipe
-from partita.constructions.on_grid import GridRecipe
-from partita.constructions.piecewise_affine import PiecesRecipe
-from partita.constructions.small_domain import CoverRecipe
-from partita.constructions.soft_grid import SoftRecipe
-from partita.constructions.tensor_train import TrainRecipe
-from partita.targets.target import Target
+from partita.functions.target import Target
+from partita.methods.adaptive import AdaptiveRecipe
+from partita.methods.affine_grid import AffineRecipe
+from partita.methods.affine_pieces import PiecesRecipe
+from partita.methods.cover import CoverRecipe
+from partita.methods.on_grid import GridRecipe
+from partita.methods.soft_grid import SoftRecipe
+from partita.methods.tangents import CurvedRecipe
+from partita.methods.train import TrainRecipe
+from partita.proofs.certificate import Term
+from partita.proofs.construction import Progress
 
 __all__ = ["Candidate", "Plan", "floor_message", "report", "rounding_of", "size_text"]
 

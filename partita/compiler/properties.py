@@ -13,22 +13,22 @@ import numpy as np
 import torch
 
 from partita.arithmetic.rounding import add_up, sub_down
-from partita.attention.grid_head import GridHead
-from partita.attention.head import FoldedHead
-from partita.attention.scattered_head import ScatteredHead
-from partita.certify.box_proof import box_terms, prove_boxes
-from partita.certify.certificate import total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.grid_bounds import soft_terms
-from partita.certify.grid_proof import GridProof, SoftGrid, prove_grid
-from partita.constructions.affine_grid import affine_terms, graph_cells
-from partita.constructions.construction import Progress, semantics_of
-from partita.constructions.on_grid import GridRecipe, head_facts
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.differentiate import derivative
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
-from partita.targets.differentiate import derivative
-from partita.targets.graph import Graph, GraphBuilder
-from partita.targets.target import Target
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.heads.scattered_head import ScatteredHead
+from partita.methods.affine_grid import affine_terms, graph_cells
+from partita.methods.on_grid import GridRecipe, head_facts
+from partita.proofs.bisection import box_terms, prove_boxes
+from partita.proofs.center_values import soft_terms
+from partita.proofs.certificate import total
+from partita.proofs.construction import Progress, semantics_of
+from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
+from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bound_slope", "soft_grid_of"]
 

@@ -17,31 +17,31 @@ import torch
 from scipy.spatial import KDTree
 
 from partita.arithmetic.rounding import up
-from partita.attention.grid_head import GridHead
-from partita.attention.head import FoldedHead
-from partita.attention.scattered_head import ScatteredHead
-from partita.certify.box_proof import box_terms, prove_boxes
-from partita.certify.certificate import Certificate, Term, model_digest, total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.grid_bounds import Known, grid_terms
-from partita.certify.scattered_bounds import scattered_terms
 from partita.compiler.compiled import Compiled
-from partita.compiler.knowledge import gather
-from partita.constructions.affine_grid import affine_terms, graph_cells
-from partita.constructions.construction import describe_domain, semantics_of, stored_distance, value_size
-from partita.constructions.curved import curved_terms
-from partita.constructions.estimate import sampled_error
-from partita.constructions.on_grid import GridRecipe, head_facts
-from partita.constructions.pieces import pieces_terms
-from partita.constructions.small_domain import CoverRecipe, scattered_facts
-from partita.constructions.soft_grid import proved_terms
+from partita.compiler.known_regularity import gather
 from partita.errors import ExpressionError, FormatError, PartitaError, UnsupportedError
+from partita.functions.expressions import CONSTANTS, parse
+from partita.functions.regularity import Curvature, RoughBoxes
+from partita.functions.target import Target, variable_names
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Domain, PointCloud
 from partita.geometry.grid import ProductGrid
-from partita.targets.expressions import CONSTANTS, parse
-from partita.targets.knowledge import Curvature, RoughBoxes
-from partita.targets.target import Target, variable_names
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.heads.scattered_head import ScatteredHead
+from partita.methods.affine_grid import affine_terms, graph_cells
+from partita.methods.cover import CoverRecipe, scattered_facts
+from partita.methods.on_grid import GridRecipe, head_facts
+from partita.methods.soft_grid import proved_terms
+from partita.methods.tangents import curved_terms
+from partita.proofs.bisection import box_terms, prove_boxes
+from partita.proofs.center_values import Known, grid_terms
+from partita.proofs.certificate import Certificate, Term, model_digest, total
+from partita.proofs.construction import describe_domain, semantics_of, stored_distance, value_size
+from partita.proofs.cover_proof import scattered_terms
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.sampled import sampled_error
+from partita.proofs.soft_maximum import pieces_terms
 
 __all__ = ["Check", "recheck"]
 

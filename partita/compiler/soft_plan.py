@@ -7,19 +7,19 @@ import math
 import numpy as np
 import torch
 
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.grid_bounds import soft_terms, window_for
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, rounding_of, size_text
-from partita.constructions.averaged import Slopes, averaged_grid, predicted_counts
-from partita.constructions.construction import Progress
-from partita.constructions.on_grid import GridRecipe, grid_facts
-from partita.constructions.soft_grid import SoftRecipe
-from partita.fitting.grid_fit import fit_grid
+from partita.functions.target import Target
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.grid import ProductGrid
-from partita.targets.target import Target
+from partita.methods.on_grid import GridRecipe, grid_facts
+from partita.methods.soft_grid import SoftRecipe
+from partita.proofs.center_values import soft_terms, window_for
+from partita.proofs.construction import Progress
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.search.averaged_values import Slopes, averaged_grid, predicted_counts
+from partita.search.grid_fit import fit_grid
 
 __all__ = ["forecast_averaged", "plan_averaged", "plan_fitted"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from partita.attention.head import count_text
-from partita.compiler.knowledge import Knowledge
+from partita.compiler.known_regularity import Knowledge
 from partita.compiler.options import Options
 from partita.compiler.planned import Candidate, Plan, size_text
-from partita.constructions.construction import Progress
-from partita.constructions.tensor_train import TrainRecipe, fit_train
+from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
-from partita.targets.target import Target
+from partita.heads.head import count_text
+from partita.methods.train import TrainRecipe, fit_train
+from partita.proofs.construction import Progress
 
 __all__ = ["MANY_VARIABLES", "plan_train"]
 

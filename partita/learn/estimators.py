@@ -16,9 +16,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import ThreadpoolController
 
-from partita.attention.scattered_head import ScatteredHead
 from partita.geometry.domains import Array
 from partita.geometry.partitions import PowerDiagram
+from partita.heads.scattered_head import ScatteredHead
 from partita.learn.folding import fold
 from partita.learn.model import Options, fit_model
 from partita.learn.search import spacing

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.attention.scattered_head import ScatteredHead
 from partita.geometry.domains import Array
 from partita.geometry.partitions import PowerDiagram
+from partita.heads.scattered_head import ScatteredHead
 from partita.learn.smoothing import Smoother
 
 __all__ = ["Scaling", "fold"]

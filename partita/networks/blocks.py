@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
-from partita.attention.head import flatten_inputs
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.construction import semantics_of
-from partita.constructions.ramp import Ramp
-from partita.constructions.ramp_layers import refuse_many, rounded_layers
 from partita.errors import ShapeError, UnsupportedError
-from partita.geometry.ramps import sharing_excess
+from partita.heads.head import flatten_inputs
 from partita.networks.in_context import GradientDescent
-from partita.networks.multi_head import SharedRamp
+from partita.proofs.construction import semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.ramps.anchors import sharing_excess
+from partita.ramps.literal_ramps import refuse_many, rounded_layers
+from partita.ramps.multi_head_ramps import SharedRamp
+from partita.ramps.single_ramp import Ramp
 
 __all__ = ["EncoderRamp", "PrefixRamp", "descent_attention", "encoder_ramp", "prefix_ramp"]
 

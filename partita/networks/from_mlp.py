@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import up
-from partita.attention.head import flatten_inputs
-from partita.certify.certificate import Certificate, Term, model_digest, total
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.claims import proved_claim
-from partita.constructions.construction import semantics_of
 from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
+from partita.heads.head import flatten_inputs
+from partita.networks.chains import Stage, read_chain
 from partita.networks.gates import Gate, gate_for
 from partita.networks.propagation import Carried, Layer, amplification, carry
-from partita.networks.reading import Stage, read_chain
-from partita.networks.tracing import is_traced
+from partita.networks.trace_modes import is_traced
+from partita.proofs.certificate import Certificate, Term, model_digest, total
+from partita.proofs.claim import proved_claim
+from partita.proofs.construction import semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["AttentionNetwork", "GateLayer", "attention_from_mlp"]
 

@@ -18,7 +18,7 @@ from partita.arithmetic.rounding import up
 from partita.errors import SizeError, ToleranceError
 from partita.geometry.domains import Array
 from partita.geometry.moments import soft_maximum_gap
-from partita.networks.reading import Activation
+from partita.networks.chains import Activation
 from partita.networks.tables import tabulate_text
 
 __all__ = ["GELU_REACH", "GELU_TEXTS", "RANGE", "Gate", "SoftGate", "WideGate", "gate_for"]

@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.constructions.claims import require_ordinary
-from partita.constructions.construction import semantics_of
 from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
-from partita.networks.tracing import is_traced
+from partita.networks.trace_modes import is_traced
+from partita.proofs.claim import require_ordinary
+from partita.proofs.construction import semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["GradientDescent", "gradient_descent"]
 

@@ -10,11 +10,11 @@ from scipy.special import expit
 
 from partita.arithmetic.interval import Interval
 from partita.errors import ExpressionError, NotContinuousError, SizeError
+from partita.functions.differentiate import derivative
+from partita.functions.expressions import parse
+from partita.functions.graph import Graph, GraphBuilder
 from partita.geometry.domains import Array, Box
 from partita.networks.tables import Table, tabulate
-from partita.targets.differentiate import derivative
-from partita.targets.expressions import parse
-from partita.targets.graph import Graph, GraphBuilder
 
 __all__ = ["LossSlope", "loss_slope", "squared_slope"]
 

@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from partita.arithmetic.rounding import mul_up, up
-from partita.certify.deployment import UNIT_ROUNDOFF
-from partita.certify.grid_bounds import Known
-from partita.constructions.construction import Construction
-from partita.constructions.on_grid import GridRecipe
-from partita.constructions.self_attention import self_attention
-from partita.constructions.soft_grid import SoftRecipe, soft_grid
 from partita.errors import NotContinuousError, SizeError
-from partita.fitting.grid_fit import fit_grid
+from partita.functions.derivatives import lipschitz_bounds
+from partita.functions.expressions import parse
+from partita.functions.graph import Graph
+from partita.functions.regularity import AxisLipschitz
+from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
-from partita.targets.derivatives import lipschitz_bounds
-from partita.targets.expressions import parse
-from partita.targets.graph import Graph
-from partita.targets.knowledge import AxisLipschitz
-from partita.targets.target import Target, graph_target
+from partita.methods.on_grid import GridRecipe
+from partita.methods.self_attention import self_attention
+from partita.methods.soft_grid import SoftRecipe, soft_grid
+from partita.proofs.center_values import Known
+from partita.proofs.construction import Construction
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.search.grid_fit import fit_grid
 
 __all__ = ["Table", "tabulate", "tabulate_text"]
 

@@ -1,7 +1,7 @@
 """Heads on disk: three files, no pickle, hashed, versioned, written at once or not at all (docs/format.md); and ONNX."""
 
+from partita.storage.loading import load_parts, read_json
 from partita.storage.onnx_export import export_onnx
-from partita.storage.reading import load_parts, read_json
-from partita.storage.writing import FORMAT_VERSION, require_free, save
+from partita.storage.saving import FORMAT_VERSION, require_free, save
 
 __all__ = ["FORMAT_VERSION", "export_onnx", "load_parts", "read_json", "require_free", "save"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from partita.attention.head import FoldedHead
 from partita.errors import FormatError, MissingExtraError, SizeError
+from partita.heads.head import FoldedHead
 
 __all__ = ["export_onnx"]
 

@@ -1,0 +1,159 @@
+"""The command `partita inspect`: builds a model with the user's own code, runs it once, and writes the page of its heads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from partita.errors import AlreadyExistsError, DomainError, PartitaError, TargetFailedError, UnsupportedError
+from partita.inspection.capture import capture
+from partita.plots.model_page import write_inspection
+
+__all__ = ["inspect_command", "load_inputs"]
+
+stdout, stderr = Console(), Console(stderr=True)
+
+
+def inspect_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="FUNCTION() of your Python module returns the nn.Module to inspect. This imports and runs your own code.",
+        ),
+    ],
+    inputs: Annotated[
+        str,
+        typer.Option(
+            "--inputs",
+            help="What the model is called with: a .npy file (one array), .npz or .safetensors (keyword arguments by name), or "
+            "MODULE:FUNCTION that returns a tensor, a tuple or a dict.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    layers: Annotated[
+        list[str] | None, typer.Option("--layers", help="Pattern of module paths, as 'encoder.*'; repeatable.")
+    ] = None,
+    heads: Annotated[
+        list[int] | None, typer.Option("--head", help="Number of a head within its layer; repeatable.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="At most so many queries per sequence.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="At most so many sequences.")] = None,
+    budget: Annotated[
+        int, typer.Option("--budget", min=0, help="Of the linear programs per head, in matrix entries; 0 solves none.")
+    ] = 1 << 18,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random heads that the figures stand beside.")] = 0,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw (needs the extra 'plot').")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a folder that is already there.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON on stdout instead of text.")
+    ] = False,
+) -> None:
+    """Read the attention heads of a model as partitions. Runs your own code: MODULE is imported and FUNCTION called."""
+    if out.exists() and not overwrite:
+        raise AlreadyExistsError(f"{out} exists already; choose another name, or say --overwrite.")
+    stderr.print(f"running your own code: {model}", highlight=False, markup=False, soft_wrap=True)
+    built = _call(model)
+    if not isinstance(built, nn.Module):
+        raise UnsupportedError(f"{model}() returned {type(built).__name__}; expected an nn.Module.")
+    args, kwargs = load_inputs(inputs)
+    built.eval()
+    with torch.no_grad(), capture(built, layers=layers, heads=heads, tokens=tokens, batch=batch) as captured:
+        _own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        console=stderr,
+    )
+    with bar:
+        task = bar.add_task("reading heads", total=len(captured))
+        page = write_inspection(
+            captured,
+            out,
+            title=model,
+            figures=figures,
+            progress=lambda name, done, of: bar.update(task, completed=done, total=of),
+            budget=budget,
+            seed=seed,
+        )
+    if as_json:
+        print(json.dumps(page.report.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        stdout.print(
+            f"{page.report}\n\nwrote {', '.join(map(str, page.files))}", highlight=False, soft_wrap=True, markup=False
+        )
+
+
+def load_inputs(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a file of arrays, or from what the user's function returns. Nothing is
+    unpickled."""
+    suffix = Path(text).suffix.lower()
+    if suffix in (".npy", ".npz", ".safetensors"):
+        try:
+            held = load_file(text) if suffix == ".safetensors" else np.load(text, allow_pickle=False)
+            if suffix == ".npy":
+                return (_tensor(held),), {}
+            return (), {name: _tensor(held[name]) for name in held}
+        except (OSError, ValueError, EOFError, TypeError, SafetensorError) as error:
+            raise DomainError(f"{text} cannot be read as arrays of numbers: {error}.") from None
+    if ":" not in text:
+        raise UnsupportedError(f"--inputs is {text!r}; expected a .npy, .npz or .safetensors file, or MODULE:FUNCTION.")
+    given = _call(text)
+    if isinstance(given, dict):
+        return (), given
+    return (given if isinstance(given, tuple) else (given,)), {}
+
+
+def _tensor(array: Any) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _call(spec: str) -> Any:
+    """What FUNCTION() of MODULE returns; the current folder is searched first."""
+    module, _, function = spec.partition(":")
+    if not module or not function:
+        raise UnsupportedError(f"{spec!r}; expected MODULE:FUNCTION, as 'my_models:encoder'.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    found = _own(f"import {module}", lambda: _import(module))
+    if not callable(getattr(found, function, None)):
+        raise UnsupportedError(f"{module} has no function {function!r}.")
+    return _own(f"{spec}()", getattr(found, function))
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that theirs imports
+            raise
+        raise UnsupportedError(
+            f"no module is called {error.name!r}; expected a .py file here or an installed package."
+        ) from None
+
+
+def _own(what: str, call: Callable[[], Any]) -> Any:
+    """The user's code: what it raises is shown with its trace."""
+    try:
+        return call()
+    except PartitaError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise TargetFailedError(f"{what} raised {type(error).__name__}: {error}") from None

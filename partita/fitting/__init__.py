@@ -1,5 +1,0 @@
-"""Finding few keys: sizes, temperatures and values of product grids that fit samples of a function. Nothing here is proved."""
-
-from partita.fitting.grid_fit import GridFit, fit_grid, fit_values
-
-__all__ = ["GridFit", "fit_grid", "fit_values"]

@@ -1,0 +1,304 @@
+"""A small language for functions, read by its own tokenizer and Pratt parser: text in, `Graph` out, never Python.
+
+    expression   numbers, variables, pi, e, + - * / ^ (or **), unary -, parentheses, function calls
+    a, b         a vector of two values, output_shape (2,); a trailing comma makes a vector of one
+    a, b; c, d   a sequence of two tokens, output_shape (2, 2); a trailing semicolon makes a sequence of one
+From tight to loose: ^ (to the right), unary -, * and /, + and -. So -x^2 is -(x^2) and 2^-x is 2^(-x).
+x^k with a literal integer k is a power, x^0.5 a square root, any other power exp(b log a), which asks for a > 0.
+Literals mean their nearest binary64 number, exactly; nothing else is folded.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from partita.errors import ExpressionError, ExpressionLimitError
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.operations import MAX_EXPONENT
+
+__all__ = ["CONSTANTS", "FUNCTIONS", "MAX_CHARACTERS", "MAX_DEPTH", "MAX_NODES", "parse"]
+
+MAX_CHARACTERS = 2_000
+MAX_NODES = 500
+MAX_DEPTH = 50
+CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
+_SUM, _PRODUCT, _UNARY, _POWER = 10, 20, 30, 40
+_INFIX = {"+": ("add", _SUM), "-": ("sub", _SUM), "*": ("mul", _PRODUCT), "/": ("div", _PRODUCT), "^": ("pow", _POWER)}
+_TOKEN = re.compile(
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<symbol>\*\*|[-+*/^(),;])|(?P<blank>\s+)",
+    re.ASCII,
+)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+Rule = Callable[..., int]
+
+
+def parse(text: str, variables: Sequence[str], aliases: Mapping[str, str] | None = None) -> Graph:
+    """The graph of an expression in the variables, in their order; an alias is another name of a variable.
+
+    Raises `ExpressionError`, with the place marked, for text outside the language, and `ExpressionLimitError` beyond
+    2000 characters, 500 nodes, 50 levels of nesting or exponents of ±64.
+
+    >>> parse("sin(3*x) + x*y^2", ["x0", "x1"], {"x": "x0", "y": "x1"}).infix()
+    'sin(3*x0) + x0*x1^2'
+    """
+    if not isinstance(text, str):
+        raise ExpressionError(f"expression: found {type(text).__name__}, expected text")
+    if len(text) > MAX_CHARACTERS:
+        raise ExpressionLimitError(f"expression: found {len(text)} characters, expected at most {MAX_CHARACTERS}")
+    names = {name: position for position, name in enumerate(variables)}
+    if len(names) < len(variables) or not all(map(_NAME.fullmatch, names)):
+        raise ExpressionError(f"expression: found the variables {list(variables)}, expected distinct names such as x0")
+    names |= {alias: names[name] for alias, name in (aliases or {}).items() if name in names and alias not in names}
+    return _Parser(text, tuple(variables), names).graph()
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str  # number, name, symbol or end
+    text: str
+    column: int
+
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else f"{self.text!r}"
+
+
+class _Parser:
+    """One reading of one text. `depth` counts nesting; without it, recursion goes one level per precedence at most."""
+
+    def __init__(self, text: str, variables: tuple[str, ...], names: Mapping[str, int]) -> None:
+        self.text, self.variables, self.names = text, variables, names
+        self.builder, self.count = GraphBuilder(len(variables)), 0
+        self.tokens, self.position = self._tokenize(), 0
+
+    @property
+    def next(self) -> _Token:
+        return self.tokens[self.position]
+
+    def graph(self) -> Graph:
+        """The whole text: rows of values."""
+        rows = [self._row()]
+        is_sequence = self._accept(";")
+        while is_sequence and not (self.next.kind == "end" and len(rows) == 1):
+            rows.append(self._row())
+            if len(rows[-1][0]) != len(rows[0][0]):
+                raise self.error(f"found a token of {len(rows[-1][0])} values, expected {len(rows[0][0])} as at first")
+            if not self._accept(";"):
+                break
+        if self.next.kind != "end":
+            raise self.error(f"found {self.next}, expected an operator, ',', ';' or the end{self._missing_operator()}")
+        outputs = [node for values, _ in rows for node in values]
+        vector = (len(outputs),) if rows[0][1] else ()
+        return self.builder.finish(outputs, (len(rows), len(rows[0][0])) if is_sequence else vector)
+
+    def _row(self) -> tuple[list[int], bool]:
+        """Values between commas, and whether there was a comma."""
+        values = [self._expression(0, 0)]
+        has_comma = False
+        while self._accept(","):
+            if not has_comma and (self.next.kind == "end" or self.next.text == ";"):
+                return values, True
+            has_comma = True
+            values.append(self._expression(0, 0))
+        return values, has_comma
+
+    def _expression(self, binding: int, depth: int) -> int:
+        """The longest expression from here whose operators bind tighter than `binding`."""
+        left = self._operand(depth)
+        while self.next.text in _INFIX and _INFIX[self.next.text][1] > binding:
+            token = self._take()
+            operation, level = _INFIX[token.text]
+            if operation == "pow":
+                left = self._power(left, self._expression(level - 1, self._deeper(depth, token)), token)
+            else:
+                left = self.add(operation, left, self._expression(level, depth))
+        return left
+
+    def _operand(self, depth: int) -> int:
+        """A number, a name, a call, a negation or a parenthesis."""
+        token = self._take()
+        if token.kind == "number":
+            return self.constant(self._literal(token))
+        if token.kind == "name":
+            return self._call(token, self._deeper(depth, token)) if self.next.text == "(" else self._name(token)
+        if token.text == "-":
+            return self._negation(self._deeper(depth, token))
+        if token.text == "(":
+            inner = self._expression(0, self._deeper(depth, token))
+            self._expect(")")
+            return inner
+        raise self.error(f"found {token}, expected a number, a name, '-' or '('", token)
+
+    def _negation(self, depth: int) -> int:
+        """-operand; the sign of a literal is part of it, unless the literal is the base of a power."""
+        token, after = self.next, self.tokens[min(self.position + 1, len(self.tokens) - 1)]
+        constant = (
+            token.kind == "name" and token.text in CONSTANTS and token.text not in self.names and after.text != "("
+        )
+        if (token.kind == "number" or constant) and after.text != "^":
+            self._take()
+            return self.constant(-(CONSTANTS[token.text] if constant else self._literal(token)))
+        return self.add("neg", self._expression(_UNARY, depth))
+
+    def _power(self, base: int, exponent: int, token: _Token) -> int:
+        """base ^ exponent: an integer power, a square root, or exp(exponent · log base)."""
+        value = self.literal(exponent)
+        if value is not None:
+            if abs(value) > MAX_EXPONENT:
+                raise self.error(
+                    f"found the exponent {value:g}, expected one within ±{MAX_EXPONENT}", token, limit=True
+                )
+            if value == int(value):
+                return self.add("pow", base, parameters=(int(value),))
+            if value == 0.5:
+                return self.add("sqrt", base)
+        return self.add("exp", self.add("mul", exponent, self.add("log", base)))
+
+    def _name(self, token: _Token) -> int:
+        if token.text in self.names:
+            return self.add("input", parameters=(self.names[token.text],))
+        if token.text in CONSTANTS:
+            return self.constant(CONSTANTS[token.text])
+        if token.text in FUNCTIONS:
+            raise self.error(f"{token.text} is a function: expected {token.text}(…)", token)
+        listed = ", ".join(self.variables[:12]) + (", …" if len(self.variables) > 12 else "")
+        hint = _did_you_mean(token.text, [*self.names, *CONSTANTS])
+        raise self.error(f"{token.text} is unknown: this domain has {listed}{hint}", token)
+
+    def _call(self, token: _Token, depth: int) -> int:
+        if token.text not in FUNCTIONS:
+            hint = _did_you_mean(token.text, FUNCTIONS) or f"; the functions are {', '.join(sorted(FUNCTIONS))}"
+            raise self.error(f"{token.text} is not a function{hint}", token)
+        self._expect("(")
+        arguments = [self._expression(0, depth)]
+        while self._accept(","):
+            arguments.append(self._expression(0, depth))
+        self._expect(")")
+        least, most, rule = FUNCTIONS[token.text]
+        if not least <= len(arguments) <= most:
+            expected = least if least == most else f"at least {least}"
+            raise self.error(f"{token.text}: found {len(arguments)} arguments, expected {expected}", token)
+        return rule(self, token, *arguments)
+
+    def constant(self, value: float) -> int:
+        """The node of a literal."""
+        return self.add("const", parameters=(value,))
+
+    def literal(self, node: int) -> float | None:
+        """The number that a node stands for, if it is a literal."""
+        return self.builder.nodes[node].parameters[0] if self.builder.nodes[node].operation == "const" else None
+
+    def add(self, operation: str, *arguments: int, parameters: tuple[float | int, ...] = ()) -> int:
+        """A node, counted against the limit even where it is shared."""
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise self.error(f"found more than {MAX_NODES} nodes, expected fewer: split the expression", limit=True)
+        return self.builder.add(operation, *arguments, parameters=parameters)
+
+    def _tokenize(self) -> list[_Token]:
+        tokens, column = [], 0
+        while column < len(self.text):
+            match = _TOKEN.match(self.text, column)
+            if match is None:
+                expected = "expected numbers, names or one of + - * / ^ ( ) , ;"
+                raise self.error(f"found {self.text[column]!r}, {expected}", column=column)
+            if match.lastgroup != "blank":
+                tokens.append(_Token(str(match.lastgroup), "^" if match.group() == "**" else match.group(), column))
+            column = match.end()
+        return [*tokens, _Token("end", "", len(self.text))]
+
+    def _literal(self, token: _Token) -> float:
+        value = float(token.text)
+        if math.isinf(value):
+            raise self.error(f"found {token.text}, expected a number that binary64 holds, below 1.8e308", token)
+        return value
+
+    def _take(self) -> _Token:
+        token = self.next
+        self.position += token.kind != "end"
+        return token
+
+    def _accept(self, symbol: str) -> bool:
+        return self.next.text == symbol and bool(self._take())
+
+    def _expect(self, symbol: str) -> None:
+        if not self._accept(symbol):
+            raise self.error(f"found {self.next}, expected an operator or {symbol!r}{self._missing_operator()}")
+
+    def _deeper(self, depth: int, token: _Token) -> int:
+        if depth >= MAX_DEPTH:
+            raise self.error(f"found more than {MAX_DEPTH} levels of nesting", token, limit=True)
+        return depth + 1
+
+    def _missing_operator(self) -> str:
+        return "; a product needs its *" if self.next.kind in ("name", "number") or self.next.text == "(" else ""
+
+    def error(
+        self, message: str, token: _Token | None = None, *, column: int | None = None, limit: bool = False
+    ) -> ExpressionError:
+        """The error with the text and a mark below the place."""
+        token = token or (self.next if column is None else _Token("symbol", "?", column))
+        column, width = token.column, min(max(1, len(token.text)), 40)
+        start = max(0, column - 40)
+        shown = "".join(c if c.isprintable() else " " for c in self.text[start : column + 40])
+        marked = f"{message}\n  {shown}\n  {' ' * (column - start)}{'^' * width}"
+        return (ExpressionLimitError if limit else ExpressionError)(f"expression: {marked}")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _operation(name: str) -> Rule:
+    """The function that is one operation of the graph."""
+    return lambda parser, _, *arguments: parser.add(name, *arguments)
+
+
+def _repeated(name: str) -> Rule:
+    """A binary operation over a list, from the left."""
+    return lambda parser, _, *arguments: reduce(lambda a, b: parser.add(name, a, b), arguments)
+
+
+def _clamp(parser: _Parser, token: _Token, x: int, least: int, most: int) -> int:
+    """The operation `clamp` for literal bounds, min(max(x, least), most) for others."""
+    low, high = parser.literal(least), parser.literal(most)
+    if low is None or high is None:
+        return parser.add("min", parser.add("max", x, least), most)
+    if low > high:
+        raise parser.error(f"clamp: found the bounds {low:g} > {high:g}, expected the smaller first", token)
+    return parser.add("clamp", x, parameters=(low, high))
+
+
+def _half_of_exponentials(operation: str) -> Rule:
+    """(eˣ ± e⁻ˣ) / 2."""
+
+    def rule(parser: _Parser, _: _Token, x: int) -> int:
+        both = parser.add(operation, parser.add("exp", x), parser.add("exp", parser.add("neg", x)))
+        return parser.add("div", both, parser.constant(2.0))
+
+    return rule
+
+
+def _sign(parser: _Parser, _: _Token, x: int) -> int:
+    """-1, 0 or 1."""
+    at_least_zero = parser.add("where", parser.add("neg", x), parser.constant(0.0), parser.constant(1.0))
+    return parser.add("where", x, at_least_zero, parser.constant(-1.0))
+
+
+_UNARY_NAMES = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
+FUNCTIONS: Mapping[str, tuple[int, int, Rule]] = {
+    **{name: (1, 1, _operation(name)) for name in _UNARY_NAMES},
+    "sinh": (1, 1, _half_of_exponentials("sub")),
+    "cosh": (1, 1, _half_of_exponentials("add")),
+    "sign": (1, 1, _sign),
+    "step": (1, 1, lambda parser, _, x: parser.add("where", x, parser.constant(1.0), parser.constant(0.0))),
+    "square": (1, 1, lambda parser, _, x: parser.add("pow", x, parameters=(2,))),
+    "min": (2, MAX_NODES, _repeated("min")),
+    "max": (2, MAX_NODES, _repeated("max")),
+    "sum": (1, MAX_NODES, _operation("sum")),
+    "clamp": (3, 3, _clamp),
+    "where": (3, 3, _operation("where")),
+}

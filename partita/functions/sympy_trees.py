@@ -1,0 +1,179 @@
+"""Sympy trees as graphs: built node by node, nothing printed, parsed or evaluated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+from partita.errors import ExpressionError
+from partita.functions.branches import branch
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.operations import MAX_EXPONENT
+
+__all__ = ["from_sympy", "is_sympy"]
+
+_SAME_NAME = {
+    **{name: name for name in ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "erf")},
+    "Abs": "abs",
+}
+
+
+def is_sympy(function: Any) -> bool:
+    """Whether this is a sympy expression, a matrix of them, or a list of them; sympy itself is never imported here."""
+    sympy = sys.modules.get("sympy")
+    if sympy is None:
+        return False
+    parts = function if isinstance(function, (list, tuple)) and function else [function]
+    return all(isinstance(p, (sympy.Expr, sympy.MatrixBase)) for p in parts)
+
+
+def from_sympy(tree: Any, variables: Sequence[str], aliases: Mapping[str, str] | None = None) -> Graph:
+    """The graph of a sympy expression; of a column matrix or a list as a vector, of another matrix as (tokens, dim).
+
+    Symbols are the variables or their aliases, by name. Rational numbers are exact quotients, floats and constants such as π
+    their nearest binary64 numbers. Raises `ExpressionError` for symbols and functions that are unknown.
+    """
+    sympy = sys.modules["sympy"]
+    names = {name: i for i, name in enumerate(variables)}
+    names |= {alias: names[name] for alias, name in (aliases or {}).items() if name in names}
+    reader = _Reader(sympy, GraphBuilder(len(variables)), names)
+    shape: tuple[int, ...] = ()
+    if isinstance(tree, sympy.MatrixBase):
+        shape, parts = (tree.shape[0],) if tree.shape[1] == 1 else tuple(tree.shape), list(tree)
+    elif isinstance(tree, (list, tuple)):
+        shape, parts = (len(tree),), list(tree)
+    else:
+        parts = [tree]
+    return reader.builder.finish([reader.node(p) for p in parts], shape)
+
+
+class _Reader:
+    """One reading of one tree."""
+
+    def __init__(self, sympy: Any, builder: GraphBuilder, names: Mapping[str, int]) -> None:
+        self.sympy, self.builder, self.names = sympy, builder, names
+        self.add = builder.add
+        self.seen: dict[Any, int] = {}
+
+    def node(self, tree: Any) -> int:
+        if tree not in self.seen:
+            self.seen[tree] = self._read(tree)
+        return self.seen[tree]
+
+    def _read(self, tree: Any) -> int:
+        s = self.sympy
+        if tree.is_Symbol:
+            if str(tree) not in self.names:
+                known = ", ".join(list(self.names)[:12])
+                raise ExpressionError(f"sympy: found the symbol {tree}, expected the variables of this domain: {known}")
+            return self.add("input", parameters=(self.names[str(tree)],))
+        if tree.is_number and (tree.is_Rational or tree.is_Float or tree.is_NumberSymbol):
+            return self._number(tree)
+        if tree.is_Add:
+            return self.add("sum", *map(self.node, tree.args))
+        if tree.is_Mul:
+            return self._product(tree)
+        if tree.is_Pow:
+            return self._power(self.node(tree.base), tree.exp)
+        if isinstance(tree, (s.Min, s.Max)):
+            operation = "min" if isinstance(tree, s.Min) else "max"
+            return reduce(lambda a, b: self.add(operation, a, b), map(self.node, tree.args))
+        if isinstance(tree, s.Piecewise):
+            return self._piecewise(tree.args)
+        return self._function(tree)
+
+    def _function(self, tree: Any) -> int:
+        s, name = self.sympy, type(tree).__name__
+        if name in _SAME_NAME:
+            if name == "log" and len(tree.args) != 1:
+                raise ExpressionError(f"sympy: found {tree}, expected the natural logarithm")
+            return self.add(_SAME_NAME[name], *map(self.node, tree.args))
+        if name in ("sinh", "cosh", "coth", "sech", "csch"):
+            return self.node(tree.rewrite(s.exp))
+        if name in ("sec", "csc", "cot"):
+            return self.node(tree.rewrite(s.cos if name == "sec" else s.sin if name == "csc" else s.tan))
+        if name == "Heaviside":
+            return self._step(
+                tree.args[0], above=1, below=0, at=tree.args[1] if len(tree.args) > 1 else s.Rational(1, 2)
+            )
+        if name == "sign":
+            return self._step(tree.args[0], above=1, below=-1, at=s.Integer(0))
+        raise ExpressionError(
+            f"sympy: found {name} in {str(tree)[:80]}, expected sums, products, powers, exp, log, sin, cos, tan, atan, tanh, "
+            "sinh, cosh, erf, Abs, Min, Max, sign, Heaviside and Piecewise"
+        )
+
+    def _constant(self, value: float) -> int:
+        return self.add("const", parameters=(float(value),))
+
+    def _number(self, tree: Any) -> int:
+        """A rational that binary64 does not hold is a quotient of two that it does."""
+        if not tree.is_Rational:
+            return self._constant(float(tree))
+        top, bottom = int(tree.p), int(tree.q)
+        if Fraction(float(tree)) == Fraction(top, bottom):
+            return self._constant(float(tree))
+        if float(top) == top and float(bottom) == bottom:
+            return self.add("div", self._constant(top), self._constant(bottom))
+        return self._constant(float(tree))
+
+    def _product(self, tree: Any) -> int:
+        """Factors of negative powers go below one line."""
+        top, bottom = tree.as_numer_denom()
+        if bottom != 1 and bottom.has(self.sympy.Symbol) and top * bottom**-1 == tree:
+            return self.add("div", self.node(top), self.node(bottom))
+        return reduce(lambda a, b: self.add("mul", a, b), map(self.node, tree.args))
+
+    def _power(self, base: int, exponent: Any) -> int:
+        if exponent.is_Integer and abs(int(exponent)) <= MAX_EXPONENT:
+            return self.add("pow", base, parameters=(int(exponent),))
+        if exponent.is_Rational and exponent.q == 2 and abs(int(exponent.p)) <= MAX_EXPONENT:
+            root = self.add("sqrt", base)
+            return root if exponent.p == 1 else self.add("pow", root, parameters=(int(exponent.p),))
+        return self.add("exp", self.add("mul", self.node(exponent), self.add("log", base)))
+
+    def _step(self, argument: Any, *, above: float, below: float, at: Any) -> int:
+        x = self.node(argument)
+        not_positive = self.add("where", self.add("neg", x), self.node(at), self._constant(above))
+        return self.add("where", x, not_positive, self._constant(below))
+
+    def _piecewise(self, pieces: Sequence[Any]) -> int:
+        """The first piece whose condition holds; the last must be for everything else."""
+        *first, last = pieces
+        if last.cond is not self.sympy.true:
+            raise ExpressionError(
+                "sympy: found a Piecewise without a last piece for everything else, expected (…, True)"
+            )
+        result = self.node(last.expr)
+        for piece in reversed(first):
+            condition, yes = self._condition(piece.cond), self.node(piece.expr)
+            node = self.builder.nodes[condition]
+            if node.operation == "where":  # a strict inequality: the branches change places
+                result = branch(self.builder, node.arguments[0], result, yes)
+            else:
+                result = branch(self.builder, condition, yes, result)
+        return result
+
+    def _condition(self, condition: Any) -> int:
+        """A node that is ≥ 0 exactly where the condition holds."""
+        s = self.sympy
+        if isinstance(condition, (s.And, s.Or)):
+            operation = "min" if isinstance(condition, s.And) else "max"
+            return reduce(lambda a, b: self.add(operation, a, b), map(self._condition, condition.args))
+        if isinstance(condition, s.Not):
+            return self._negated(self._condition(condition.args[0]))
+        order: dict[Any, Callable[[int, int], int]] = {
+            s.Ge: lambda a, b: self.add("sub", a, b),
+            s.Le: lambda a, b: self.add("sub", b, a),
+            s.Gt: lambda a, b: self._negated(self.add("sub", b, a)),
+            s.Lt: lambda a, b: self._negated(self.add("sub", a, b)),
+        }
+        if type(condition) not in order:
+            raise ExpressionError(f"sympy: found the condition {condition}, expected <, <=, >, >=, And, Or and Not")
+        return order[type(condition)](self.node(condition.lhs), self.node(condition.rhs))
+
+    def _negated(self, condition: int) -> int:
+        return self.add("where", condition, self._constant(-1.0), self._constant(1.0))

@@ -1,0 +1,195 @@
+"""A target: the function to be approximated, its domain, and a way to ask it that has been checked."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.errors import DomainError, NotTraceableError, ShapeError, TargetFailedError
+from partita.functions.expressions import parse
+from partita.functions.graph import Graph
+from partita.functions.probing import Asker, probe, require_finite
+from partita.functions.sympy_trees import from_sympy, is_sympy
+from partita.functions.tracing import compare, trace
+from partita.geometry.domains import Array, Box, Domain, PointCloud, product
+
+__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
+
+_POINTS_AT_ONCE = 1 << 17
+_SHORT = 60  # nodes, of formulas that are shown
+_COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its function
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """f on a domain, asked for batches of flat points.
+
+    Attributes:
+        domains: one domain, or two boxes for `g(z_k, z_q)`.
+        output_shape: `()`, `(out,)` or `(tokens, dim)`.
+        graph: the intermediate representation if f is known as an expression, else None.
+        ask: flat float64 points `(n, m)` to values `(n, out)`; None for a target read back from a file.
+        label: how f is shown to people. origin: where the graph comes from, or why there is none; empty for expressions.
+    """
+
+    domains: tuple[Domain, ...]
+    output_shape: tuple[int, ...]
+    graph: Graph | None
+    ask: Callable[[Array], Array] | None
+    label: str
+    origin: str = ""
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(d.shape for d in self.domains)
+
+    @property
+    def domain(self) -> Domain:
+        """The flat domain: the only one, or the product of both."""
+        if len(self.domains) == 1:
+            return self.domains[0]
+        return product(*require_boxes(*self.domains))
+
+    @property
+    def num_outputs(self) -> int:
+        return math.prod(self.output_shape)
+
+    def __call__(self, points: Array) -> Array:
+        """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""
+        if not len(points):
+            return np.empty((0, self.num_outputs))
+        if self.ask is None:
+            raise TargetFailedError(
+                "this head was read from a file; the black-box function it approximates was not stored with it."
+            )
+        parts = [self.ask(points[i : i + _POINTS_AT_ONCE]) for i in range(0, max(len(points), 1), _POINTS_AT_ONCE)]
+        values = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        require_finite(values, points, self.label)
+        return values
+
+
+def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
+    """The pair, if both are boxes; a DomainError otherwise."""
+    if not (isinstance(first, Box) and isinstance(second, Box)):
+        raise DomainError(f"cross-attention is built over a pair of boxes, found {first!r} and {second!r}.")
+    return first, second
+
+
+def make_target(
+    function: Any, domain: Domain | tuple[Box, Box], *, vectorize: bool = False, trace: bool | None = None
+) -> Target:
+    """A target from an expression, a Graph, a sympy tree, or a torch or numpy function of a batch.
+
+    Functions are probed: they must be vectorised over the batch, deterministic, finite, and must leave their input alone.
+    With `vectorize=True` a function of single points is called once per point instead. Torch functions and modules are traced
+    and become graphs; what cannot be traced, or says something else than its trace, stays a black box. `trace=True` makes that
+    a NotTraceableError, `trace=False` leaves it out.
+    """
+    domains = _domains(domain)
+    names, aliases = variable_names(domains)
+    if isinstance(function, str):
+        graph = parse(function, names, aliases)
+        return graph_target(graph, domains, function)
+    if isinstance(function, Graph):
+        if function.num_inputs != len(names):
+            raise ShapeError(f"the graph has {function.num_inputs} inputs and the domain {len(names)} coordinates.")
+        return graph_target(function, domains, function.infix(names))
+    if is_sympy(function):
+        graph = from_sympy(function, names, aliases)
+        return graph_target(graph, domains, _shown(graph, names, "sympy"))
+    if not callable(function):
+        raise TargetFailedError(
+            f"the target is a {type(function).__name__}; expected an expression or a function of a batch."
+        )
+    return _from_function(function, domains, vectorize=vectorize, trace_it=trace)
+
+
+def _from_function(
+    function: Callable[..., Any], domains: tuple[Domain, ...], *, vectorize: bool, trace_it: bool | None
+) -> Target:
+    label = getattr(function, "__name__", type(function).__name__)
+    asker, output_shape = probe(function, domains, label, vectorize=vectorize)
+    origin = f"{label} is asked, not traced"
+    if trace_it is not False:
+        try:
+            return _traced(function, asker, domains, label)
+        except NotTraceableError as error:
+            if trace_it:
+                raise
+            origin = f"a black box: {error}"
+    return Target(domains, output_shape, None, asker, label, origin)
+
+
+def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, ...], label: str) -> Target:
+    """The target whose function is the trace of f, once both have answered alike: in two batch sizes, corners included."""
+    if asker.one_by_one:
+        raise NotTraceableError(f"{label} is called once per point.")
+    dtype = torch.float32 if asker.kind == "torch float32" else torch.float64
+    graph = trace(function, asker.shapes, dtype=dtype)
+    rng = np.random.default_rng(1)
+    points = np.column_stack([d.sample(_COMPARED, rng) for d in domains])
+    if all(isinstance(d, Box) and d.dimension <= 12 for d in domains):
+        points = np.concatenate([points, _corners(domains)])
+    answers = asker(points)
+    few = asker(points[-_FEW:])
+    batches = ((points, answers), (points[-_FEW:], few))
+    differ = next((d for z, a in batches if (d := compare(graph, a, z, dtype=dtype))), None)
+    if differ is not None:
+        raise NotTraceableError(f"{label} is not what its trace says: {differ}.")
+    origin = (
+        f"f is what {label} computes, followed through torch: {len(graph.nodes):,} operations on exact numbers, compared with "
+        f"it at {len(points):,} points"
+    )
+    shown = _shown(graph, variable_names(domains)[0], label)
+    return replace(graph_target(graph, domains, shown), origin=origin)
+
+
+def _shown(graph: Graph, names: list[str], label: str) -> str:
+    """The formula if it is short, else the name."""
+    if len(graph.nodes) > _SHORT:
+        return label
+    text = graph.infix(names)
+    return text if len(text) <= 2 * _SHORT else label
+
+
+def _corners(domains: tuple[Domain, ...]) -> Array:
+    domain = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
+    return domain.corners()
+
+
+def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
+    """A target whose function is known as a graph, shown as `label`."""
+    return Target(domains, graph.output_shape, graph, partial(_evaluate, graph), label)
+
+
+def _evaluate(graph: Graph, points: Array) -> Array:
+    return graph.evaluate(points).reshape(len(points), -1)
+
+
+def _domains(domain: Any) -> tuple[Domain, ...]:
+    if isinstance(domain, (Box, PointCloud)):
+        return (domain,)
+    if isinstance(domain, tuple) and len(domain) == 2:
+        return require_boxes(*domain)
+    raise DomainError(f"the domain is {domain!r}; expected a Box, a PointCloud, or a pair of boxes (keys, queries).")
+
+
+def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:
+    """x0, x1, … (also x, y, z up to three); for pairs k0, k1, …, q0, q1, …, also numbered through as x0, x1, …"""
+    if len(domains) == 2:
+        names = [f"k{i}" for i in range(domains[0].dimension)] + [f"q{i}" for i in range(domains[1].dimension)]
+        return names, {f"x{i}": name for i, name in enumerate(names)}
+    m = domains[0].dimension
+    return [f"x{i}" for i in range(m)], {letter: f"x{i}" for i, letter in enumerate("xyz"[:m])} if m <= 3 else {}
+
+
+def sample_hash(points: Array, values: Array) -> str:
+    """sha256 of what a black box answered at the centers: what the certificate knows it by."""
+    return hashlib.sha256(np.ascontiguousarray(points).tobytes() + np.ascontiguousarray(values).tobytes()).hexdigest()

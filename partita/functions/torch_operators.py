@@ -1,0 +1,242 @@
+"""What torch's operators mean as graph nodes: one rule each.
+
+An array of node positions is an int64 tensor, so whatever only moves data (views, slices, concatenation) is torch's own operator
+applied to the positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from partita.errors import UnsupportedError
+from partita.functions.torch_rules import Positions, Rules, axes_of
+
+__all__ = ["COMPARISONS", "LOGIC", "MOVES", "RULES"]
+
+MOVES = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "select",
+        "slice",
+        "unsqueeze",
+        "squeeze",
+        "cat",
+        "stack",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+        "clone",
+        "detach",
+        "alias",
+        "flip",
+        "roll",
+        "repeat",
+        "index",
+        "index_select",
+        "narrow",
+        "diagonal",
+        "unfold",
+        "movedim",
+        "lift_fresh",
+        "contiguous",
+        "T",
+    ]
+)
+COMPARISONS = frozenset(["gt", "ge", "lt", "le"])
+LOGIC = frozenset(["logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"])
+
+
+def _unary(operation: str) -> Callable[..., Positions]:
+    return lambda r, x: r.each(lambda n: r.add(operation, n), x)
+
+
+def _binary(operation: str) -> Callable[..., Positions]:
+    return lambda r, x, y: r.each(lambda a, b: r.add(operation, a, b), x, y)
+
+
+def _with_factor(operation: str) -> Callable[..., Positions]:
+    """add and sub, whose second argument may carry a factor alpha."""
+
+    def rule(r: Rules, x: Positions, y: Positions, alpha: float = 1) -> Positions:
+        if alpha != 1:
+            y = RULES["mul"](r, r.constants(float(alpha)), y)
+        return r.each(lambda a, b: r.add(operation, a, b), x, y)
+
+    return rule
+
+
+def _folded(operation: str) -> Callable[..., Positions]:
+    """A binary operation folded along axes; what torch returns beside it (where the maximum is) is not followed."""
+
+    def rule(r: Rules, x: Positions, dim: Any = None, keepdim: bool = False) -> Positions:
+        return r.reduce(x, dim, keepdim, lambda row: reduce(lambda a, b: r.add(operation, a, b), row))
+
+    return rule
+
+
+def _sum(r: Rules, x: Positions, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Positions:
+    return r.reduce(x, dim, keepdim, r.total)
+
+
+def _mean(r: Rules, x: Positions, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Positions:
+    count = math.prod(x.shape[i] for i in axes_of(x, dim))
+    return RULES["div"](r, _sum(r, x, dim, keepdim), r.constants(float(count)))
+
+
+def _norm(
+    r: Rules, x: Positions, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Positions:
+    if ord == 1:
+        return _sum(r, RULES["abs"](r, x), dim, keepdim)
+    if ord == math.inf:
+        return RULES["amax"](r, RULES["abs"](r, x), dim, keepdim)
+    if ord != 2:
+        raise UnsupportedError(f"a norm of order {ord} is none of 1, 2 and inf")
+    return RULES["sqrt"](r, _sum(r, RULES["square"](r, x), dim, keepdim))
+
+
+def _variance(r: Rules, x: Positions, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Positions:
+    free = math.prod(x.shape[i] for i in axes_of(x, dim)) - correction
+    if free <= 0:
+        raise UnsupportedError("a variance of too few numbers")
+    squares = RULES["square"](r, RULES["sub"](r, x, _mean(r, x, dim, True)))
+    return RULES["div"](r, _sum(r, squares, dim, keepdim), r.constants(float(free)))
+
+
+def _cdist(r: Rules, x: Positions, y: Positions, p: float, *_: Any) -> Positions:
+    return _norm(r, RULES["sub"](r, x[..., :, None, :], y[..., None, :, :]), p, -1)
+
+
+def _gt(r: Rules, x: Positions, y: Positions) -> Positions:
+    return r.each(lambda a, b: r.negated(r.add("sub", b, a)), x, y)
+
+
+def _ge(r: Rules, x: Positions, y: Positions) -> Positions:
+    return r.each(lambda a, b: r.add("sub", a, b), x, y)
+
+
+def _addmm(r: Rules, bias: Positions, a: Positions, b: Positions, beta: float = 1, alpha: float = 1) -> Positions:
+    if beta != 1 or alpha != 1:
+        raise UnsupportedError("addmm with factors other than 1")
+    return RULES["add"](r, r.matmul(a, b), bias)
+
+
+def _clamp(r: Rules, x: Positions, least: Any = None, most: Any = None) -> Positions:
+    none = torch.full((), -1)
+    low, high = (none if end is None else end for end in (least, most))
+    return r.each(lambda a, b, c: r.clamp(a, None if b < 0 else b, None if c < 0 else c), x, low, high)
+
+
+def _layer_norm(
+    r: Rules, x: Positions, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Positions, ...]:
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    middle = RULES["sub"](r, x, _mean(r, x, dims, True))
+    spread = RULES["add"](r, _mean(r, RULES["square"](r, middle), dims, True), r.constants(eps))
+    out = RULES["div"](r, middle, RULES["sqrt"](r, spread))
+    out = out if weight is None else RULES["mul"](r, out, weight)
+    return (out if bias is None else RULES["add"](r, out, bias), out, out)
+
+
+def _softmax(r: Rules, x: Positions, dim: int, *_: Any) -> Positions:
+    return r.along(x, dim, r.softmax)
+
+
+def _log_softmax(r: Rules, x: Positions, dim: int, *_: Any) -> Positions:
+    return RULES["log"](r, _softmax(r, x, dim))
+
+
+def _filled(value: float) -> Callable[..., Positions]:
+    return lambda r, x, *_, **__: torch.full(x.shape, r.constant(value), dtype=torch.int64)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    **{
+        n: _unary(n)
+        for n in ("neg", "exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
+    },
+    **{
+        name: _binary(operation)
+        for name, operation in {"minimum": "min", "maximum": "max", "fmin": "min", "fmax": "max"}.items()
+    },
+    "add": _with_factor("add"),
+    "sub": _with_factor("sub"),
+    "rsub": lambda r, x, y, alpha=1: RULES["sub"](r, y, x, alpha),
+    "mul": lambda r, x, y: r.each(r.product, x, y),
+    "div": _binary("div"),
+    "hypot": lambda r, x, y: RULES["sqrt"](r, RULES["add"](r, RULES["square"](r, x), RULES["square"](r, y))),
+    "pow": lambda r, x, y: r.each(r.power, x, y),
+    "square": lambda r, x: r.each(lambda n: r.add("pow", n, parameters=(2,)), x),
+    "reciprocal": lambda r, x: r.each(lambda n: r.add("div", r.constant(1.0), n), x),
+    "rsqrt": lambda r, x: r.each(lambda n: r.add("div", r.constant(1.0), r.add("sqrt", n)), x),
+    "exp2": lambda r, x: r.each(lambda n: r.add("exp", r.add("mul", n, r.constant(math.log(2)))), x),
+    "expm1": lambda r, x: r.each(lambda n: r.add("sub", r.add("exp", n), r.constant(1.0)), x),
+    "log1p": lambda r, x: r.each(lambda n: r.add("log", r.add("add", r.constant(1.0), n)), x),
+    "sinh": lambda r, x: r.each(lambda n: r.half_of_exponentials("sub", n), x),
+    "cosh": lambda r, x: r.each(lambda n: r.half_of_exponentials("add", n), x),
+    "erfc": lambda r, x: r.each(lambda n: r.add("sub", r.constant(1.0), r.add("erf", n)), x),
+    "silu": lambda r, x: r.each(lambda n: r.add("mul", n, r.add("sigmoid", n)), x),
+    "gelu": lambda r, x, approximate="none": r.each(lambda n: r.gelu(n, approximate), x),
+    "leaky_relu": lambda r, x, slope=0.01: r.each(lambda n: r.leaky(n, slope), x),
+    "hardtanh": lambda r, x, least=-1.0, most=1.0: r.each(
+        lambda n: r.add("clamp", n, parameters=(float(least), float(most))), x
+    ),
+    "softplus": lambda r, x, beta=1, threshold=20: r.each(lambda n: r.softplus(n, float(beta), float(threshold)), x),
+    "elu": lambda r, x, alpha=1.0, scale=1.0, input_scale=1.0: r.each(lambda n: r.elu(n, alpha, scale, input_scale), x),
+    "mish": lambda r, x: r.each(lambda n: r.add("mul", n, r.add("tanh", r.softplus(n, 1.0, 20.0))), x),
+    "hardsigmoid": lambda r, x: r.each(r.hard_sigmoid, x),
+    "hardswish": lambda r, x: r.each(lambda n: r.add("mul", n, r.hard_sigmoid(n)), x),
+    "clamp": _clamp,
+    "clamp_min": lambda r, x, least: _clamp(r, x, least),
+    "clamp_max": lambda r, x, most: _clamp(r, x, None, most),
+    "sign": lambda r, x: r.each(r.sign, x),
+    "where": lambda r, c, x, y: r.each(r.choose, c, x, y),
+    "gt": _gt,
+    "ge": _ge,
+    "lt": lambda r, x, y: _gt(r, y, x),
+    "le": lambda r, x, y: _ge(r, y, x),
+    "logical_and": _binary("min"),
+    "bitwise_and": _binary("min"),
+    "logical_or": _binary("max"),
+    "bitwise_or": _binary("max"),
+    "logical_not": lambda r, x: r.each(r.negated, x),
+    "bitwise_not": lambda r, x: r.each(r.negated, x),
+    "heaviside": lambda r, x, at_zero: r.each(r.heaviside, x, at_zero),
+    "sum": _sum,
+    "mean": _mean,
+    "amax": _folded("max"),
+    "amin": _folded("min"),
+    "max": _folded("max"),
+    "min": _folded("min"),
+    "var": _variance,
+    "std": lambda r, x, *a, **k: RULES["sqrt"](r, _variance(r, x, *a, **k)),
+    "logsumexp": lambda r, x, dim, keepdim=False: RULES["log"](r, _sum(r, RULES["exp"](r, x), dim, keepdim)),
+    "prod": _folded("mul"),
+    "linalg_vector_norm": _norm,
+    "mm": lambda r, a, b: r.matmul(a, b),
+    "bmm": lambda r, a, b: r.matmul(a, b),
+    "mv": lambda r, a, b: r.matmul(a, b[:, None])[:, 0],
+    "dot": lambda r, a, b: r.matmul(a[None], b[:, None])[0, 0],
+    "addmm": _addmm,
+    "_cdist_forward": _cdist,
+    "_softmax": _softmax,
+    "_safe_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "native_layer_norm": _layer_norm,
+    "zeros_like": _filled(0.0),
+    "ones_like": _filled(1.0),
+    "full_like": lambda r, x, value, **_: torch.full(x.shape, r.constant(value), dtype=torch.int64),
+    "empty_like": _filled(0.0),
+}

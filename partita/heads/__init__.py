@@ -1,0 +1,40 @@
+"""The papers' layers, the folded head that people run, and the forms that connect them."""
+
+from partita.heads.forms import (
+    LOG_FORM_COLUMNS,
+    indexed_cross,
+    indexed_self,
+    literal_layers,
+    log_cross,
+    log_self,
+    token_mixing,
+)
+from partita.heads.grid_head import GridHead
+from partita.heads.head import DotProductAttention, FoldedHead
+from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
+from partita.heads.scattered_head import ScatteredHead
+from partita.heads.scores import AffineScores
+from partita.heads.tokenwise_layers import tokenwise_layers
+from partita.heads.train_head import TrainHead
+
+__all__ = [
+    "LOG_FORM_COLUMNS",
+    "AffineScores",
+    "CrossAttention",
+    "CrossNetwork",
+    "DotProductAttention",
+    "FoldedHead",
+    "GridHead",
+    "LinearSum",
+    "ScatteredHead",
+    "SelfAttention",
+    "SelfNetwork",
+    "TrainHead",
+    "indexed_cross",
+    "indexed_self",
+    "literal_layers",
+    "log_cross",
+    "log_self",
+    "token_mixing",
+    "tokenwise_layers",
+]

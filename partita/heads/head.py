@@ -1,0 +1,185 @@
+"""The folded head: `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`, the form that people run."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.errors import ShapeError, SizeError, UnsupportedError
+from partita.geometry.domains import Array
+from partita.heads.scores import AffineScores
+
+__all__ = ["DotProductAttention", "FoldedHead", "count_text", "flatten_inputs"]
+
+_KEYS_LISTED_AT_MOST = 1 << 27
+
+
+def count_text(count: int) -> str:
+    """1,234,567, or 10^21.6 where the digits would tell nobody anything."""
+    return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
+
+
+def _as_tensor(given: Any) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"an input that is no array of real numbers: {error}.") from None
+
+
+def flatten_inputs(
+    inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Arguments of shapes `(…, *shape)`, tensors or arrays, as one `(n, m)` tensor, and the leading shape they share."""
+    if len(inputs) != len(shapes):
+        raise ShapeError(f"this head takes {len(shapes)} argument(s), found {len(inputs)}.")
+    flat, lead = [], None
+    for given, shape in zip(inputs, shapes):
+        z = given if isinstance(given, Tensor) else _as_tensor(given)
+        cut = z.dim() - len(shape)
+        if cut < 0 or tuple(z.shape[cut:]) != shape:
+            raise ShapeError(f"input of shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
+        if lead is not None and z.shape[:cut] != lead:
+            raise ShapeError(f"the arguments disagree in their batch: {tuple(lead)} and {tuple(z.shape[:cut])}.")
+        lead = z.shape[:cut]
+        # −1 keeps the batch symbolic under torch.export; an empty batch has to be spelled out
+        rows = -1 if torch.compiler.is_compiling() or z.numel() else math.prod(lead)
+        flat.append(z.reshape(rows, math.prod(shape)).to(dtype))
+    return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
+
+
+class FoldedHead(nn.Module, ABC):
+    """One softmax over the cells of a partition, values attached: B.15 without the detour.
+
+    Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the values into parameters. Differentiable in
+    z and in the values. Subclasses say where the centers are and how to sum without touching every cell.
+
+    Attributes:
+        input_shapes: one shape per argument: `((m,),)`, `((tokens, dim),)`, or two for cross-attention.
+        output_shape: `()`, `(out,)` or `(tokens, dim)`.
+    """
+
+    inverse_temperature: Tensor
+    value_names: tuple[str, ...] = ("values",)  # buffers that `unfreeze` turns into parameters
+
+    def __init__(self, *, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.input_shapes = tuple(tuple(s) for s in input_shapes)
+        self.output_shape = tuple(output_shape)
+
+    @property
+    @abstractmethod
+    def num_keys(self) -> int:
+        """Cells, ghosts included."""
+
+    @abstractmethod
+    def evaluate(self, flat: Tensor) -> Tensor:
+        """`(n, m)` to `(n, out)`, looking only at the cells that matter."""
+
+    @abstractmethod
+    def evaluate_dense(self, flat: Tensor) -> Tensor:
+        """The same by one softmax over all cells: the reference."""
+
+    @abstractmethod
+    def affine_scores(self, *, shift: bool = False) -> AffineScores:
+        """Scores as affine functions of z, in float64; with `shift`, of `z − middle()`, which takes smaller numbers."""
+
+    @abstractmethod
+    def middle(self) -> Array:
+        """The middle of the centers, `(m,)`."""
+
+    def sharpest_rate(self) -> float:
+        """The largest inverse temperature over the axes: the R that the literal layers show in W_Q."""
+        return float(self.inverse_temperature.max())
+
+    @property
+    def dimension(self) -> int:
+        return sum(math.prod(shape) for shape in self.input_shapes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inverse_temperature.dtype
+
+    @property
+    def num_outputs(self) -> int:
+        return math.prod(self.output_shape)
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored scalars."""
+        return sum(t.numel() for t in [*self.buffers(), *self.parameters()])
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
+        flat, lead = self.flatten(*inputs)
+        return self.evaluate(flat).reshape((*lead, *self.output_shape))
+
+    def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
+        return flatten_inputs(inputs, self.input_shapes, self.dtype)
+
+    def extra_repr(self) -> str:
+        shapes = ", ".join(map(str, self.input_shapes))
+        return f"{count_text(self.num_keys)} keys, {shapes} → {self.output_shape}, {self.dtype}"
+
+    def unfreeze(self) -> FoldedHead:
+        """Make the values trainable parameters (same names in `state_dict`)."""
+        for name in self.value_names:
+            held = self._buffers.pop(name, None)
+            if held is not None:
+                self.register_parameter(name, nn.Parameter(held.detach().clone()))
+        return self
+
+    def freeze(self) -> FoldedHead:
+        """Make them constants again."""
+        for name in self.value_names:
+            held = self._parameters.pop(name, None)
+            if held is not None:
+                self.register_buffer(name, held.detach().clone())
+        return self
+
+    def as_attention(self) -> DotProductAttention:
+        """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
+        if self.num_keys * (self.dimension + 1 + self.num_outputs) > _KEYS_LISTED_AT_MOST:
+            raise SizeError(
+                f"as_attention() would list {count_text(self.num_keys)} keys; this head is a product grid, or a tensor train, "
+                "because they are that many."
+            )
+        return DotProductAttention(self)
+
+
+class DotProductAttention(nn.Module):
+    """The head as `F.scaled_dot_product_attention(q, k, v, scale=1)` with `q = [z − o, 1]`, `k_j = [R(v_j − o), −R|v_j − o|²/2]`.
+
+    o, the middle of the centers, is taken off both sides: a common affine function changes no weight and smaller scores round
+    better. In float32 scores near R|v|² still drown their differences: see `certify.dot_product_rounding`.
+    """
+
+    origin: Tensor
+    key: Tensor
+    value: Tensor
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__()
+        self.input_shapes, self.output_shape = head.input_shapes, head.output_shape
+        scores = head.affine_scores(shift=True)
+        if scores.value_slopes is not None:
+            raise UnsupportedError("values that are affine in z are no plain v; use layers(form='indexed').")
+        self.register_buffer("origin", torch.as_tensor(head.middle()).to(head.dtype))
+        self.register_buffer("key", torch.as_tensor(np.column_stack([scores.slopes, scores.offsets])).to(head.dtype))
+        self.register_buffer("value", torch.as_tensor(scores.values).to(head.dtype).reshape(head.num_keys, -1).clone())
+
+    def query(self, *inputs: Tensor) -> Tensor:
+        """`(n, m + 1)`."""
+        flat, _ = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
+        return torch.cat([flat - self.origin, torch.ones_like(flat[:, :1])], dim=1)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        _, lead = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
+        q = self.query(*inputs)
+        out = nn.functional.scaled_dot_product_attention(q[None], self.key[None], self.value[None], scale=1.0)
+        return out[0].reshape((*lead, *self.output_shape))

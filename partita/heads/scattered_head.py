@@ -1,0 +1,150 @@
+"""The folded head on scattered centers: only the nearest cells are summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+from torch import Tensor
+
+from partita.errors import ShapeError
+from partita.geometry.domains import Array
+from partita.heads.head import FoldedHead
+from partita.heads.scores import AffineScores
+
+__all__ = ["ScatteredHead", "exponent_cut"]
+
+_AT_ONCE = 1 << 22
+_LIST_ALL_BELOW = 256  # cells: below this one dense softmax is faster than a tree
+
+
+def exponent_cut(cells: int) -> float:
+    """T = ln N + 45: cells whose exponent trails the best by more are left out; together they hold less than e^{−45}."""
+    return math.log(cells) + 45.0
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts in-place changes; tensors made in inference mode do not."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class ScatteredHead(FoldedHead):
+    """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·V_j(z)`, `V_j(z) = V_j + J_j(z − c_j)`.
+
+    Cells are those of the power diagram of (c, p); those that trail too far are left out (`exponent_cut`).
+
+    Args:
+        centers: `(N, m)`; values: `(N, out)`; powers: `(N,)` or None for Voronoi; value_slopes: `(N, out, m)` or None.
+        inverse_temperature: R.
+    """
+
+    centers: Tensor
+    inverse_temperature: Tensor
+    values: Tensor
+    powers: Tensor | None
+    value_slopes: Tensor | None
+
+    def __init__(
+        self,
+        centers: Tensor,
+        inverse_temperature: float,
+        values: Tensor,
+        *,
+        powers: Tensor | None = None,
+        value_slopes: Tensor | None = None,
+        input_shapes: tuple[tuple[int, ...], ...],
+        output_shape: tuple[int, ...],
+    ) -> None:
+        super().__init__(input_shapes=input_shapes, output_shape=output_shape)
+        if values.shape != (len(centers), math.prod(output_shape)) or centers.shape[1] != self.dimension:
+            raise ShapeError(
+                f"centers {tuple(centers.shape)} and values {tuple(values.shape)}; "
+                f"expected (N, {self.dimension}) and (N, {math.prod(output_shape)})."
+            )
+        self.register_buffer("centers", centers)
+        self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature, dtype=values.dtype))
+        self.register_buffer("values", values)
+        self.register_buffer("powers", powers)
+        self.register_buffer("value_slopes", value_slopes)
+        self._tree: tuple[Any, KDTree] | None = None
+
+    @property
+    def num_keys(self) -> int:
+        return len(self.centers)
+
+    def middle(self) -> Array:
+        centers = self.centers.double().cpu().numpy()
+        return (centers.min(axis=0) + centers.max(axis=0)) / 2
+
+    def affine_scores(self, *, shift: bool = False) -> AffineScores:
+        middle = self.middle()
+        numbers = [None if t is None else t.detach().double().cpu().numpy() for t in (self.powers, self.value_slopes)]
+        return AffineScores.of_centers(
+            self.centers.double().cpu().numpy() - (middle if shift else 0.0),
+            np.array(float(self.inverse_temperature)),
+            self.values.detach().double().cpu().numpy(),
+            powers=numbers[0],
+            value_slopes=numbers[1],
+            origin=None if shift else middle,
+        )
+
+    def evaluate(self, flat: Tensor) -> Tensor:
+        if (
+            self.num_keys <= _LIST_ALL_BELOW
+            or torch.compiler.is_compiling()
+            or flat.device.type != "cpu"
+            or not len(flat)
+        ):
+            return self.evaluate_dense(flat)
+        rows, parts = [], []
+        for settled, cells in self._near_cells(flat.detach().double().numpy()):
+            step = max(1, _AT_ONCE // (cells.shape[1] * (self.dimension + self.values.shape[1])))
+            chunks = zip(flat[torch.from_numpy(settled)].split(step), torch.from_numpy(cells).split(step))
+            parts += [self._sum(z, index) for z, index in chunks]
+            rows.append(settled)
+        return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(rows)))]
+
+    def evaluate_dense(self, flat: Tensor) -> Tensor:
+        everything = torch.arange(self.num_keys, device=flat.device)[None]
+        if torch.compiler.is_compiling():
+            return self._sum(flat, everything)
+        step = max(1, _AT_ONCE // (self.num_keys * (self.dimension + self.values.shape[1])))
+        return torch.cat([self._sum(chunk, everything) for chunk in (flat.split(step) if len(flat) else [flat])])
+
+    def _sum(self, z: Tensor, cells: Tensor) -> Tensor:
+        difference = z[:, None, :] - self.centers[cells]
+        scores = -(difference * difference).sum(dim=2)
+        if self.powers is not None:
+            scores = scores + self.powers[cells]
+        weights = torch.softmax(0.5 * self.inverse_temperature * scores, dim=1)
+        values = self.values[cells]
+        if self.value_slopes is not None:
+            values = values + (self.value_slopes[cells] * difference[:, :, None, :]).sum(dim=3)
+        return (weights[:, :, None] * values).sum(dim=1)
+
+    def _near_cells(self, points: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Row numbers and the labels `(rows, k)` of the cells that may matter there; k doubles until the k-th trails by T."""
+        reach = 2 * exponent_cut(self.num_keys) / float(self.inverse_temperature)
+        tree = self._search_tree()
+        lifted = points if self.powers is None else np.column_stack([points, np.zeros(len(points))])
+        k, rows = min(16, self.num_keys), np.arange(len(points))
+        while len(rows):
+            distance, cells = (np.reshape(a, (len(rows), k)) for a in tree.query(lifted[rows], k=k))
+            settled = (distance[:, -1] ** 2 - distance[:, 0] ** 2 >= reach) | (k == self.num_keys)
+            yield rows[settled], cells[settled]
+            rows, k = rows[~settled], min(2 * k, self.num_keys)
+
+    def _search_tree(self) -> KDTree:
+        """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score; rebuilt if they change."""
+        key = tuple((t.data_ptr(), _version(t)) for t in (self.centers, self.powers) if t is not None)
+        if self._tree is None or self._tree[0] != key:
+            points = self.centers.detach().double().numpy()
+            if self.powers is not None:
+                powers = self.powers.detach().double().numpy()
+                points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
+            self._tree = (key, KDTree(points))
+        return self._tree[1]

@@ -1,0 +1,89 @@
+"""Proposition 3.3: attention reassigns values to the cells, constant or affine."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from partita.errors import ShapeError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.geometry.partitions import MaxAffine
+from partita.heads.layers import SelfNetwork
+from partita.heads.scattered_head import ScatteredHead
+from partita.heads.tokenwise_layers import tokenwise_layers
+from partita.papers.tokenwise_head import build_tokenwise
+from partita.proofs.construction import Construction
+
+__all__ = ["reassignment", "reassignment_layers"]
+
+
+def reassignment(
+    partition: MaxAffine,
+    values: ArrayLike,
+    domain: Box,
+    *,
+    margin: float,
+    tolerance: float,
+    value_slopes: ArrayLike | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Construction:
+    """Proposition 3.3: a head that is within `tolerance` of `F(x) = V_j` (or `V_j + A_j x`, Figure 2) on cell j.
+
+    `|net(x) − F(x)| ≤ leak · max_{j,k}|V_j − V_k|` where the margin is at least Δ: up to 2‖V‖·ε₀, attained by V = (1, −1)
+    (the paper prints ‖V‖ε₀: erratum 1). R is chosen so that this is the tolerance.
+
+    *Theorem*: `reassignment` (3.3).
+
+    Args:
+        values: `(N, out)`; value_slopes: `(N, out, d)` for affine values in x.
+        domain: the box of single tokens. margin: Δ.
+    """
+    table = np.asarray(values, dtype=np.float64)
+    slopes = None if value_slopes is None else np.asarray(value_slopes, dtype=np.float64)
+    n = partition.num_cells
+    if (
+        table.ndim != 2
+        or len(table) != n
+        or (slopes is not None and slopes.shape != (*table.shape, partition.dimension))
+    ):
+        raise ShapeError(
+            f"values {table.shape} for {n} cells in R^{partition.dimension}; expected ({n}, out) and slopes ({n}, out, d)."
+        )
+    spread = _spread(table, slopes, domain)
+    return build_tokenwise(
+        partition,
+        table,
+        slopes,
+        domain,
+        margin=margin,
+        tolerance=tolerance,
+        spread=spread,
+        dtype=dtype,
+        theorem="reassignment",
+    )
+
+
+def reassignment_layers(construction: Construction, tokens: int, *, token_leak: float = 1e-12) -> SelfNetwork:
+    """The paper's layers of Propositions 3.2 and 3.3 for sequences of `tokens` tokens; see `tokenwise_layers`.
+
+    `token_leak` bounds the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`; the layers' bound is the
+    certificate's plus `token_leak` times the spread of the values.
+    """
+    head = construction.head
+    if not isinstance(head, ScatteredHead):
+        raise UnsupportedError("token-wise layers belong to the heads of Propositions 3.2 and 3.3.")
+    sharpness = math.log(max(tokens - 1, 1) / token_leak)
+    return tokenwise_layers(head, tokens, token_sharpness=sharpness)
+
+
+def _spread(values: Array, slopes: Array | None, domain: Box) -> float:
+    """`max_{x,j,k} |V_j(x) − V_k(x)|_∞` over the box, from the ends of each affine piece."""
+    low = high = values
+    if slopes is not None:
+        middle, radius = (domain.lo + domain.hi).ravel() / 2, domain.sides / 2
+        center = values + slopes @ middle
+        low, high = center - np.abs(slopes) @ radius, center + np.abs(slopes) @ radius
+    return float((high.max(axis=0) - low.min(axis=0)).max()) * (1 + 1e-12)

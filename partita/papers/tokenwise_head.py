@@ -1,0 +1,107 @@
+"""What Propositions 3.2 and 3.3 share: one softmax over the cells of a max-affine function, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from partita.arithmetic.rounding import add_up, exp_up, mul_up
+from partita.errors import ToleranceError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.geometry.moments import leakage, temperature_for_leakage
+from partita.geometry.partitions import MaxAffine, PowerDiagram
+from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.proofs.certificate import Assumption, Certificate, Term, model_digest, total
+from partita.proofs.construction import (
+    Construction,
+    describe_domain,
+    environment,
+    platform_assumption,
+    semantics_of,
+)
+from partita.proofs.running import UNIT_ROUNDOFF, running_terms
+
+__all__ = ["build_tokenwise"]
+
+
+def build_tokenwise(
+    partition: MaxAffine,
+    values: Array,
+    slopes: Array | None,
+    domain: Box,
+    *,
+    margin: float,
+    tolerance: float,
+    spread: float,
+    dtype: torch.dtype,
+    theorem: str,
+) -> Construction:
+    """The head with R just large enough that `leak · spread` stays below 0.9 of the tolerance where the margin is Δ."""
+    if dtype not in (torch.float64, torch.float32) or not 0 < tolerance < np.inf:
+        raise UnsupportedError(
+            f"dtype {dtype} and tolerance {tolerance}; expected float64 or float32, and a number > 0."
+        )
+    leak_allowed = min(0.5, 0.9 * tolerance / spread) if spread else 0.5
+    rate = max(temperature_for_leakage(partition.num_cells, margin, leak_allowed), 1.0 / margin)
+    diagram = partition.to_power_diagram()
+    at_center = values if slopes is None else values + np.einsum("com,cm->co", slopes, diagram.centers)
+    head = _head(diagram, at_center, slopes, rate, dtype)
+    far = np.maximum(np.abs(domain.lo.ravel() - diagram.centers), np.abs(domain.hi.ravel() - diagram.centers))
+    largest = np.abs(at_center) if slopes is None else np.abs(at_center) + np.einsum("com,cm->co", np.abs(slopes), far)
+    leak = leakage(partition.num_cells, rate, margin)
+    leaked = Term(
+        "leakage", mul_up(leak, spread), "(N−1)e^{−RΔ} · max|V_j − V_k|", "indicator", {"leak": leak, "spread": spread}
+    )
+    terms = [leaked, *_running(diagram, far, rate, leaked.value, spread, float(largest.max()) * (1 + 1e-12), dtype)]
+    if total(terms) > tolerance:
+        raise ToleranceError(
+            f"tolerance {tolerance:g} is below what {semantics_of(dtype)} can promise here: {total(terms):.3g}, of which "
+            f"{total(terms[1:]):.3g} is rounding."
+        )
+    promise = f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)"
+    certificate = Certificate(
+        kind="proved_given",
+        norm="inf",
+        semantics=semantics_of(dtype),
+        tolerance=tolerance,
+        error_bound=total(terms),
+        terms=tuple(terms),
+        assumptions=(Assumption(promise, "caller"), platform_assumption(dtype)),
+        theorem=theorem,
+        function={"type": "piecewise", "cells": partition.num_cells},
+        domain={"arguments": [describe_domain(domain)], "margin": margin},
+        model={"sha256": model_digest(head.state_dict()), "type": "scattered", "rate": rate},
+        environment=environment(),
+    )
+    return Construction(head, partition, certificate)
+
+
+def _head(diagram: PowerDiagram, values: Array, slopes: Array | None, rate: float, dtype: torch.dtype) -> ScatteredHead:
+    return ScatteredHead(
+        torch.tensor(diagram.centers, dtype=dtype),
+        rate,
+        torch.tensor(values, dtype=dtype),
+        powers=torch.tensor(diagram.powers, dtype=dtype),
+        value_slopes=None if slopes is None else torch.tensor(slopes, dtype=dtype),
+        input_shapes=((diagram.dimension,),),
+        output_shape=(values.shape[1],),
+    )
+
+
+def _running(
+    diagram: PowerDiagram, far: Array, rate: float, leaked: float, spread: float, largest: float, dtype: torch.dtype
+) -> list[Term]:
+    """What rounding and leaving cells out add; `far` bounds |x − c_j| per cell and axis, `largest` every summand."""
+    u, cells, m = UNIT_ROUNDOFF[semantics_of(dtype)], diagram.num_cells, diagram.dimension
+    score = float(((far**2).sum(axis=1) + np.abs(diagram.powers)).max()) * rate / 2
+    stored = float((far * np.abs(diagram.centers)).sum(axis=1).max()) * rate  # what storing centers and x moves
+    return running_terms(
+        leaked,
+        mass_left_out=mul_up(float(cells), exp_up(-exponent_cut(cells) * (1 - 1e-6))),
+        score_error=mul_up(u, add_up(mul_up(float(m + 8), score), mul_up(4.0, stored), 16.0)),
+        operations=float(cells + m + 16),
+        unit_roundoff=u,
+        largest=largest,
+        spread=spread,
+        value_error=mul_up(4.0, u, largest) if dtype != torch.float64 else 0.0,
+    )

@@ -1,0 +1,323 @@
+"""Proving the error of a head on scattered centers, whatever its centers, powers and values: best-first bisection into boxes.
+
+On a box f is a Taylor polynomial with a remainder, every `V_j` is affine, and so is every difference of two scores. That bounds the
+error of each cell and the weight of each cell, and the worst mixture of them bounds the head's error. *Theorem*: `box-bisection`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.arithmetic.rounding import add_up, exp_up, mul_up
+from partita.errors import BudgetSpentError, UnsupportedError
+from partita.functions.graph import Graph
+from partita.geometry.domains import Array, Box
+from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
+from partita.proofs.certificate import Term
+from partita.proofs.running import UNIT_ROUNDOFF
+
+__all__ = ["BoxProof", "box_terms", "prove_boxes"]
+
+_RIVALS = 8  # cells of a box that the others are compared with
+_PAIRS_AT_ONCE = 1 << 16  # (box, cell) pairs measured together
+_BOXES_AT_ONCE = 2048
+_FORGOTTEN = 1e-6  # share of the target that all cells left out of a box may claim together
+_NEARLY = 1.1  # once the target is missed, bounds this close to it, or to the least possible, will do
+_FARTHEST = 800.0  # exponents that trail by more are zero when run
+
+
+@dataclass(frozen=True, eq=False)
+class BoxProof:
+    """`sup |f − net| ≤ bound` on the box; `seen`, the largest error at midpoints of boxes, is an estimate from below.
+
+    Attributes:
+        bound: the largest bound of a leaf; worst: (lo, hi) of that leaf.
+        boxes, depth: how many were measured, how often the smallest was halved.
+        missed: points z where the target is missed, `(k, m)`, the middles of those leaves, and what no finer boxes could prove
+            less than there, `(k,)`.
+        magnitude: a bound of |f|; near_cells: the most cells listed at a leaf; forgotten: what the others may hold.
+        mean_bound: a bound of the L_p error, `(outputs · Σ vol·bound^p)^{1/p}` over the leaves, for the p asked for.
+        unit_roundoff: of the arithmetic that the bound holds for, 0 for the exact head.
+    """
+
+    bound: float
+    seen: float
+    seen_at: tuple[float, ...]
+    boxes: int
+    depth: int
+    worst: tuple[Array, Array]
+    missed: tuple[Array, Array]
+    magnitude: float
+    near_cells: int
+    forgotten: float
+    mean_bound: float
+    unit_roundoff: float
+
+
+def prove_boxes(
+    head: ScatteredHead,
+    graph: Graph,
+    box: Box,
+    *,
+    target: float,
+    norm: float = math.inf,
+    degree: int = 2,
+    max_boxes: int = 200_000,
+    give_up: int | None = None,
+    unit_roundoff: float = 0.0,
+    axes: Array | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> BoxProof:
+    """Bound |f − net| over the box for the stored tensors, halving boxes until all bounds meet the target or the budget is spent.
+
+    With a unit roundoff the bound holds for scores, weights, values and (below float64) inputs rounded by it; what sums round is
+    left to `box_terms`. Whatever the budget, the bound holds: it is a maximum over boxes that cover the domain.
+
+    Args:
+        give_up: halve no boxes that cannot meet the target however small they get, and stop after so many: to learn where quickly.
+        axes: orthogonal `(m, m)`: halve boxes turned like this, for functions that vary along oblique directions.
+    """
+    view = View.plain(graph, box) if axes is None else View.turned(graph, box, axes)
+    cells = CellTable.of(head, box, unit_roundoff)
+    search = _Search(cells, view, box, target=target, norm=norm, degree=degree, patient=give_up is None)
+    while search.boxes < max_boxes and search.refine(max_boxes):
+        if give_up is not None and search.hopeless >= give_up:
+            break
+        try:
+            if progress is not None:
+                progress("proof", search.boxes, max_boxes)
+        except BudgetSpentError:
+            break
+    return search.result()
+
+
+def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
+    """The proved bound as terms, with what leaving cells out and summing in the head's dtype adds.
+
+    *Theorem*: `box-bisection`, `window-tail` and `score-rounding`. Scores, values and inputs were rounded inside the proof.
+    """
+    u = UNIT_ROUNDOFF[str(head.dtype).removeprefix("torch.")]
+    if proof.unit_roundoff < u:
+        raise UnsupportedError(
+            f"this proof is about arithmetic with roundoff {proof.unit_roundoff:.3g}; the head runs with {u:.3g}, prove it so."
+        )
+    cells = CellTable.of(head, box, u)
+    largest, far = cells.largest(box), float((cells.farthest(box) ** 2).sum(axis=1).max())
+    spread = float(np.ptp(cells.powers))
+    cut = exponent_cut(head.num_keys) * (1 - 1e-6) - (head.dimension + 8) * 2 * U * cells.rate * (far + spread)
+    mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0)
+    operations = float(2 * proof.near_cells + head.dimension + 16)
+    summed = mul_up(1.01, operations, u, add_up(proof.magnitude, proof.bound))
+    rest = mul_up(2.0, proof.forgotten, largest)
+    return [
+        Term(
+            "approximation",
+            proof.bound,
+            "max over boxes of Σ w_j |f − V_j|, as rounded",
+            "box-bisection",
+            {"boxes": float(proof.boxes), "seen": proof.seen},
+        ),
+        Term(
+            "window", mul_up(mass, 2.0, largest), "mass left out · spread of the values", "window-tail", {"mass": mass}
+        ),
+        Term(
+            "summation",
+            add_up(summed, rest),
+            "γ_K · (max|f| + error), and what cells that are not near hold",
+            "score-rounding",
+            {"operations": operations, "u": u, "forgotten": proof.forgotten},
+        ),
+    ]
+
+
+class _Search:
+    """One bisection: the boxes still open, and those that are settled."""
+
+    def __init__(
+        self, cells: CellTable, view: View, box: Box, *, target: float, norm: float, degree: int, patient: bool
+    ) -> None:
+        self.cells, self.view, self.box, self.degree = cells, view, box, degree
+        self.target, self.norm, self.patient = target, norm, patient
+        self.boxes, self.hopeless, self.least, self.seen = 0, 0, 0.0, 0.0
+        self.seen_at = (box.lo + box.hi).ravel() / 2
+        self.largest = cells.largest(box)
+        self.floor = _FORGOTTEN * target / (len(cells.centers) * (2 * self.largest + target))
+        self.open = self._measure(BoxList.whole(view, len(cells.centers)))
+        self.settled = self.open.take(np.arange(0))
+
+    def refine(self, budget: int) -> bool:
+        """Halve the most pressing boxes; False when none is left that should be."""
+        done = self._is_settled(self.open)
+        if done.any():
+            self.hopeless += int((self.open.least[done] > self.target).sum())
+            self.settled, self.open = self.settled.join(self.open.take(done)), self.open.take(~done)
+        if not len(self.open) or (math.isfinite(self.norm) and self._mean() <= self.target):
+            return False
+        order = np.argsort(-self._share(self.open), kind="stable")
+        room = min(_BOXES_AT_ONCE, 1 + (budget - self.boxes) // 2)
+        fitting = int(np.searchsorted(np.cumsum(self.open.counts[order]), _PAIRS_AT_ONCE))
+        chosen, rest = np.split(order, [max(1, min(room, fitting))])
+        self.open = self.open.take(np.sort(rest)).join(self._measure(self.open.take(chosen).halves()))
+        return True
+
+    def result(self) -> BoxProof:
+        leaves = self.settled.join(self.open)
+        worst = int(leaves.bound.argmax())
+        missed = leaves.take(leaves.bound > self.target)
+        return BoxProof(
+            bound=float(leaves.bound[worst]),
+            seen=self.seen,
+            seen_at=tuple(self.seen_at.tolist()),
+            boxes=self.boxes,
+            depth=int(leaves.depth.max()),
+            worst=(leaves.lo[worst], leaves.hi[worst]),
+            missed=(self.box.clamp(self.view.leave(missed.middle)[0]), missed.least),
+            magnitude=float(leaves.size.max()),
+            near_cells=int(leaves.counts.max()),
+            forgotten=float(leaves.mass.max()),
+            mean_bound=self._mean() if math.isfinite(self.norm) else math.nan,
+            unit_roundoff=self.cells.unit,
+        )
+
+    def _is_settled(self, boxes: BoxList) -> Mask:
+        """Where the bound meets the target, or comes close to what cannot be helped, or the box has no midpoint of its own."""
+        rows, middle = np.arange(len(boxes)), boxes.middle
+        stuck = ((middle == boxes.lo) | (middle == boxes.hi))[rows, boxes.axis]
+        if math.isfinite(self.norm):
+            return stuck | (boxes.bound * self._whole() <= 0.5 * self.target)
+        enough = self.target if self.least <= self.target else _NEARLY * self.target
+        close = boxes.bound <= (_NEARLY * self.least if self.patient else 2 * boxes.least)
+        return stuck | (boxes.bound <= enough) | ((boxes.least > self.target) & close)
+
+    def _share(self, boxes: BoxList) -> Array:
+        """How pressing a box is: its bound, or its part of the integral."""
+        if not math.isfinite(self.norm):
+            return boxes.bound
+        volume = ((boxes.hi - boxes.lo) / self.box.sides).prod(axis=1)
+        return volume * (boxes.bound / self.target) ** self.norm
+
+    def _whole(self) -> float:
+        """The L_p norm of the constant 1 in every output."""
+        return (self.box.volume * self.cells.values.shape[1]) ** (1 / self.norm) * OUTWARD
+
+    def _mean(self) -> float:
+        """The L_p bound of all leaves, open or settled."""
+        shares = float(self._share(self.open).sum() + self._share(self.settled).sum())
+        return self.target * (shares * OUTWARD) ** (1 / self.norm) * self._whole() * OUTWARD
+
+    @np.errstate(all="ignore")
+    def _measure(self, boxes: BoxList) -> BoxList:
+        """Bounds of the boxes, the cells that still matter there, and the axis to halve next."""
+        self.boxes += len(boxes)
+        place = Place.of(boxes, self.view, self.cells.shift)
+        if not self.view.is_plain:
+            near: Mask = np.all(np.abs(place.z - self.box.clamp(place.z)) <= place.hull, axis=1)
+            boxes, place = boxes.take(near), place.take(near)
+            if not len(boxes):
+                return boxes
+        f = Expansion.of(self.view.graph, boxes, place.radius, self.degree)
+        score, weight = self._weights(boxes, place)
+        small = weight <= self.floor
+        mass = boxes.mass + np.bincount(boxes.owner[small], weight[small], minlength=len(boxes)) * OUTWARD
+        boxes, score, weight = boxes.keep(~small, mass), score[~small], weight[~small]
+        at_middle, tilt, error = self._errors(boxes, f, place)
+        mixed, blamed = _worst_mixture(boxes, weight, error)
+        size = f.magnitude
+        bound = (mixed + np.where(mass > 0, mass * (self.largest + size), 0.0)) * OUTWARD
+        axis = _steepest(tilt[blamed] + f.curved.max(axis=1), self._apart(boxes, weight) * place.radius, place.radius)
+        bound = np.where(np.isnan(bound), np.inf, bound)
+        return replace(boxes, bound=bound, size=size, least=self._look(boxes, place.z, score, at_middle), axis=axis)
+
+    def _weights(self, boxes: BoxList, place: Place) -> tuple[Array, Array]:
+        """Scores at the middle, and bounds of the softmax weights on the box, for each (box, cell) pair.
+
+        `w_j ≤ 1/(1 + Σ_k exp(min_B(s_k − s_j)))` over some rivals k; an affine function has its minimum at
+        `middle − Σ_i r_i |slope_i|`. Scores may be off by `slack`: what running them rounds, and what we round here.
+        """
+        c, owner, cells = self.cells, boxes.owner, boxes.cells
+        offset = place.z[owner] - c.centers[cells]
+        squared, far = (offset**2).sum(axis=1), ((np.abs(offset) + place.hull[owner]) ** 2).sum(axis=1)
+        score = 0.5 * c.rate * (c.powers[cells] - squared)
+        units = (offset.shape[1] + 6) * (c.unit + 2 * U)
+        slack = 0.5 * c.rate * units * (far + np.abs(c.powers[cells])) + _FARTHEST * c.unit
+        total, order = np.zeros(len(cells)), np.lexsort((-score, owner))
+        low, high, radius, moved = score - slack, score + slack, place.radius[owner], place.moved[owner]
+        for rank in range(min(_RIVALS, int(boxes.counts.max()))):
+            rival = order[np.minimum(boxes.starts + rank, len(order) - 1)][owner]
+            step = c.centers[cells[rival]] - c.centers[cells]
+            falls = (radius * np.abs(step @ self.view.axes)).sum(axis=1) + (moved * np.abs(step)).sum(axis=1)
+            lead = low[rival] - high - c.rate * falls
+            counted = (rank < boxes.counts)[owner] & (rival != np.arange(len(cells)))
+            total += np.where(counted, np.exp(lead - 1e-12 * np.abs(lead)), 0.0)
+        return score, np.minimum(1 / (1 + total) * OUTWARD, 1.0)
+
+    def _errors(self, boxes: BoxList, f: Expansion, place: Place) -> tuple[Array, Array, Array]:
+        """For each (box, cell) pair `V_j` at the middle, the part of each axis in `f − V_j`, `(P, m)`, and its bound, `(P,)`."""
+        c, owner, cells = self.cells, boxes.owner, boxes.cells
+        offset, slopes = place.z[owner] - c.centers[cells], c.slopes[cells]
+        at_middle = c.values[cells] + np.einsum("pom,pm->po", slopes, offset)
+        steep = np.abs(slopes)
+        reach = np.abs(c.values[cells]) + np.einsum("pom,pm->po", steep, np.abs(offset) + place.hull[owner])
+        rounded = (offset.shape[1] + 4) * (c.unit + 2 * U) * reach + np.einsum("pom,pm->po", steep, place.moved[owner])
+        linear = (slopes @ self.view.axes) * place.radius[owner][:, None, :]
+        tilt = np.abs(f.linear[owner] - linear)
+        model = np.abs(f.constant[owner] - at_middle) + tilt.sum(axis=2) + f.higher[owner]
+        plain = np.maximum(f.hi[owner] - at_middle, at_middle - f.lo[owner]) + np.abs(linear).sum(axis=2)
+        lost = 4 * U * (np.abs(f.constant[owner]) + np.abs(linear).sum(axis=2))
+        error = (np.fmin(model, plain) + rounded + lost) * OUTWARD
+        return at_middle, tilt.max(axis=1), np.where(np.isnan(error), np.inf, error).max(axis=1)
+
+    def _look(self, boxes: BoxList, z: Array, score: Array, at_middle: Array) -> Array:
+        """`Σ w_j |f − V_j|` at the middles, up to rounding, 0 outside the domain; the largest |f − net| there is noted as seen."""
+        weight = np.exp(score - np.maximum.reduceat(score, boxes.starts)[boxes.owner])
+        weight /= np.add.reduceat(weight, boxes.starts)[boxes.owner]
+        error = at_middle - self.view.graph.evaluate(boxes.middle).reshape(len(z), -1)[boxes.owner]
+        net = np.abs(np.add.reduceat(weight[:, None] * error, boxes.starts)).max(axis=1)
+        least = np.add.reduceat(weight * np.abs(error).max(axis=1), boxes.starts)
+        inside = self.box.contains(z) & np.isfinite(least)
+        net, least = np.where(inside, net, 0.0), np.where(inside, least, 0.0)
+        if net.max() > self.seen:
+            self.seen, self.seen_at = float(net.max()), z[int(net.argmax())]
+        self.least = max(self.least, float(least.max()))
+        return least
+
+    def _apart(self, boxes: BoxList, weight: Array) -> Array:
+        """How far the centers that share a box lie apart along the view's axes, `(n, m)`; 0 where one cell has it alone."""
+        heavy, centers = (weight > 1e-2)[:, None], self.cells.centers[boxes.cells] @ self.view.axes
+        high = np.maximum.reduceat(np.where(heavy, centers, -np.inf), boxes.starts)
+        return np.maximum(high - np.minimum.reduceat(np.where(heavy, centers, np.inf), boxes.starts), 0.0)
+
+
+def _worst_mixture(boxes: BoxList, weight: Array, error: Array) -> tuple[Array, Labels]:
+    """`max Σ w_j E_j` subject to `0 ≤ w_j ≤ weight_j`, `Σ w_j ≤ 1`, and the pair that claims most of it, for each box.
+
+    A fractional knapsack: fill it with the largest errors first.
+    """
+    order, starts = np.lexsort((-error, boxes.owner)), boxes.starts
+    left, filled = np.ones(len(boxes)), np.zeros(len(boxes))
+    blamed, most = order[starts], np.full(len(boxes), -1.0)
+    for rank in range(int(boxes.counts.max())):
+        here = np.flatnonzero((rank < boxes.counts) & (left > 0))
+        if not len(here):
+            break
+        pair = order[starts[here] + rank]
+        share = np.minimum(weight[pair], left[here])
+        claim = np.where(share > 0, share * error[pair], 0.0)
+        filled[here] += claim
+        left[here] -= share
+        more = claim > most[here]
+        blamed[here[more]], most[here[more]] = pair[more], claim[more]
+    return filled + boxes.counts * 2 * U * error[order[starts]], blamed
+
+
+def _steepest(tilt: Array, apart: Array, width: Array) -> Labels:
+    """The axis along which f − V_j varies most, or along which the cells change, `(n,)`; the widest where nothing is known."""
+    share = tilt / tilt.sum(axis=1, keepdims=True) + apart / np.maximum(apart.sum(axis=1, keepdims=True), 1e-300)
+    share = np.where(np.isfinite(share).all(axis=1, keepdims=True), share, 0.0)
+    wide = width / width.max(axis=1, keepdims=True)
+    return (share + 1e-3 * wide).argmax(axis=1)

@@ -1,0 +1,303 @@
+"""Error bounds for values placed at the centers of a product grid (mathematics: grid-moments, lp-moments, score-rounding).
+
+One list of numbers, `GridFacts`, is all they need; the planner fills it before anything is allocated, the constructions
+from what was built, the re-checker from the stored tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up
+from partita.errors import UnsupportedError
+from partita.functions.regularity import AxisLipschitz, Jumps, Modulus, RoughBoxes
+from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
+from partita.proofs.certificate import Term
+from partita.proofs.running import UNIT_ROUNDOFF, added_terms, running_terms
+
+__all__ = [
+    "GridFacts",
+    "Known",
+    "approximation_term",
+    "deployment_terms",
+    "domain_factor",
+    "grid_terms",
+    "input_rounding",
+    "is_averaged",
+    "optimal_ratio",
+    "score_error",
+    "soft_terms",
+    "window_for",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What the bound may use of f: any of the two moduli (the better bound wins), and where f jumps."""
+
+    modulus: Modulus | None = None
+    per_axis: AxisLipschitz | None = None
+    jumps: Jumps | RoughBoxes | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the certificate; rough boxes are found again from the graph."""
+        data: dict[str, Any] = {}
+        if self.modulus is not None:
+            data["modulus"] = {"constant": self.modulus.constant, "exponent": self.modulus.exponent}
+        if self.per_axis is not None:
+            data["per_axis"] = list(self.per_axis.constants)
+        if isinstance(self.jumps, Jumps):
+            data["jumps"] = {"height": self.jumps.height, "tube": list(self.jumps.coefficients)}
+        elif self.jumps is not None:
+            data["rough_boxes"] = len(self.jumps.lo)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Known:
+        """The moduli and declared jumps again (not the rough boxes)."""
+        return cls(
+            Modulus(**data["modulus"]) if "modulus" in data else None,
+            AxisLipschitz(tuple(data["per_axis"])) if "per_axis" in data else None,
+            Jumps(**data["jumps"]) if "jumps" in data else None,
+        )
+
+
+@dataclass(frozen=True)
+class GridFacts:
+    """A product-grid head in numbers.
+
+    Attributes:
+        axes: geometry per axis; rates: R_i; half_windows: q_i.
+        volume: of the domain; outputs: scalar outputs; reach: `max |z|₂` over the domain.
+        largest, spread: bounds of `max|V|` and of `max V − min V` per component.
+        value_error: how far a stored value may be from f at its center.
+        semantics: "float64" or "float32".
+    """
+
+    axes: tuple[AxisGeometry, ...]
+    rates: tuple[float, ...]
+    half_windows: tuple[int, ...]
+    volume: float
+    outputs: int
+    reach: float
+    largest: float
+    spread: float
+    value_error: float
+    semantics: str
+
+
+def grid_terms(facts: GridFacts, known: Known, norm: float) -> list[Term]:
+    """All terms of `‖f − net‖ ≤ …` in L_p, p = norm (math.inf for the supremum)."""
+    approximation = approximation_term(facts, known, norm)
+    terms = [approximation]
+    if known.jumps is not None:
+        terms += _jump_terms(facts, known.jumps, norm)
+    return terms + deployment_terms(facts, known, norm, add_up(*(t.value for t in terms)))
+
+
+def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
+    """What exact arithmetic leaves: the smallest of the bounds that the known moduli give."""
+    candidates = []
+    if known.modulus is not None:
+        candidates.append(_isotropic(facts, known.modulus, norm))
+    if known.per_axis is not None:
+        candidates.append(_per_axis(facts, known.per_axis, norm))
+    if not candidates:
+        raise UnsupportedError(
+            "no modulus of continuity is known for this function: declare lipschitz=… or give an expression."
+        )
+    return min(candidates, key=lambda term: term.value)
+
+
+def is_averaged(norm: float) -> bool:
+    """Whether L_p uses averaged p-th moments; beyond p = 64 the supremum times the domain factor is as good."""
+    return norm <= 64
+
+
+def _root_up(value: float, power: float) -> float:
+    """`value^(1/power)`, rounded up; the pad covers the rounding of 1/power for every float."""
+    return mul_up(pow_up(value, 1 / power), 1 + 1e-12)
+
+
+def domain_factor(facts: GridFacts, norm: float) -> float:
+    """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
+    return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
+
+
+def _distances(facts: GridFacts, power: float, averaged: bool) -> list[float]:
+    """The p-th root of the p-th moment, axis by axis."""
+    return [distance_bounds(axis, rate, power)[averaged] for axis, rate in zip(facts.axes, facts.rates)]
+
+
+def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
+    """`ω(√Σ sup E(x−v)²)`; in L_p `C (vol·out)^{1/p} (Σ_i M_s,i^{2/s})^{α/2}`, `s = max(αp, 2)`, M the averaged moments.
+
+    Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes.
+    """
+    averaged = is_averaged(norm)
+    power = max(modulus.exponent * norm, 2.0) if averaged else 2.0
+    distance = sqrt_up(add_up(*(mul_up(d, d) for d in _distances(facts, power, averaged))))
+    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), domain_factor(facts, norm))
+    theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
+    inputs = {
+        "constant": modulus.constant,
+        "exponent": modulus.exponent,
+        "distance": distance,
+        "factor": domain_factor(facts, norm),
+    }
+    return Term("approximation", value, "constant · (√Σ_i E(x_i − v_i)²)^exponent · factor", theorem, inputs)
+
+
+def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
+    """`Σ_i L_i sup E|x_i − v_i|` (axis operators average, so errors telescope); in L_p with p-th averaged moments."""
+    averaged = is_averaged(norm)
+    power = norm if averaged else 1.0
+    distances = _distances(facts, power, averaged)
+    factor = domain_factor(facts, norm)
+    value = mul_up(add_up(*(mul_up(c, d) for c, d in zip(lipschitz.constants, distances))), factor)
+    inputs = {f"L{i}": c for i, c in enumerate(lipschitz.constants)} | {
+        f"distance{i}": d for i, d in enumerate(distances)
+    }
+    return Term(
+        "approximation", value, "Σ_i L_i · E|x_i − v_i| · factor", "axis-telescoping", {**inputs, "factor": factor}
+    )
+
+
+def _window_reach(facts: GridFacts) -> list[float]:
+    """The farthest that a center of the window lies from x, axis by axis (at the boundary the window is pushed inside)."""
+    return [
+        add_up(mul_up(float(min(2 * q, axis.count)), axis.gap_max), axis.overhang)
+        for axis, q in zip(facts.axes, facts.half_windows)
+    ]
+
+
+def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> list[Term]:
+    """Points whose relevant centers may lie across a jump: `(out · ∫ height^p)^{1/p}`, and the little mass beyond those centers.
+
+    With ρ the covering radius of an axis, centers farther than `√(ρ² + 48/R)` hold at most `2e^{−24}/(1 − e^{−κ/2})` of its mass.
+    """
+    if math.isinf(norm):
+        raise UnsupportedError(
+            "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other): "
+            "ask for an L_p norm, norm=1 or norm=2."
+        )
+    rounded = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach)  # an input may be rounded across the jump
+    reach, beyond = [], []
+    for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
+        kappa = rate * axis.gap_min**2
+        relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
+        reach.append(add_up(min(relevant, farthest), rounded))
+        beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
+    height, measure = jumps.near(reach, norm, facts.volume)
+    near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
+    far = mul_up(add_up(*beyond), jumps.height, domain_factor(facts, norm))
+    inputs = {"height": height, "measure": measure, "reach": max(reach), "mass beyond": add_up(*beyond)}
+    return [
+        Term(
+            "jumps",
+            add_up(near, far),
+            "(outputs · ∫ height^p near the jumps)^(1/p) + mass beyond · height",
+            "lp-jumps",
+            inputs,
+        )
+    ]
+
+
+def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
+    """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
+    u, factor = UNIT_ROUNDOFF[facts.semantics], domain_factor(facts, norm)
+    dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
+    delta = score_error(facts)
+    if facts.semantics != "float64" and not math.isinf(norm):
+        delta = add_up(delta, _lattice_error(facts))
+    widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
+    terms = running_terms(
+        approximation,
+        mass_left_out=dropped,
+        score_error=delta,
+        operations=float(math.prod(widths) + sum(widths) + 6 * len(widths) + 8),
+        unit_roundoff=u,
+        largest=facts.largest,
+        spread=facts.spread,
+        value_error=facts.value_error,
+        factor=factor,
+    )
+    if facts.semantics != "float64":
+        terms.append(input_rounding(facts, known, norm))
+    return terms
+
+
+def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]:
+    """What running adds to the proved error of a head with any values, for every order of summation per axis."""
+    widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
+    terms = added_terms(
+        mass_left_out=add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows))),
+        score_error=min(score_error(facts), _mean_score_error(facts)),
+        operations=float(2 * sum(widths) + 6 * len(widths) + 8),  # every evaluator sums axis by axis
+        unit_roundoff=UNIT_ROUNDOFF[facts.semantics],
+        largest=facts.largest,
+        spread=facts.spread,
+        factor=domain_factor(facts, norm),
+    )
+    if facts.semantics != "float64" and known is not None:
+        terms.append(input_rounding(facts, known, norm))
+    return terms
+
+
+def _mean_score_error(facts: GridFacts) -> float:
+    """`score_error` as the weights see it: far centers have the worst scores and next to no weight.
+
+    Unnormalised weights are off by factors `1 + ε_j`, `|ε_j| ≤ e^{e_j} − 1 ≤ 1.006 e_j`, `e_j = Σ_i (8u R_i d_i²/2 + 16u)`; the
+    output moves by at most `Σ w|ε| spread/(1 − Σ w|ε|)`, which is half of what is returned times the spread.
+    """
+    worst = score_error(facts)
+    if worst > 0.01:
+        return worst
+    moments = [distance_bounds(axis, rate, 2.0)[0] for axis, rate in zip(facts.axes, facts.rates)]
+    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, moments)))
+    return mul_up(2.04, UNIT_ROUNDOFF[facts.semantics], add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+
+
+def score_error(facts: GridFacts) -> float:
+    """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
+    u = UNIT_ROUNDOFF[facts.semantics]
+    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, _window_reach(facts))))
+    return mul_up(u, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+
+
+def _lattice_error(facts: GridFacts) -> float:
+    """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
+    u = UNIT_ROUNDOFF[facts.semantics]
+    return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
+
+
+def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
+    """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
+    distance, factor = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach), domain_factor(facts, norm)
+    moves = []
+    if known.modulus is not None:
+        moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
+    if known.per_axis is not None:
+        moves.append(mul_up(add_up(*known.per_axis.constants), distance))
+    return Term("input rounding", mul_up(min(moves), factor), "ω(u·max|z|)", "score-rounding", {"distance": distance})
+
+
+def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
+    """`bound / ω(covering radius)`: nothing that sees f only at those centers can promise less than 1."""
+    if known.modulus is None or known.modulus.constant == 0 or radius == 0:
+        return None
+    return div_up(bound, known.modulus.constant * radius**known.modulus.exponent)
+
+
+def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: float) -> tuple[int, ...]:
+    """The smallest half-windows whose dropped mass is at most `mass` per axis."""
+    windows = []
+    for axis, rate in zip(geometry, rates):
+        q = 1
+        while dropped_mass(axis, rate, q) > mass:
+            q += 1
+        windows.append(q)
+    return tuple(windows)

@@ -1,0 +1,319 @@
+"""Proving the error of a head on a product grid, whatever its values: f − net as a Taylor polynomial on every box.
+
+On a box `c + r∘t` the graph gives f as a polynomial with a remainder, the softmax weights of every axis are polynomials with a
+remainder (`weight-series`), and contracting them with the values gives the net's. In the difference the two cancel to what the head
+really errs; only the remainders do not, and those fall like the (d+1)-st power of the width. *Theorem*: `taylor-proof`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.errors import BudgetSpentError
+from partita.functions.graph import Graph
+from partita.geometry.domains import Array
+from partita.proofs.polynomials import bound_ranges
+from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
+
+__all__ = ["GridProof", "SoftGrid", "prove_grid"]
+
+_U = 2.0**-53
+_INFLATE = 1 + 1e-12
+_ENTRIES_AT_ONCE = 1 << 23  # floats of one intermediate of the contraction
+_LEFT_AT_ONCE = 1 << 16
+_LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
+_REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
+
+
+@dataclass(frozen=True, eq=False)
+class SoftGrid:
+    """A head on a product grid in exact arithmetic: `axes` of centers, `rates` R_i, `values` `(P_1, …, P_m, out)`."""
+
+    axes: tuple[Array, ...]
+    rates: tuple[float, ...]
+    values: Array
+
+    def steepness(self, axis: int) -> float:
+        """About how much larger the slopes of the weights along an axis are than the weights: √R."""
+        return max(math.sqrt(self.rates[axis]), 1e-300)
+
+
+@dataclass(frozen=True)
+class GridProof:
+    """`sup |f − net| ≤ bound` on the box, for the exact head. `least` is attained, so the truth lies between.
+
+    `settled`: whether the bound meets the goal; if not, it is the valid bound reached so far, coarse where boxes were left out.
+    """
+
+    bound: float
+    least: float
+    settled: bool
+    degree: int
+    boxes: int
+    pieces: int
+
+
+def prove_grid(
+    grid: SoftGrid,
+    graph: Graph,
+    lo: Array,
+    hi: Array,
+    *,
+    goal: float,
+    along: int | None = None,
+    max_boxes: int = 1 << 17,
+    max_pieces: int = 1 << 20,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> GridProof:
+    """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal.
+
+    With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the
+    range of their polynomials.
+    """
+    if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
+        return GridProof(math.inf, 0.0, False, 0, 0, 0)
+    scale = 1.0 if along is None else grid.steepness(along)
+    degree, counts = _opening(grid, lo, hi, goal / scale)
+    difference = _Difference(grid, graph, degree, along)
+    step = difference.boxes_at_once()
+    middle, radius = _product_boxes(lo, hi, counts)
+    allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
+    bound, least, looked, pieces = 0.0, 0.0, 0, 0
+    while len(middle) and looked < max_boxes and least <= goal:
+        now, middle = np.split(middle, [min(step, len(middle))])
+        size, radius = np.split(radius, [len(now)])
+        looked += len(now)
+        coefficients, remainder, blame = difference.on(now, size)
+        coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
+        splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
+        flat = np.moveaxis(coefficients[:, :, ~splittable], 0, 1).reshape(coefficients.shape[1], -1)
+        rest = remainder[:, ~splittable].reshape(-1)
+        found = bound_ranges(flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces)
+        bound, least, pieces = max(bound, found.largest), max(least, found.least), pieces + found.pieces
+        with np.errstate(invalid="ignore"):
+            attained = np.abs(coefficients[:, 0]) - remainder
+        least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
+        children = _halves(now[splittable], size[splittable], blame[splittable])
+        middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
+        try:
+            if progress is not None:
+                progress("proof", looked, looked + len(middle))
+        except BudgetSpentError:
+            break
+    if len(middle):
+        bound = max(bound, _without_polynomials(difference, middle, radius))
+    return GridProof(bound, least, bound <= goal, degree, looked, pieces)
+
+
+def _without_polynomials(difference: _Difference, middle: Array, radius: Array) -> float:
+    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes."""
+    if difference.along is not None:
+        return math.inf
+    table = difference.grid.values.reshape(-1, difference.grid.values.shape[-1])
+    worst = 0.0
+    for start in range(0, len(middle), _LEFT_AT_ONCE):
+        now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
+        f = difference.graph.enclose(now - size, now + size)
+        off = np.maximum(f.hi - table.min(axis=0), table.max(axis=0) - f.lo)
+        worst = max(worst, float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)))
+    return worst * _INFLATE
+
+
+def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tuple[int, ...]]:
+    """Degree and boxes per axis to start with: the cheapest at which the weights' remainders fit into the goal."""
+    m, best = len(grid.axes), (math.inf, 8, (1,) * len(grid.axes))
+    spread = max(float(np.ptp(grid.values.reshape(-1, grid.values.shape[-1]), axis=0).max()), 1e-300)
+    for degree in range(2, 13):
+        counts = []
+        for centers, rate, a, b in zip(grid.axes, grid.rates, lo, hi):
+            counts.append(_pieces(centers, rate, a, b, degree, _REMAINDER_SHARE * goal / (4 * m * spread)))
+        cost = math.prod(counts) * math.comb(m + degree, m) * (1 + degree / 4)
+        best = min(best, (cost, degree, tuple(counts)))
+    return best[1], tuple(min(n, 1 << 12) for n in best[2])
+
+
+def _pieces(centers: Array, rate: float, lo: float, hi: float, degree: int, allowed: float) -> int:
+    """How many equal intervals of an axis make the remainders of its weights sum to no more than `allowed`."""
+    if len(centers) == 1:
+        return 1
+    cells = max(1, round((hi - lo) / float(np.diff(centers).mean())))
+    ends = np.array([lo, (lo + hi) / 2])
+    rounding = weight_series(centers, rate, ends, np.zeros(2), degree=degree).remainder.sum(axis=1).max()
+    allowed = max(allowed, 3 * float(rounding))
+    for per_cell in (0.5, 1, 2, 4, 8, 16, 32, 64):
+        count = max(1, math.ceil(cells * per_cell))
+        middle = np.array([(lo + hi) / 2, lo + (hi - lo) / (2 * count)])
+        series = weight_series(centers, rate, middle, np.full(2, (hi - lo) / (2 * count)), degree=degree)
+        if float(series.remainder.sum(axis=1).max()) <= allowed:
+            break
+    else:
+        return 1 << 20  # never cheapest: rounding alone takes more
+    return count
+
+
+def _product_boxes(lo: Array, hi: Array, counts: tuple[int, ...]) -> tuple[Array, Array]:
+    """Centers and radii of boxes that cover [lo, hi], each widened by a rounding."""
+    middles, radii = [], []
+    for a, b, n in zip(lo, hi, counts):
+        edges = np.linspace(a, b, n + 1)
+        edges[0], edges[-1] = a, b
+        middles.append((edges[1:] + edges[:-1]) / 2)
+        radii.append((edges[1:] - edges[:-1]) / 2 * (1 + 4 * _U) + 4 * _U * np.abs(middles[-1]))
+    product = [np.stack([g.ravel() for g in np.meshgrid(*parts, indexing="ij")], axis=1) for parts in (middles, radii)]
+    return product[0], product[1]
+
+
+def _halves(middle: Array, radius: Array, blame: Array) -> tuple[Array, Array]:
+    """Both halves of each box along the axis to blame for its remainder, widened by a rounding."""
+    rows, axis = np.arange(len(middle)), blame.argmax(axis=1) if len(blame) else np.zeros(0, int)
+    half = radius.copy()
+    half[rows, axis] /= 2
+    left, right = middle.copy(), middle.copy()
+    left[rows, axis] -= half[rows, axis]
+    right[rows, axis] += half[rows, axis]
+    half[rows, axis] = half[rows, axis] * (1 + 4 * _U) + 2 * _U * np.abs(middle[rows, axis])
+    return np.concatenate([left, right]), np.concatenate([half, half])
+
+
+class _Difference:
+    """f − net on boxes, or f − ∂net along an axis, as polynomials of one total degree with remainders."""
+
+    def __init__(self, grid: SoftGrid, graph: Graph, degree: int, along: int | None = None) -> None:
+        self.grid, self.graph, self.degree, self.along = grid, graph, degree, along
+        outputs = grid.values.shape[-1]
+        table = grid.values.reshape(-1, outputs)
+        self.level = (table.max(axis=0) + table.min(axis=0)) / 2  # taken off the values: the weights sum to 1
+        self.values = grid.values - self.level
+        self.rounded = 2 * _U * (np.abs(grid.values).max() + np.abs(self.level).max())
+        self.heights = [self._height(axis) for axis in range(len(grid.axes))]
+        self.exponents = tuple(sorted(_exponents(len(grid.axes), degree), key=lambda e: (sum(e), [-k for k in e])))
+
+    def _height(self, axis: int) -> Array:
+        """`max |V|` over the other axes, `(P_axis, out)`."""
+        others = tuple(i for i in range(len(self.grid.axes)) if i != axis)
+        return np.abs(self.values).max(axis=others)
+
+    def boxes_at_once(self) -> int:
+        longest = max(len(a) for a in self.grid.axes)
+        per_box = max(
+            4 * (self.degree + 1) * longest,
+            (self.degree + 1) * self.values.size // self.values.shape[0],
+            math.comb(len(self.grid.axes) + self.degree, self.degree),
+        )
+        return int(max(16, min(2048, _ENTRIES_AT_ONCE // per_box)))
+
+    def rounding_at(self, points: Array) -> float:
+        """The remainder that is left on boxes of no width: halving cannot get below it."""
+        remainder = self.on(points, np.zeros_like(points))[1]
+        return float(remainder[np.isfinite(remainder)].max(initial=0.0))
+
+    def on(self, middle: Array, radius: Array) -> tuple[Array, Array, Array]:
+        """Coefficients `(out, N, boxes)`, remainders `(out, boxes)`, and which axis is to blame for them `(boxes, m)`."""
+        series = [self._series(i, middle[:, i], radius[:, i]) for i in range(len(self.grid.axes))]
+        net, net_remainder, shares = self._net(series)
+        model = self.graph.taylor(middle, radius, self.degree)
+        order = _positions(tuple(map(tuple, model.exponents.tolist())), self.exponents)
+        f = model.coefficients[:, order]
+        difference = f - net
+        remainder = (model.remainder + net_remainder + 2 * _U * np.abs(difference).sum(axis=1)) * _INFLATE
+        remainder = np.where(
+            np.isnan(remainder), np.inf, remainder
+        )  # ∞ · 0: nothing is known, which no maximum may drop
+        difference = np.where(np.isfinite(remainder)[:, None], difference, 0.0)
+        return difference, remainder, self._blame(f, model.remainder, shares)
+
+    def _series(self, axis: int, middle: Array, radius: Array) -> WeightSeries:
+        """The weights' polynomials; boxes that share an interval of the axis share the work."""
+        pairs, index = np.unique(np.stack([middle, radius], axis=1), axis=0, return_inverse=True)
+        found = weight_series(self.grid.axes[axis], self.grid.rates[axis], pairs[:, 0], pairs[:, 1], degree=self.degree)
+        if axis == self.along:
+            found = slope_series(found, self.grid.axes[axis], self.grid.rates[axis], pairs[:, 0])
+        index = index.reshape(-1)
+        return WeightSeries(found.coefficients[index], found.remainder[index])
+
+    def _net(self, series: list[WeightSeries]) -> tuple[Array, Array, Array]:
+        """The net's coefficients `(out, N, boxes)`, remainders `(out, boxes)` and each axis's part of them `(boxes, m)`.
+
+        With `|w − q| ≤ ρ` on every axis the products of weights differ from those of polynomials axis by axis:
+        `|Σ V(Πw − Πq)| ≤ Σ_i Σ_p ρ_{i,p} max|V_p| · Π(1 + Σρ)`. Slopes of weights sum to 0, and their sizes to `Σ‖q‖ + Σρ`
+        at most, which the other axes' parts are multiplied by.
+        """
+        with np.errstate(invalid="ignore"):  # ∞ · 0 for a value of 0
+            parts = np.stack([s.remainder @ h for s, h in zip(series, self.heights)])  # (m, boxes, out)
+        parts = np.where(np.isnan(parts), np.inf, parts)
+        growth, steep = np.ones(len(series[0].remainder)), np.ones(len(series[0].remainder))
+        for i, s in enumerate(series):
+            if i == self.along:
+                steep = (np.abs(s.coefficients).sum(axis=(1, 2)) + s.remainder.sum(axis=1)) * _INFLATE
+            else:
+                growth *= 1 + s.remainder.sum(axis=1)
+        for i in range(len(series)):
+            if i != self.along:
+                parts[i] *= steep[:, None]
+        coefficients, dropped, size = self._contracted(series)
+        steps = sum(len(a) for a in self.grid.axes) + 4 * len(self.grid.axes)
+        remainder = parts.sum(axis=0) * growth[:, None] + dropped + 1.01 * steps * _U * size
+        remainder += self.rounded * (steep * growth)[:, None]
+        if self.along is None:
+            coefficients[:, 0] += self.level
+        return np.moveaxis(coefficients, (0, 1, 2), (2, 1, 0)), remainder.T * _INFLATE, parts.max(axis=2).T
+
+    def _contracted(self, series: list[WeightSeries]) -> tuple[Array, Array, Array]:
+        """`Σ_j V_j Π_i q_{i,j_i}(t_i)` axis by axis: `(boxes, N, out)`, what lies beyond the total degree `(boxes, out)`, and
+        `Σ_j |V_j| Π Σ_k |q_k|`, which rounding is measured by."""
+        boxes, degree = len(series[0].remainder), self.degree
+        sizes = [np.abs(s.coefficients).sum(axis=1) for s in series]
+        kept = np.broadcast_to(self.values.reshape(1, 1, -1), (boxes, 1, self.values.size))
+        size = _weighted(np.abs(self.values)[None], sizes)
+        exponents: list[tuple[int, ...]] = [()]
+        dropped = np.zeros((boxes, self.values.shape[-1]))
+        for i, s in enumerate(series):
+            count = len(self.grid.axes[i])
+            if i == 0:
+                stacked = s.coefficients.reshape(-1, count) @ self.values.reshape(count, -1)
+                full = stacked.reshape(boxes, 1, degree + 1, -1)
+            else:
+                full = s.coefficients[:, None] @ kept.reshape(boxes, len(exponents), count, -1)
+            totals = np.add.outer([sum(e) for e in exponents], np.arange(degree + 1))
+            inside = totals <= degree
+            if not inside.all():
+                beyond = np.abs(full[:, ~inside]).sum(axis=1).reshape(boxes, *self.values.shape[i + 1 :])
+                dropped += _weighted(beyond, sizes[i + 1 :])
+            kept = full[:, inside]
+            exponents = [(*e, k) for e in exponents for k in range(degree + 1) if sum(e) + k <= degree]
+        order = _positions(tuple(exponents), self.exponents)
+        return kept[:, order], dropped * _INFLATE, size * _INFLATE
+
+    def _blame(self, f: Array, f_remainder: Array, shares: Array) -> Array:
+        """Which axis to halve: the weights' own remainders, and for f's the axis that its highest coefficients follow."""
+        powers = np.array(self.exponents, dtype=float)
+        top = powers.sum(axis=1) >= max(1, self.degree - 1)
+        moved = np.abs(f).max(axis=0)  # (N, boxes)
+        follow = moved[top].T @ powers[top]
+        plain = moved.T @ powers
+        follow = np.where(follow.sum(axis=1, keepdims=True) > 0, follow, plain + 1e-300)
+        follow = follow / follow.sum(axis=1, keepdims=True)
+        finite = np.where(np.isfinite(f_remainder), f_remainder, 1e300).max(axis=0)
+        return shares + follow * finite[:, None]
+
+
+def _weighted(values: Array, sizes: list[Array]) -> Array:
+    """`Σ_j values[box, j_1, …, out] Π_i sizes_i[box, j_i]`, `(boxes, out)`."""
+    for weights in sizes:
+        flat = values.reshape(*values.shape[:2], -1)
+        values = np.matmul(weights[:, None, :], flat)[:, 0].reshape(len(weights), *values.shape[2:])
+    return values
+
+
+def _exponents(dimension: int, degree: int) -> list[tuple[int, ...]]:
+    return [e for e in itertools.product(range(degree + 1), repeat=dimension) if sum(e) <= degree]
+
+
+def _positions(available: tuple[tuple[int, ...], ...], wanted: tuple[tuple[int, ...], ...]) -> list[int]:
+    place = {e: n for n, e in enumerate(available)}
+    return [place[e] for e in wanted]

@@ -1,0 +1,65 @@
+"""What sampling can say of a finished head: the largest error seen at points that had no part in making it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.functions.target import Target
+from partita.heads.head import FoldedHead
+from partita.proofs.certificate import Assumption, Term
+
+__all__ = ["SampledError", "sampled_error"]
+
+_SAMPLES = 1 << 14
+
+
+@dataclass(frozen=True)
+class SampledError:
+    """`estimate`: the largest |f − net|, or the L_p mean, over `samples` fresh points; `point`: where it was largest."""
+
+    estimate: float
+    samples: int
+    point: tuple[float, ...]
+
+    def fields(self, running: Sequence[Term] = ()) -> dict[str, Any]:
+        """The fields of a Certificate of kind `estimated`."""
+        seen = Term(
+            "seen",
+            self.estimate,
+            "largest |f − net| in fresh samples",
+            "sampled-estimate",
+            {"samples": float(self.samples)},
+        )
+        return {
+            "kind": "estimated",
+            "error_bound": math.inf,
+            "error_estimate": self.estimate,
+            "samples": self.samples,
+            "terms": (seen, *running),
+            "assumptions": (
+                Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"),
+            ),
+        }
+
+
+def sampled_error(
+    head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int = _SAMPLES, seed: int = 0
+) -> SampledError:
+    """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`."""
+    domain = target.domain
+    points = np.concatenate([domain.sample(samples, np.random.default_rng([seed, 7])), domain.corners(256)])
+    with torch.no_grad():
+        got = head.evaluate(torch.from_numpy(points).to(head.dtype)).double().numpy()
+    error = np.abs(got - target(points))
+    worst = int(error.max(axis=1).argmax())
+    estimate = float(error.max())
+    if not math.isinf(norm) and estimate:
+        mean = float(((error[:samples] / estimate) ** norm).sum(axis=1).mean())
+        estimate *= (mean * domain.bounding_box().volume) ** (1 / norm)
+    return SampledError(estimate, samples, tuple(points[worst].tolist()))

@@ -1,0 +1,247 @@
+"""What is proved of a head made of affine pieces: its keys, its stored numbers against the exact ones, the terms of its bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sub_down, up
+from partita.errors import DomainError, ShapeError, SizeError
+from partita.functions.graph import Graph
+from partita.functions.piecewise import PiecewiseAffine, recognise
+from partita.geometry.domains import Array, Box
+from partita.geometry.envelopes import Rows, within
+from partita.geometry.moments import soft_maximum_gap
+from partita.heads.scattered_head import ScatteredHead
+from partita.proofs.certificate import Term
+from partita.proofs.construction import semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
+
+__all__ = [
+    "MAX_KEYS",
+    "PieceFacts",
+    "exact",
+    "halfway",
+    "key_labels",
+    "key_rows",
+    "piece_facts",
+    "pieces_on",
+    "pieces_terms",
+    "slope_scale",
+]
+
+MAX_KEYS = 20_000
+_CUT = 45.0  # tuples that everywhere trail by ln(tuples) + 45 get no key
+_SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126}  # η: what is below may be flushed to 0
+_INFLATE = 1 + 1e-10  # covers the float64 rounding of sums of nonnegative numbers
+
+
+@dataclass(frozen=True)
+class PieceFacts:
+    """A head made of pieces in numbers.
+
+    Attributes:
+        cells: the most pieces in one maximum; tuples: ln of the number of all tuples; keys: K; dimension: m.
+        rate: R, as the pieces see it. semantics: the dtype.
+        score_error: how far stored scores are from R times the pieces, up to a common affine function.
+        score_size: max |score| as the head computes it; value_size: max |V_j| + |J_j||z − c_j|; largest: sup |f|.
+        value_error: how far stored values are from the pieces. moved: how far f moves when z is stored.
+    """
+
+    cells: int
+    tuples: float
+    keys: int
+    dimension: int
+    rate: float
+    semantics: str
+    score_error: float
+    score_size: float
+    value_error: float
+    value_size: float
+    largest: float
+    moved: float
+
+    def terms(self) -> list[Term]:
+        """`|f − net| ≤ W((N−1)/e)/R + 2δ/R`, plus values stored and summed, tuples left out, inputs stored.
+
+        *Theorem*: `max-affine-values`, where δ and the counts of roundings are derived for any order of summation.
+        """
+        u, m = UNIT_ROUNDOFF[self.semantics], self.dimension
+        delta = mul_up(1.01, u, add_up(mul_up(float(m + 6), self.score_size), 17.0)) if self.cells > 1 else 0.0
+        soft = [div_up(x, self.rate) for x in (soft_maximum_gap(self.cells), 2 * delta, 2 * self.score_error)]
+        evaluated = mul_up(1.01, float(m + 3), u, self.value_size)
+        seen = add_up(self.largest, *soft, *soft, self.value_error, evaluated)
+        operations = float(2 * self.keys + 8)
+        key = "max-affine-values"
+        terms = [
+            Term("temperature", soft[0], "W((N − 1)/e)/R", key, {"cells": float(self.cells), "rate": self.rate}),
+            Term("score rounding", soft[1], "2δ/R", key, {"delta": delta, "size": self.score_size}),
+            Term("stored scores", soft[2], "2δ/R", key, {"delta": self.score_error}),
+            Term("stored values", self.value_error, "sup |V_j(z) − piece_j(z)|", key),
+            Term("value rounding", evaluated, "γ·max(|V_j| + |J_j||z − c_j|)", key, {"size": self.value_size}),
+            Term("summation", mul_up(1.01, operations, u, seen), "γ_K·E|V_j|", key, {"operations": operations}),
+        ]
+        if self.cells > 1:
+            left_out = self._left_out(add_up(delta, self.score_error), add_up(*soft))
+            terms.append(Term("window", left_out, "mass left out · how far its pieces trail", key))
+        if self.moved:
+            terms.append(Term("input rounding", self.moved, "Σ_i L_i u max|z_i|", key))
+        return terms
+
+    def _left_out(self, delta: float, approximation: float) -> float:
+        """What keys and cells that were left out, or whose exponential vanished, would have added, and what rescaling does.
+
+        A tuple that trails by t holds at most `e^{−t}` and is off by at most t/R: together `3T e^{−45}/R`, δ aside.
+        """
+        searched = mul_up(64.0 * (self.dimension + 8), UNIT_ROUNDOFF["float64"], self.score_size)
+        mass = mul_up(3.0, exp_up(add_up(4 * delta, 4 * searched, -_CUT)))
+        if mass > 1e-3:
+            return math.inf
+        vanished = mul_up(float(self.keys), _SMALLEST[self.semantics], 2.1 * self.score_size)
+        trailing = div_up(add_up(mul_up(mass, add_up(self.tuples, _CUT)), vanished), self.rate)
+        return div_up(add_up(trailing, mul_up(mass, approximation)), sub_down(1.0, mass))
+
+
+def pieces_terms(head: ScatteredHead, graph: Graph, box: Box) -> list[Term]:
+    """The terms of the bound again, from the stored tensors and the graph alone. *Theorem*: `max-affine-values`.
+
+    Raises ShapeError for a head that does not have one key per tuple of pieces; `recognise`'s errors for another graph.
+    """
+    rate = float(head.inverse_temperature)
+    if not 0 < rate < math.inf:
+        raise DomainError(f"the head's inverse temperature is {rate}; expected a finite number > 0.")
+    pieces = pieces_on(box, graph, head.dtype)
+    labels = key_labels(pieces, Fraction(rate) * slope_scale(pieces))
+    if (head.num_keys, head.values.shape[1]) != (len(labels), len(graph.outputs)):
+        raise ShapeError(
+            f"the head has {head.num_keys:,} keys and {head.values.shape[1]} outputs; the pieces of the graph at this "
+            f"temperature make {len(labels):,} and {len(graph.outputs)}."
+        )
+    return piece_facts(head, box, pieces, labels).terms()
+
+
+def pieces_on(box: Box, graph: Graph, dtype: torch.dtype) -> PiecewiseAffine:
+    """The pieces of f on the box and as far outside as storing an input can move it (`recognise`, with its errors)."""
+    return recognise(graph, box, margins=_margins(box, dtype))
+
+
+def _margins(box: Box, dtype: torch.dtype) -> Array | None:
+    """How far a stored input may lie outside the box, `(m,)`: u·max|z_i|, and η for what is flushed to 0."""
+    if dtype == torch.float64:
+        return None
+    semantics = semantics_of(dtype)
+    return up(UNIT_ROUNDOFF[semantics] * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()) + _SMALLEST[semantics]
+
+
+def slope_scale(pieces: PiecewiseAffine) -> Fraction:
+    """s ≈ r/A, r half the diagonal, A the reach of the score slopes: centers are then about as far out as the corners.
+
+    `(|z − c|² + |p|)/s` is least there, and so is the rounding of scores; a power of two changes no digits.
+    """
+    if not pieces.factors:
+        return Fraction(1)
+    halves = sum((rows.max(axis=0) - rows.min(axis=0))[1:] for rows in pieces.factors) / 2
+    radii = np.array(pieces.radii, dtype=object)
+    ratio = (radii * radii).sum() / ((halves / radii) ** 2).sum()
+    return Fraction(2) ** round((math.log2(ratio.numerator) - math.log2(ratio.denominator)) / 2)
+
+
+def key_labels(pieces: PiecewiseAffine, rate: Fraction) -> NDArray[np.int64]:
+    """The tuples of pieces that get a key, `(keys, factors)`: all but those that everywhere trail by ln(tuples) + 45.
+
+    Deficits of the factors add up, so a tuple may be left out as soon as the first of its pieces trail.
+    """
+    margin = Fraction(up(_tuples(pieces) + _CUT)) / rate
+    rows, labels = np.zeros((1, 1 + len(pieces.middle)), dtype=object), np.zeros((1, 0), dtype=np.int64)
+    for factor in pieces.factors:
+        if len(rows) * len(factor) > MAX_KEYS:
+            raise SizeError(f"these pieces make more than {MAX_KEYS:,} keys; a grid will need fewer.")
+        rows = (rows[:, None] + factor[None]).reshape(-1, rows.shape[1])
+        labels = np.column_stack([np.repeat(labels, len(factor), axis=0), np.tile(np.arange(len(factor)), len(labels))])
+        kept = within(rows, margin)
+        rows, labels = rows[kept], labels[kept]
+    return labels
+
+
+def _tuples(pieces: PiecewiseAffine) -> float:
+    """ln of the number of all tuples, rounded up."""
+    return float(up(sum(math.log(len(rows)) for rows in pieces.factors), 64)) if pieces.factors else 0.0
+
+
+def key_rows(pieces: PiecewiseAffine, labels: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """Per key the sum of its pieces, `(keys, 1 + m)`, and its values, `(keys, out, 1 + m)`."""
+    chosen, taken = [], iter(labels.T)
+    for rows in (rows for pair in zip(pieces.convex, pieces.concave) for rows in pair):
+        label = next(taken) if len(rows) > 1 else np.zeros(len(labels), dtype=np.int64)
+        chosen.append(rows[label])
+    return sum(chosen[1:], chosen[0]), np.stack([g - h for g, h in zip(chosen[::2], chosen[1::2])], axis=1)
+
+
+def halfway(rows: Rows) -> Rows:
+    """The middle between the smallest and the largest, column by column."""
+    return (rows.max(axis=0) + rows.min(axis=0)) / 2
+
+
+def exact(tensor: torch.Tensor) -> Rows:
+    """The stored numbers as Fractions."""
+    return np.asarray(np.frompyfunc(Fraction, 1, 1)(tensor.detach().double().cpu().numpy()), dtype=object)
+
+
+def _above(number: Fraction) -> float:
+    return float(up(float(number))) if number else 0.0
+
+
+@np.errstate(over="ignore")
+def piece_facts(head: ScatteredHead, box: Box, pieces: PiecewiseAffine, labels: NDArray[np.int64]) -> PieceFacts:
+    """Stored against exact: both are affine, so suprema over the box are `|value at the middle| + Σ |change over half a side|`."""
+    u, smallest = UNIT_ROUNDOFF[semantics_of(head.dtype)], _SMALLEST[semantics_of(head.dtype)]
+    floor = smallest / u  # what may be flushed to 0, counted as if it were rounded
+    scores, values = key_rows(pieces, labels)
+    middle, radii = (np.array(x, dtype=object) for x in (pieces.middle, pieces.radii))
+    away, slopes = exact(head.centers) - middle, exact(_slopes(head))
+    wrong = abs(exact(head.values) - (slopes * away[:, None]).sum(axis=2) - values[:, :, 0])
+    wrong = wrong + abs(slopes * radii - values[:, :, 1:]).sum(axis=2)
+    reach = (abs(away) + radii).astype(np.float64) * _INFLATE
+    tall = head.values.double().abs().numpy() + (np.abs(slopes.astype(np.float64)) * reach[:, None]).sum(axis=2)
+    steepest, margins = pieces.steepest(), _margins(box, head.dtype)
+    tops = [
+        abs(max(g[:, 0]) - max(h[:, 0])) + rise for g, h, rise in zip(pieces.convex, pieces.concave, steepest.sum(1))
+    ]
+    moved = 0 if margins is None else (steepest / radii * exact(torch.from_numpy(margins))).sum(axis=1).max()
+    error, size = _scores(head, pieces, scores, reach, floor) if pieces.factors else (0.0, 0.0)
+    return PieceFacts(
+        cells=pieces.most,
+        tuples=_tuples(pieces),
+        keys=len(labels),
+        dimension=len(middle),
+        rate=float(Fraction(float(head.inverse_temperature)) * slope_scale(pieces)),
+        semantics=semantics_of(head.dtype),
+        score_error=error,
+        score_size=size,
+        value_error=_above(wrong.max()),
+        value_size=float(tall.max() * _INFLATE + floor),
+        largest=add_up(_above(max(tops)), floor),
+        moved=_above(Fraction(moved)),
+    )
+
+
+def _scores(
+    head: ScatteredHead, pieces: PiecewiseAffine, scores: Rows, reach: Array, floor: float
+) -> tuple[float, float]:
+    """How far stored scores are from R times the sums of pieces, up to one affine function for all, and how large they get."""
+    rate, away = Fraction(float(head.inverse_temperature)), exact(head.centers) - np.array(pieces.middle, dtype=object)
+    sharp, powers = rate * slope_scale(pieces), exact(torch.zeros(len(away)) if head.powers is None else head.powers)
+    at_middle = rate * (powers - (away * away).sum(axis=1)) / 2 - sharp * scores[:, 0]
+    change = rate * away * np.array(pieces.radii, dtype=object) - sharp * scores[:, 1:]
+    off = np.column_stack([at_middle, change])
+    largest = float(((reach**2).sum(axis=1) + np.abs(powers.astype(np.float64))).max() * _INFLATE + floor)
+    return _above(abs(off - halfway(off)).sum(axis=1).max()), mul_up(float(rate), 0.5, largest)
+
+
+def _slopes(head: ScatteredHead) -> torch.Tensor:
+    return torch.zeros(*head.values.shape, head.dimension) if head.value_slopes is None else head.value_slopes

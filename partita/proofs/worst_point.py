@@ -1,0 +1,75 @@
+"""Looking for the worst point: a lower end for every bracket, and the enemy of every claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.grid import ProductGrid
+from partita.geometry.partitions import Partition
+from partita.proofs.certificate import Witness
+
+__all__ = ["sample_pairs", "search_worst"]
+
+
+def search_worst(
+    error: Callable[[Array], Array],
+    domain: Domain,
+    *,
+    partition: Partition | None = None,
+    samples: int = 4096,
+    seed: int = 0,
+) -> Witness:
+    """The largest `error(points)` found: random points, corners, cell corners and edges, then shrinking local search.
+
+    Args:
+        error: flat points `(n, m)` to nonnegative numbers `(n,)`.
+        partition: a grid to take cell corners from, or scattered centers to start near.
+    """
+    rng = np.random.default_rng(seed)
+    points = [domain.sample(samples, rng), domain.corners()]
+    if isinstance(partition, ProductGrid):
+        points.append(_cell_corners(partition, samples, rng))
+    candidates = domain.clamp(np.concatenate(points))
+    errors, asked = error(candidates), len(candidates)
+    order = np.argsort(errors)[-32:]
+    best, best_error = candidates[order], errors[order]
+    box = domain.bounding_box()
+    step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))
+    for _ in range(24):
+        trial = domain.clamp(np.repeat(best, 8, axis=0) + step * rng.standard_normal((8 * len(best), domain.dimension)))
+        trial_error = error(trial).reshape(len(best), 8)
+        asked += trial.shape[0]
+        pick = trial_error.argmax(axis=1)
+        better = trial_error[np.arange(len(best)), pick] > best_error
+        best[better] = trial.reshape(len(best), 8, -1)[np.arange(len(best)), pick][better]
+        best_error[better] = trial_error[np.arange(len(best)), pick][better]
+        step = step * 0.7
+    worst = int(best_error.argmax())
+    return Witness(tuple(best[worst].tolist()), float(best_error[worst]), asked)
+
+
+def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Array:
+    """Random corners of cells, nudged to either side: where values at centers are farthest from f."""
+    columns = []
+    for axis, lo, hi in zip(grid.axes, grid.box.lo.ravel(), grid.box.hi.ravel()):
+        edges = np.concatenate([[lo], (axis[1:] + axis[:-1]) / 2, [hi]])
+        gap = (hi - lo) / len(axis)
+        columns.append(rng.choice(edges, count) + gap * rng.choice([0.0, 1e-9, -1e-9, 1e-3, -1e-3, 0.02, -0.02], count))
+    return np.stack(columns, axis=1)
+
+
+def sample_pairs(domain: Domain, *, pairs: int = 1024, seed: int = 1) -> tuple[Array, Array]:
+    """Pairs of different domain points, far and near, `(n, m)` each: to test a modulus of continuity on."""
+    rng = np.random.default_rng(seed)
+    x, y = domain.sample(pairs, rng), domain.sample(pairs, rng)
+    if isinstance(domain, Box):
+        scale = 10.0 ** -rng.integers(0, 5, size=(pairs, 1)).astype(float)
+        y = domain.clamp(x + scale * (y - x))
+    else:  # half of the pairs are nearest neighbours in the cloud
+        x[::2] = domain.flat[rng.integers(len(domain.flat), size=len(x[::2]))]
+        y[::2] = domain.neighbours_of(x[::2])
+    keep = (x != y).any(axis=1)
+    return x[keep], y[keep]

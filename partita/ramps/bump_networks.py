@@ -1,0 +1,216 @@
+"""Two-layer universality: the first layer makes bumps that peak at the centers of a grid, the second selects f there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.arithmetic.rounding import add_up, exp_up, expm1_up, mul_up
+from partita.errors import DomainError, NothingKnownError, SizeError
+from partita.functions.derivatives import lipschitz_bounds
+from partita.functions.target import Target, make_target
+from partita.geometry.domains import Array, Box
+from partita.geometry.grid import ProductGrid
+from partita.heads.forms import indexed_self
+from partita.heads.head import flatten_inputs
+from partita.heads.layers import LinearSum, SelfNetwork
+from partita.heads.scores import AffineScores
+from partita.proofs.certificate import Certificate, Term
+from partita.proofs.claim import proved_claim
+from partita.proofs.construction import describe_function, value_table
+from partita.proofs.form_rounding import literal_rounding
+from partita.ramps.anchors import best_sharpness, ramp_constant
+from partita.ramps.literal_ramps import RampLayers, ramp_layers
+from partita.ramps.single_ramp import ramp
+
+__all__ = ["BumpNetwork", "LayerThenSoftmax", "TwoLayers", "two_layers"]
+
+_MOST_CELLS = 1 << 14
+_SOFTENING = 0.02  # how much of the bound the first layer's errors may add
+
+
+class TwoLayers(nn.Module):
+    """`Attn₂ ∘ Linear₂ ∘ Attn₁ ∘ Linear₁`, both in the paper's form, every tensor a named buffer."""
+
+    def __init__(self, first: SelfNetwork, second: SelfNetwork) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    @property
+    def num_parameters(self) -> int:
+        return self.first.num_parameters + self.second.num_parameters
+
+    def forward(self, z: Any) -> Tensor:
+        return self.second(self.first(z))
+
+
+class LayerThenSoftmax(nn.Module):
+    """`V softmax(A·bumps)`: the same with the second attention replaced by a linear map, a softmax and a linear map.
+
+    Buffers: `scores` A, `(cells, ramps)`; `values` V, `(cells, outputs)`.
+    """
+
+    scores: Tensor
+    values: Tensor
+
+    def __init__(self, first: SelfNetwork, scores: Tensor, values: Tensor, output_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first, self.output_shape = first, output_shape
+        self.register_buffer("scores", scores)
+        self.register_buffer("values", values)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.first.num_parameters + self.scores.numel() + self.values.numel()
+
+    def forward(self, z: Any) -> Tensor:
+        _, lead = flatten_inputs((z,), (self.first.input_shape,), self.values.dtype)
+        ramps = self.first(z).reshape(-1, self.scores.shape[1])
+        weights = torch.softmax(ramps @ self.scores.transpose(0, 1), dim=1)
+        return (weights @ self.values).reshape(*lead, *self.output_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class BumpNetwork:
+    """Both networks of the theorem, with one claim that holds for either.
+
+    Attributes:
+        keys: of the first layer (anchors) and of the second (cells).
+        sharpness: β, of the second softmax.
+    """
+
+    two_layers: TwoLayers
+    layer_then_softmax: LayerThenSoftmax
+    partition: ProductGrid
+    certificate: Certificate
+    target: Target
+    anchors: int
+    sharpness: float
+
+    @property
+    def error_bound(self) -> float:
+        return self.certificate.error_bound
+
+
+def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = torch.float64) -> BumpNetwork:
+    """`f` on a box of sequences by two attention layers with `cells` bumps per coordinate: explicit weights, proved error.
+
+    Layer 1 computes ramps `r_{i,k} = Range_[0,1]((z_i − c_k)/h_i + 1)`, so that `r_{i,k} − r_{i,k+1}` is a hat of height 1 at
+    c_k; the bump of cell v is the sum of its hats. Layer 2 attends with `β·bump_v` and reads f(v).
+    `|net − f| ≤ e^{2δ} Σ_i L_i(h_i/2 + side_i(P − 1)e^{−β/2})`, δ = 2βm·(ramp error), plus rounding: the grid's own bound, as
+    a single layer has it (`grid-moments`), and then what the detour costs.
+
+    *Theorem*: `bump-networks` (the second paper's two-layer result; constants ours).
+
+    Args:
+        function: an expression, or a Graph: its Lipschitz constants are proved. domain: a box `(tokens, dim)` or `(m,)`.
+        cells: P ≥ 2.
+
+    Raises:
+        NothingKnownError: a black box. SizeError: more than 16,384 cells.
+    """
+    target = make_target(function, domain)
+    if target.graph is None:
+        raise NothingKnownError("two_layers proves its bound from the expression; give f as one.")
+    m = domain.dimension
+    if cells < 2 or cells**m > _MOST_CELLS:
+        kind = DomainError if cells < 2 else SizeError
+        raise kind(
+            f"{cells} cells per coordinate in {m} dimensions; expected at least 2, and at most {_MOST_CELLS:,} in all."
+        )
+    beta = 2 * math.log(4000.0 * cells * cells)
+    kappa = best_sharpness(64)
+    anchors = 2 + math.ceil(4 * beta * m * ramp_constant(64, kappa) / _SOFTENING)
+    grid = ProductGrid.uniform(Box(domain.lo.ravel(), domain.hi.ravel()), cells)
+    first = _bumps(grid, domain, anchors, kappa, dtype)
+    values, value_error = value_table(target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, dtype)
+    slopes = beta * _selection(cells, m)
+    scores = AffineScores(slopes, np.zeros(grid.num_cells), values.double().numpy())
+    second = indexed_self(
+        scores,
+        input_shape=(m * (cells + 1), 1),
+        output_shape=target.output_shape,
+        inverse_temperature=beta,
+        dtype=dtype,
+    )
+    terms = _terms(target, grid, first, second, beta, value_error)
+    network = TwoLayers(first.network, second)
+    single = LayerThenSoftmax(first.network, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
+    certificate = proved_claim(
+        terms,
+        domain,
+        network,
+        dtype=dtype,
+        theorem="bump-networks",
+        function=describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
+        details={"type": "two layers"},
+        facts={"anchors": float(anchors), "cells": float(grid.num_cells), "sharpness": beta},
+    )
+    return BumpNetwork(network, single, grid, certificate, target, anchors, beta)
+
+
+def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: torch.dtype) -> RampLayers:
+    """The first layer: P + 1 ramps per coordinate over the same anchors, read from the whole sequence by one Linear."""
+    m, cells = grid.dimension, grid.counts[0]
+    slopes, offsets = np.zeros((m * (cells + 1), m)), np.zeros(m * (cells + 1))
+    for i, (low, side) in enumerate(zip(grid.box.lo, grid.box.sides)):
+        h = side / cells
+        rows = slice(i * (cells + 1), (i + 1) * (cells + 1))
+        slopes[rows, i] = 1 / h
+        offsets[rows] = 1 - (low / h + np.arange(cells + 1) + 0.5)
+    built = ramp(slopes, offsets, (0.0, 1.0), anchors=anchors, domain=grid.box, sharpness=kappa, dtype=dtype)
+    layers = ramp_layers(built)
+    dim, tokens = (domain.shape[1], domain.shape[0]) if len(domain.shape) == 2 else (m, 1)
+    columns = layers.network.linear.constant.shape[1]
+    left, right = np.zeros((m, 5, dim)), np.zeros((m, tokens, columns))
+    for k in range(m):
+        left[k, 0, k % dim] = 1.0
+        right[k, k // dim, : len(slopes)] = slopes[:, k]
+    linear = LinearSum(
+        torch.tensor(left, dtype=dtype), torch.tensor(right, dtype=dtype), layers.network.linear.constant
+    )
+    network = SelfNetwork(
+        linear, layers.network.attention, form="bumps", input_shape=domain.shape, output_shape=(len(slopes), 1)
+    )
+    return RampLayers(network, layers.error_bound)
+
+
+def _selection(cells: int, dimension: int) -> Array:
+    """`(P^m, m(P + 1))`: row v has +1 at its ramps and −1 at the next ones: the sum of its hats."""
+    index = np.stack(np.unravel_index(np.arange(cells**dimension), (cells,) * dimension), axis=1)
+    found = np.zeros((len(index), dimension * (cells + 1)))
+    for i in range(dimension):
+        rows = np.arange(len(index))
+        found[rows, i * (cells + 1) + index[:, i]] += 1.0
+        found[rows, i * (cells + 1) + index[:, i] + 1] -= 1.0
+    return found
+
+
+def _terms(
+    target: Target, grid: ProductGrid, first: RampLayers, second: SelfNetwork, beta: float, value_error: float
+) -> list[Term]:
+    assert target.graph is not None
+    box = grid.box
+    bounds = lipschitz_bounds(target.graph, box.lo, box.hi, relative_gap=0.02)
+    if not bounds.is_lipschitz:
+        raise NothingKnownError(f"{target.label} jumps or is infinitely steep near {bounds.rough_lo[0].tolist()}.")
+    cells, m = grid.counts[0], grid.dimension
+    leak = mul_up(float(cells - 1), exp_up(-beta / 2 * (1 - 1e-12)))
+    grid_part = add_up(*(mul_up(float(c), s / cells / 2 * (1 + 1e-12)) for c, s in zip(bounds.per_axis, box.sides)))
+    leaked = add_up(*(mul_up(float(c), float(s), leak) for c, s in zip(bounds.per_axis, box.sides)))
+    delta = mul_up(2 * beta * m * (1 + 1e-12), first.error_bound)
+    softened = mul_up(expm1_up(2 * delta), add_up(grid_part, leaked))
+    ends = np.full(m * (cells + 1), 1.0 + first.error_bound)
+    rounding = mul_up(1.0, literal_rounding(second, -ends, ends))
+    return [
+        Term("approximation", grid_part, "Σ_i L_i h_i/2", "bump-networks", {"cells": float(cells)}),
+        Term("leakage", leaked, "Σ_i L_i side_i (P − 1)e^{−β/2}", "bump-networks", {"sharpness": beta}),
+        Term("bumps", softened, "(e^{2δ} − 1)·(approximation + leakage)", "bump-networks", {"delta": delta}),
+        Term("rounding", rounding, "of the second layer's tensors", "score-rounding", {}),
+        Term("stored values", value_error, "max |V_j − f(v_j)|", "score-rounding", {"error": value_error}),
+    ]

@@ -1,0 +1,280 @@
+"""The second paper's multi-head ramp: the anchors shared among H heads, with sentinels, as an `nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from partita.arithmetic.rounding import add_up, expm1_up, mul_up
+from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.heads.head import flatten_inputs
+from partita.heads.layers import LinearSum
+from partita.proofs.certificate import Certificate, Term, total
+from partita.proofs.claim import proved_claim
+from partita.proofs.construction import semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.ramps.anchors import ramp_constant, sharing_excess
+from partita.ramps.literal_ramps import require_ordinary_scores
+from partita.ramps.single_ramp import checked_affine, checked_ends, query_size, resolve_sharpness
+
+__all__ = ["MultiHeadRamp", "SharedRamp", "multi_head_ramp", "sharpness_needed"]
+
+_FILLER = 60.0  # by so much the spare key of an outer head trails the end anchor that it repeats
+
+
+def sharpness_needed(anchors: int, slack: float) -> float:
+    """κ at which sharing p anchors adds at most `slack` spacings: `ln((p − 1)/slack)` and a little. *Theorem*: `shared-anchors`."""
+    if not slack > 0:
+        raise DomainError(f"slack {slack!r} spacings; expected a number > 0.")
+    kappa = max(1.0, math.log(max(anchors - 1, 1) / slack))
+    while (anchors - 1) * sharing_excess(kappa) > slack:
+        kappa += 0.01
+    return kappa
+
+
+class MultiHeadRamp(nn.Module):
+    """`Linear` (n tokens of any width to n tokens of width E) and then a plain `nn.MultiheadAttention`.
+
+    A token becomes `[u_i − o, one-hot(i), 0 …]`: the one-hot part lets column j hold another anchor in every head.
+
+    Shapes: `(…, tokens, dim)` to `(…, tokens, embed_dim)`; the ramp stands at `coordinate`, the rest is 0.
+    """
+
+    def __init__(self, linear: LinearSum, attention: nn.MultiheadAttention, *, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.linear, self.attention = linear, attention
+        self.tokens, self.dim = tokens, dim
+
+    def embed(self, x: Any) -> Tensor:
+        """`Linear(X)`, `(batch, tokens, embed_dim)`: what the attention reads."""
+        flat, _ = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
+        return self.linear(flat.reshape(-1, self.tokens, self.dim).transpose(1, 2)).transpose(1, 2)
+
+    def forward(self, x: Any, attn_mask: Tensor | None = None) -> Tensor:
+        if attn_mask is not None and bool((attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0).any()):
+            raise UnsupportedError(
+                "a mask hides columns, and with them anchors: column j holds the j-th anchor of every head, "
+                "which every token may need. "
+                "Use prefix_ramp for a causal mask; its anchors stand before the sequence."
+            )
+        _, lead = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
+        z = self.embed(x)
+        out, _ = self.attention(z, z, z, need_weights=False)
+        return out.reshape(*lead, self.tokens, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRamp:
+    """A multi-head ramp and what is proved of it."""
+
+    network: MultiHeadRamp
+    certificate: Certificate
+    anchors: int
+    spacing: float
+    ends: tuple[float, float]
+
+    @property
+    def error_bound(self) -> float:
+        return self.certificate.error_bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Keys:
+    """Per head and column: the anchor's place `(H, n)`, how much its score is lowered, and the value it holds."""
+
+    places: Array
+    lowered: Array
+    values: Array
+    centers: Array
+
+
+def multi_head_ramp(
+    slopes: ArrayLike,
+    offsets: ArrayLike,
+    ends: tuple[float, float],
+    *,
+    heads: int,
+    domain: Box,
+    anchors: int | None = None,
+    sharpness: float | str = "hard",
+    coordinate: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> SharedRamp:
+    """`Range_[a,b](w_i·x_i + t_i)` for all n tokens by H heads over the n columns they have: spacing `(b − a)/((n − 2)H − 1)`.
+
+    Head h holds n − 2 neighbouring anchors and, as *sentinels* of value 0, the anchors next to them in the neighbouring heads;
+    where u lies elsewhere a sentinel wins and the head answers 0, and the heads' answers add up. (An outer head repeats its end
+    anchor, lowered, in place of the sentinel that it lacks.) `|net − ramp| ≤ Δ·C(p, κ) + (b − a)·S(κ)`, `S(κ) ≈ e^{−κ}`: the
+    sharing costs `(p − 1)e^{−κ}` spacings, so κ must grow like ln p (`sharpness_needed`).
+
+    *Theorem*: `shared-anchors` (the second paper's O(1/(nH)); the constant and the sharpness are ours).
+
+    Args:
+        slopes: w, `(tokens, dim)` with tokens ≥ 4; offsets: t, `(tokens,)` or a number.
+        heads: H. anchors: how many are to be shared, (n − 2)H if not given; must be that number.
+        coordinate: where the ramp goes, below embed_dim. sharpness: κ, "hard" or "best".
+
+    `embed_dim` is the least multiple of H that holds `[u, one-hot]` and gives every head two coordinates.
+
+    Raises:
+        ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly. ToleranceError: κ too small for so many
+        anchors.
+    """
+    w, t = checked_affine(slopes, offsets, domain, dtype)
+    n, dim = w.shape
+    p = _share(n, heads, anchors)
+    low, high = checked_ends(ends)
+    kappa = resolve_sharpness(sharpness, p)
+    _require_sharp(p, kappa)
+    require_ordinary_scores(dtype, (low, high), (high - low) / (p - 1), kappa, query_size(w, t, domain, dtype))
+    embed = heads * math.ceil(max(n + 1, 2 * heads) / heads)
+    if not 0 <= coordinate < embed:
+        raise ShapeError(f"output coordinate {coordinate}; these heads give {embed} (embed_dim), counted from 0.")
+    keys = _keys(low, high, p, heads)
+    linear = _embedding(w, t, (low + high) / 2, embed, dtype)
+    attention = _attention(keys, kappa, (high - low) / (p - 1), (low + high) / 2, embed, coordinate, dtype)
+    network = MultiHeadRamp(linear, attention, tokens=n, dim=dim)
+    terms = _terms(w, t, domain, (low, high), p, heads, kappa, dtype)
+    _refuse_rounding(terms, p, n, high - low, dtype)
+    certificate = proved_claim(
+        terms,
+        domain,
+        network,
+        dtype=dtype,
+        theorem="shared-anchors",
+        function={"type": "ramp", "ends": [low, high], "tokens": n},
+        details={"type": "multi-head ramp", "heads": heads, "sharpness": kappa},
+        facts={"anchors": float(p), "embed_dim": float(embed), "sharpness_needed": sharpness_needed(p, 0.01)},
+    )
+    return SharedRamp(network, certificate, p, (high - low) / (p - 1), (low, high))
+
+
+def _share(tokens: int, heads: int, anchors: int | None) -> int:
+    if tokens < 4:
+        raise ShapeError(
+            f"{tokens} token(s): a head has as many keys as the sequence has tokens, two of them sentinels, so "
+            f"that it takes at least "
+            "4. Use `ramp`, whose Linear lengthens the sequence."
+        )
+    if not isinstance(heads, int) or heads < 1 or (anchors is not None and anchors != (tokens - 2) * heads):
+        raise ShapeError(
+            f"{heads} heads over {tokens} tokens share (tokens − 2)·heads = {(tokens - 2) * heads} anchors, asked were "
+            f"{anchors}; choose the number of heads that divides the work, {tokens - 2} anchors each."
+        )
+    return (tokens - 2) * heads
+
+
+def _require_sharp(anchors: int, kappa: float) -> None:
+    """Sharing may add at most half a spacing: beyond, the heads disagree by more than the anchors are apart."""
+    excess = (anchors - 1) * sharing_excess(kappa)
+    if excess > 0.5:
+        raise ToleranceError(
+            f"sharpness κ = {kappa:.3g} with {anchors:,} shared anchors: sharing adds {excess:.2g} spacings. It takes "
+            f"κ ≥ {sharpness_needed(anchors, 0.5):.2f} for half a spacing, κ ≥ "
+            f"{sharpness_needed(anchors, 0.01):.2f} for a hundredth."
+        )
+
+
+def _refuse_rounding(terms: list[Term], anchors: int, tokens: int, width: float, dtype: torch.dtype) -> None:
+    """A SizeError where rounding would move the output farther than the anchors' spacing does."""
+    rounding = min(total(terms[2:]), width)
+    if rounding > terms[0].value:
+        raise SizeError(
+            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {semantics_of(dtype)}: rounding moves the output by "
+            f"up to {rounding:.2g}, the spacing by {terms[0].value:.2g}. Use float64, fewer tokens per head, or fewer heads."
+        )
+
+
+def _keys(low: float, high: float, p: int, heads: int) -> _Keys:
+    """Columns of head h: left sentinel, its own anchors, right sentinel."""
+    own = p // heads
+    index = np.arange(heads)[:, None] * own + np.arange(-1, own + 1)
+    outer = (index < 0) | (index >= p)
+    index = index.clip(0, p - 1)
+    places = low + (high - low) * (index / (p - 1)) - (low + high) / 2
+    sentinel = np.zeros(index.shape, dtype=bool)
+    sentinel[:, [0, -1]] = True
+    values = np.where(sentinel & ~outer, 0.0, places)
+    return _Keys(places, np.where(outer, _FILLER, 0.0), values, (places[:, 0] + places[:, -1]) / 2)
+
+
+def _embedding(w: Array, t: Array, middle: float, embed: int, dtype: torch.dtype) -> LinearSum:
+    """Row 0: u_i − o; rows 1 … n: the identity; zeros below."""
+    n, dim = w.shape
+    constant = np.zeros((embed, n))
+    constant[0] = t - middle
+    constant[1 : n + 1] = np.eye(n)
+    left = np.zeros((dim, embed, dim))
+    right = np.zeros((dim, n, n))
+    for c in range(dim):
+        left[c, 0, c] = 1.0
+        right[c] = np.diag(w[:, c])
+    return LinearSum(*(torch.tensor(a, dtype=dtype) for a in (left, right, constant)))
+
+
+def _attention(
+    keys: _Keys, kappa: float, spacing: float, middle: float, embed: int, coordinate: int, dtype: torch.dtype
+) -> nn.MultiheadAttention:
+    """Per head: query `√(E/H)·R·(u − c_h, 1)`, key `(L − c_h, −(L − c_h)²/2 − lowered/R)`, value `(L − o or 0, 0 …)`.
+
+    torch divides scores by √(E/H); the query carries that factor. c_h is the middle of the head's own anchors.
+    """
+    heads, n = keys.places.shape
+    size, rate = embed // heads, kappa / spacing**2
+    in_weight, in_bias = np.zeros((3, heads, size, embed)), np.zeros((3, heads, size))
+    scale = math.sqrt(size) * rate
+    away = keys.places - keys.centers[:, None]
+    in_weight[0, :, 0, 0] = scale
+    in_bias[0, :, 0] = -scale * keys.centers
+    in_bias[0, :, 1] = scale
+    in_weight[1, :, 0, 1 : n + 1] = away
+    in_weight[1, :, 1, 1 : n + 1] = -0.5 * away**2 - keys.lowered / rate
+    in_weight[2, :, 0, 1 : n + 1] = keys.values
+    out_weight, out_bias = np.zeros((embed, heads, size)), np.zeros(embed)
+    out_weight[coordinate, :, 0] = 1.0
+    out_bias[coordinate] = middle
+    attention = nn.MultiheadAttention(embed, heads, batch_first=True, dtype=dtype)
+    tensors = {
+        "in_proj_weight": in_weight.reshape(3 * embed, embed),
+        "in_proj_bias": in_bias.reshape(3 * embed),
+        "out_proj.weight": out_weight.reshape(embed, embed),
+        "out_proj.bias": out_bias,
+    }
+    attention.load_state_dict({name: torch.tensor(a, dtype=dtype) for name, a in tensors.items()}, strict=True)
+    return attention.eval().requires_grad_(False)
+
+
+def _terms(
+    w: Array, t: Array, domain: Box, ends: tuple[float, float], p: int, heads: int, kappa: float, dtype: torch.dtype
+) -> list[Term]:
+    """Approximation, sharing, and rounding: if every score of every head is off by at most δ, every weight is off by a factor
+    within `e^{±2δ}`, and all weights on anchors together are at most 1 + 2S(κ), each with a value of at most (b − a)/2.
+
+    Queries of head h are `u − c_h`, up to `max|u| + (b − a)/2`; its keys are within n/2 spacings of c_h.
+    """
+    low, high = ends
+    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    spacing = (high - low) / (p - 1) * (1 + 1e-12)
+    n, dim = w.shape
+    size = add_up(query_size(w, t, domain, dtype), abs(low + high) / 2)
+    approximation = mul_up(spacing, ramp_constant(p, kappa))
+    sharing = mul_up((high - low) * (1 + 1e-12), sharing_excess(kappa * (1 - 1e-6)))
+    reach = (n / 2 + 2) * (size / spacing + p / 2 + n / 2 + 2)  # |query||key| in units of R Δ²
+    delta = mul_up(1.01 * u, 24 * kappa * reach + 400)
+    moved = mul_up(expm1_up(min(2 * delta, 700.0)), (high - low) / 2, 1 + 2 * sharing_excess(kappa * (1 - 1e-6)))
+    sums = mul_up(
+        1.01 * u, add_up((3 * dim + 10) * size, (n + heads + 24) * (high - low), 4 * max(abs(low), abs(high)))
+    )
+    return [
+        Term("approximation", approximation, "Δ · C(p, κ)", "ramp", {"spacing": spacing}),
+        Term("sharing", sharing, "(b − a) · S(κ)", "shared-anchors", {"sharpness": kappa}),
+        Term("score rounding", moved, "(e^{2δ} − 1)(1 + 2S)(b − a)/2", "score-rounding", {"delta": delta}),
+        Term("summation", sums, "γ · (|u| + b − a + |a| + |b|)", "score-rounding", {"u": u, "size": size}),
+    ]

@@ -1,0 +1,243 @@
+"""Figures of the first paper's experiments on known functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from partita.geometry import Box, MaxAffine
+from partita.geometry.cells import polygons
+from partita.plots.style import COLOURS, INK, SOFT, clean, new_figure, series, ticks
+from partita.reproduction.statistics import group_means
+from partita.reproduction.table import Tables
+
+__all__ = [
+    "draw_dimension",
+    "draw_explicit_weights",
+    "draw_input_noise",
+    "draw_learnability",
+    "draw_partition",
+    "draw_robustness",
+    "draw_small_domains",
+    "draw_step_function",
+    "draw_temperature",
+]
+
+
+def draw_partition(tables: Tables) -> Any:
+    """Figure 1: the cells and the max-affine function; Figure 2: other values for them; and the error against what was asked."""
+    from matplotlib.collections import PolyCollection
+
+    figure, panels = new_figure(3, width=3.4, height=3.1)
+    cells, picture, heads = tables["cells"], tables["picture"], tables["tolerances"]
+    partition = MaxAffine(np.stack([cells["slope_0"], cells["slope_1"]], axis=1), cells["offset"])
+    shapes = polygons(partition, Box([-1.0, -1.0], [1.0, 1.0]))
+    side = round(len(picture) ** 0.5)
+    axes = [picture[name].reshape(side, side) for name in ("x0", "x1")]
+    for j, shape in enumerate(shapes):
+        fill = COLOURS[(j + 1) % len(COLOURS)] + "40"
+        panels[0, 0].add_collection(PolyCollection([shape], facecolors=fill, edgecolors=INK, linewidths=1.1))
+    levels = panels[0, 0].contour(*axes, picture["max_affine"].reshape(side, side), 8, colors=INK, linewidths=0.6)
+    panels[0, 0].clabel(levels, fontsize=6)
+    image = panels[0, 1].contourf(*axes, picture["head"].reshape(side, side), 14, cmap="cividis")
+    panels[0, 1].add_collection(PolyCollection(shapes, facecolors="none", edgecolors="white", linewidths=0.8))
+    figure.colorbar(image, ax=panels[0, 1], shrink=0.8)
+    for panel in panels[0, :2]:
+        panel.set(xlim=(-1, 1), ylim=(-1, 1), aspect="equal")
+        panel.grid(False)
+    series(panels[0, 2], heads["tolerance"], heads["error_bound"], 0, "proved bound")
+    series(panels[0, 2], heads["tolerance"], heads["worst_seen"], 1, "worst seen, one score leading")
+    series(panels[0, 2], heads["tolerance"], heads["worst_near_edges"], 2, "worst seen beside edges")
+    panels[0, 2].loglog()
+    clean(panels[0, 0], "max-affine function and its cells (Figure 1)", x="x0", y="x1")
+    clean(panels[0, 1], "the same cells, other values: the head (Figure 2)", x="x0")
+    panels[0, 2].set_ylim(1e-7, 4)
+    clean(panels[0, 2], "error of the head", x="tolerance", legend="lower right")
+    return figure
+
+
+def draw_step_function(tables: Tables) -> Any:
+    """One trained head per number of keys, and how far jumps are from turning points."""
+    jumps, curves = tables["jumps"], tables["curves"]
+    keys = jumps.distinct("keys")
+    figure, panels = new_figure(len(keys) + 1, width=3.1, height=2.9)
+    for panel, count in zip(panels[0], keys):
+        rows = curves.where(keys=count)
+        panel.plot(rows["x"], rows["target"], color=SOFT, lw=3, label="target")
+        panel.plot(rows["x"], rows["head"], color=COLOURS[1], label="head")
+        panel.plot(rows["x"], rows["max_affine"] - 2.3, color=COLOURS[2], ls="--", label="max-affine function")
+        for turn in tables["turns"].where(keys=count, seed=int(rows["seed"][0]))["turn"]:
+            panel.axvline(turn, color=COLOURS[2], lw=0.7, ls=":")
+        clean(panel, f"{count} keys (median error)", x="x")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    last = panels[0, -1]
+    for number, count in enumerate(keys):
+        distance = np.sort(jumps.where(keys=count)["distance"])
+        share = (np.arange(len(distance)) + 1) / len(distance)
+        series(last, np.maximum(distance, 1e-4), share, number, f"{count} keys", marker=None)
+    chance = np.sort(jumps["distance_at_random"])
+    last.plot(chance, (np.arange(len(chance)) + 1) / len(chance), color=SOFT, lw=2, label="at random")
+    last.axvline(0.05, color=INK, lw=0.6)
+    last.set_xscale("log")
+    clean(last, "jump to nearest turning point", x="distance", y="share of jumps")
+    last.legend(fontsize=7, loc="upper left")
+    return figure
+
+
+def draw_explicit_weights(tables: Tables) -> Any:
+    """Errors against ε, and what it costs."""
+    t = tables["tolerances"]
+    figure, panels = new_figure(2)
+    left, right = panels[0]
+    left.plot(t["tolerance"], t["tolerance"], color=SOFT, lw=2, label="ε")
+    series(left, t["tolerance"], t["error_bound"], 0, "proved bound")
+    series(left, t["tolerance"], t["worst_seen"], 1, "worst seen (attack)")
+    series(left, t["tolerance"], t["layers_worst_seen"], 2, "literal layers, random points")
+    series(right, t["tolerance"], t["keys"], 0, "keys")
+    for number, form in enumerate(t.distinct("form"), 2):
+        rows = t.where(form=form)
+        series(right, rows["tolerance"], rows["layer_numbers"], number, f"numbers in the {form} form")
+    series(right, t["tolerance"], t["paper_keys"], 1, "keys by the printed proof")
+    for panel in (left, right):
+        panel.loglog()
+        panel.invert_xaxis()
+    clean(left, "sin x + cos y on [−π, π]²", x="ε", y="error", legend=True)
+    clean(right, "what it costs", x="ε", legend="lower right")
+    right.set_ylim(bottom=1)
+    return figure
+
+
+def draw_temperature(tables: Tables) -> Any:
+    """The largest error against κ, and training."""
+    sweep, training = tables["sharpness"], tables["training"]
+    figure, panels = new_figure(3, width=3.3)
+    left, right, other = panels[0]
+    for number, name in enumerate(sweep.distinct("values")):
+        rows = sweep.where(values=name)
+        series(left, rows["sharpness"], rows["error"], number, name)
+        best = int(rows["error"].argmin())
+        left.plot(rows["sharpness"][best], rows["error"][best], "o", ms=9, mfc="none", mec=COLOURS[number])
+    left.loglog()
+    clean(left, "a fixed grid: the sharp limit is not the best", x="sharpness κ = R h²", y="largest error", legend=True)
+    for number, (name, label) in enumerate((("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖"))):
+        step, mean, spread = group_means(training["step"], training[name])
+        series(right, step + 1, mean, number, label, spread=spread)
+    for number, (name, label) in enumerate((("entropy", "entropy of the weights"), ("error", "sup error")), 2):
+        step, mean, spread = group_means(training["step"], training[name])
+        series(other, step + 1, mean, number, label, spread=spread)
+    for panel in (right, other):
+        panel.set_xscale("log")
+        panel.set_ylim(bottom=0)
+    clean(right, "training from random", x="step + 1", y="spectral norm", legend=True)
+    clean(other, "training from random", x="step + 1", legend=True)
+    return figure
+
+
+def draw_input_noise(tables: Tables) -> Any:
+    """Norms and entropy of trained heads against the noise on their inputs."""
+    t = tables["heads"]
+    figure, panels = new_figure(2)
+    left, right = panels[0]
+    for number, (name, label) in enumerate((("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖"))):
+        level, mean, spread = group_means(t["level"], t[name])
+        series(left, level, mean, number, label, spread=spread)
+    names = (
+        ("entropy", "entropy, noised inputs"),
+        ("entropy_clean", "entropy, clean inputs"),
+        ("rmse_clean", "error on clean inputs"),
+    )
+    for number, (name, label) in enumerate(names):
+        level, mean, spread = group_means(t["level"], t[name])
+        series(right, level, mean, number, label, spread=spread)
+    right.set_ylim(bottom=0)
+    clean(left, "norms", x="noise level", legend=True)
+    clean(right, "selecting or averaging", x="noise level", legend=True)
+    return figure
+
+
+def draw_learnability(tables: Tables) -> Any:
+    """Error against steps for each start, untrained constructions as lines."""
+    training, fixed = tables["training"], tables["constructed"]
+    figure, panels = new_figure(2)
+    for panel, name, title in (
+        (panels[0, 0], "sup_error", "sup error"),
+        (panels[0, 1], "rmse", "root mean square error"),
+    ):
+        for number, start in enumerate(training.distinct("start")):
+            rows = training.where(start=start)
+            steps = np.unique(rows["step"])
+            values = [rows[name][rows["step"] == s] for s in steps]
+            middle = np.array([np.median(v) for v in values])
+            series(panel, steps + 1, middle, number, start)
+            panel.fill_between(
+                steps + 1, [v.min() for v in values], [v.max() for v in values], color=COLOURS[number], alpha=0.15, lw=0
+            )
+        for row, dash in zip(fixed.rows(), ("-", "--", ":")):
+            panel.axhline(row[name], color=SOFT, ls=dash, lw=1.4, label=f"constructed, {row['values']}")
+        panel.loglog()
+        clean(panel, title, x="step + 1")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
+    return figure
+
+
+def draw_dimension(tables: Tables) -> Any:
+    """Stored numbers against the dimension."""
+    table = tables["sizes"]
+    names = table.distinct("function")
+    figure, panels = new_figure(len(names))
+    labels = {"hard": "theorem's grid", "fitted": "fitted values", "train": "tensor train (estimates)"}
+    for panel, name in zip(panels[0], names):
+        for number, (method, label) in enumerate(labels.items()):
+            rows = table.where(function=name, method=method)
+            if len(rows):
+                series(panel, rows["dimension"], rows["stored_numbers"], number, label)
+        panel.set_yscale("log")
+        clean(
+            panel,
+            {"wave": "sin(2e·x)", "bell": "1/(1 + 4|x|²/m)"}[name],
+            x="dimension m",
+            y="stored numbers",
+            legend="upper left",
+        )
+    return figure
+
+
+def draw_robustness(tables: Tables) -> Any:
+    """How far the output moves against the size of the perturbation, with the bound."""
+    table = tables["perturbations"]
+    names = table.distinct("head")
+    figure, panels = new_figure(len(names), width=3.2)
+    for panel, name in zip(panels[0], names):
+        rows = table.where(head=name)
+        sizes = np.unique(rows["size"])
+        for number, (column, label) in enumerate(
+            (("change_bound", "bound"), ("output_change", "change seen"), ("error", "error"))
+        ):
+            worst = [rows[column][rows["size"] == s].max() for s in sizes]
+            series(panel, sizes, worst, number, label)
+        panel.loglog()
+        clean(panel, f"{name}, {rows['keys'][0]:,} keys", x="relative perturbation of the keys")
+    panels[0, 0].legend()
+    return figure
+
+
+def draw_small_domains(tables: Tables) -> Any:
+    """Keys against ε for a curve and for clusters, and how much of ε is used."""
+    t = tables["domains"]
+    figure, panels = new_figure(2)
+    left, right = panels[0]
+    pairs = [(kind, m) for kind in t.distinct("domain") for m in t.distinct("dimension")]
+    for number, (kind, m) in enumerate(pairs):
+        rows = t.where(domain=kind, dimension=m)
+        series(left, rows["tolerance"], rows["keys"], number, f"{kind} in R^{m}")
+        series(right, rows["tolerance"], rows["worst_seen"] / rows["tolerance"], number, f"{kind} in R^{m}")
+    left.loglog()
+    right.set_xscale("log")
+    right.set_ylim(0, 1.05)
+    for panel in (left, right):
+        panel.invert_xaxis()
+        ticks(panel, sorted(set(t["tolerance"]))[::2])
+    clean(left, "keys", x="ε", legend=True)
+    clean(right, "worst error seen, over ε", x="ε")
+    return figure

@@ -1,0 +1,122 @@
+"""Single heads on points of R^m, as many copies as one likes, trained together.
+
+`net(x) = Σ_j softmax_j(k_j·W_Qᵀ[x; 1]) V_j`: the layer of Propositions 3.2 and 3.3, whose Linear holds constants, so that W_K
+is a table of keys. Its max-affine function has slopes and offsets `W_Q k_j`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.geometry.partitions import MaxAffine
+from partita.reproduction.batched import BatchedAdam, spectral_norms
+
+__all__ = ["FunctionHeads", "turning_points"]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionHeads:
+    """Copies of one head: `w_k` `(copies, keys, width)`, `w_q` `(copies, m + 1, width)`, `values` `(copies, keys)`."""
+
+    w_k: Tensor
+    w_q: Tensor
+    values: Tensor
+
+    @classmethod
+    def random(
+        cls, copies: int, keys: int, dimension: int, *, width: int, seed: int, scale: float = 1.0
+    ) -> FunctionHeads:
+        """Normal entries: keys of length about `scale`, queries of length about `scale`, small values; copy i has seed + i."""
+        made = []
+        for i in range(copies):
+            g = torch.Generator().manual_seed(seed + i)
+            draws = [torch.randn(*s, generator=g) for s in ((keys, width), (dimension + 1, width), (keys,))]
+            made.append((draws[0] * scale / width**0.5, draws[1] * scale, 0.1 * draws[2]))
+        return cls(*(torch.stack(part).double() for part in zip(*made)))
+
+    @classmethod
+    def constructed(
+        cls, centers: np.ndarray, inverse_temperature: float, values: np.ndarray, copies: int = 1
+    ) -> FunctionHeads:
+        """`√R[v_j, −|v_j|²/2]` against `√R[x, 1]`: the theorem's scores, both sides of one scale."""
+        root = inverse_temperature**0.5
+        keys = torch.from_numpy(np.column_stack([centers, -0.5 * (centers**2).sum(axis=1)])) * root
+        queries = torch.eye(centers.shape[1] + 1, dtype=torch.float64) * root
+        parts = (keys, queries, torch.from_numpy(np.asarray(values, dtype=float)))
+        return cls(*(p.expand(copies, *p.shape).clone() for p in parts))
+
+    @property
+    def copies(self) -> int:
+        return len(self.w_k)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Softmax over keys, `(copies, points, keys)`, for points `(points, m)` or `(copies, points, m)`."""
+        ones = torch.ones(*x.shape[:-1], 1, dtype=x.dtype)
+        return torch.softmax((torch.cat([x, ones], dim=-1) @ self.w_q) @ self.w_k.transpose(1, 2), dim=-1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`(copies, points)`."""
+        return (self.weights(x) @ self.values[..., None])[..., 0]
+
+    def trained(
+        self,
+        batch: Callable[[int], tuple[Tensor, Tensor]],
+        *,
+        steps: int,
+        rate: float,
+        look_at: set[int] | None = None,
+    ) -> Iterator[tuple[int, FunctionHeads]]:
+        """Adam on the mean squared error, rate falling to a tenth (cosine); (step, heads) at the steps to look at and at the end.
+
+        Args:
+            batch: step to points `(points, m)` or `(copies, points, m)` and what the heads should say, `(…, points)`.
+        """
+        heads = FunctionHeads(*(p.clone().requires_grad_() for p in (self.w_k, self.w_q, self.values)))
+        parameters = {"w_k": heads.w_k, "w_q": heads.w_q, "values": heads.values}
+        adam = BatchedAdam(parameters, torch.full((self.copies,), rate, dtype=torch.float64))
+        for step in range(steps + 1):
+            if step == steps or step in (look_at or ()):
+                yield step, FunctionHeads(*(p.detach().clone() for p in parameters.values()))
+            if step == steps:
+                return
+            x, y = batch(step)
+            loss = ((heads(x) - y) ** 2).mean(dim=1).sum()
+            adam.step(loss, scale=0.55 + 0.45 * float(np.cos(np.pi * step / steps)))
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """The spectral norms of W_K and W_Q, `(copies,)` each."""
+        return spectral_norms(self.w_k), spectral_norms(self.w_q)
+
+    def entropy(self, x: Tensor) -> Tensor:
+        """Mean entropy of the weights over ln(keys), `(copies,)`: 0 selects, 1 averages all."""
+        w = self.weights(x)
+        return -(w * w.clamp_min(1e-300).log()).sum(dim=-1).mean(dim=1) / np.log(w.shape[-1])
+
+    def partition(self, copy: int) -> MaxAffine:
+        """The cells of one copy."""
+        affine = (self.w_k[copy] @ self.w_q[copy].T).numpy()
+        return MaxAffine(affine[:, :-1], affine[:, -1])
+
+
+def turning_points(partition: MaxAffine, lo: float, hi: float) -> np.ndarray:
+    """Where a max-affine function of one variable turns, inside (lo, hi): the edges of its cells, sorted."""
+    slopes, offsets = partition.slopes[:, 0], partition.offsets
+    found, x = [], lo
+    at = int(np.lexsort((slopes, slopes * x + offsets))[-1])
+    while True:
+        steeper = np.flatnonzero(slopes > slopes[at])
+        if not len(steeper):
+            break
+        meets = (offsets[at] - offsets[steeper]) / (slopes[steeper] - slopes[at])
+        x = float(meets.min())
+        if x >= hi:
+            break
+        at = int(steeper[np.flatnonzero(meets <= x + 1e-12)][np.argmax(slopes[steeper[meets <= x + 1e-12]])])
+        if x > lo:
+            found.append(x)
+    return np.array(found)

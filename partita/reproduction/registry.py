@@ -1,0 +1,52 @@
+"""All experiments, in the order of the papers."""
+
+from __future__ import annotations
+
+import difflib
+
+from partita.errors import UnsupportedError
+from partita.reproduction import (
+    attention_maps,
+    descent_runs,
+    dimension,
+    explicit_weights,
+    input_noise,
+    learnability,
+    partition,
+    ramp_heads,
+    ramp_rate,
+    robustness,
+    small_domains,
+    stability,
+    step_function,
+    temperature,
+    two_layer_networks,
+    weight_scale,
+)
+from partita.reproduction.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "find_experiment"]
+
+_FIRST = (
+    partition,
+    weight_scale,
+    step_function,
+    explicit_weights,
+    temperature,
+    input_noise,
+    learnability,
+    dimension,
+    robustness,
+    small_domains,
+)
+_SECOND = (ramp_rate, ramp_heads, attention_maps, two_layer_networks, stability, descent_runs)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _FIRST + _SECOND}
+
+
+def find_experiment(name: str) -> Experiment:
+    """By name; a misspelt one is answered with the nearest."""
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UnsupportedError(f"no experiment is called {name!r}.{hint} They are: {', '.join(EXPERIMENTS)}.")
+    return EXPERIMENTS[name]

@@ -1,0 +1,58 @@
+"""Running an experiment: what is finished is read, what is not is run, judged and written before anything else begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from partita.errors import DataFileError, UnsupportedError
+from partita.reproduction.experiment import SIZES, Experiment, Setup
+from partita.reproduction.results import Finished, describe_run, find_finished, write_finished
+
+__all__ = ["Order", "run_experiment"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked for: size, seed, where results go, where image files lie, on which device, and whether to run again."""
+
+    out: Path
+    size: str = "default"
+    seed: int = 0
+    data: Path | None = None
+    device: str = "cpu"
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise UnsupportedError(f"size is {self.size!r}; expected one of {', '.join(SIZES)}.")
+        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
+            raise UnsupportedError(
+                f"device is {self.device!r}; expected cpu, or cuda where torch sees one. Leave --device out."
+            )
+        if self.data is not None and not self.data.is_dir():
+            raise DataFileError(f"--data {self.data} is no folder; name the one that holds the image files.")
+
+
+def run_experiment(
+    experiment: Experiment, order: Order, progress: Callable[[float, float], None] = lambda done, of: None
+) -> tuple[Finished, bool]:
+    """The finished run, and whether it was already there. The verdict is computed from the tables as they are written."""
+    there = None if order.again else find_finished(experiment, order.size, order.seed, order.out)
+    if there is not None:
+        judged = Finished(there.name, there.tables, experiment.verdict(there.tables), there.about)
+        if judged.verdict != there.verdict:  # the words have changed since
+            write_finished(judged, order.out)
+        return judged, True
+    began, used = time.perf_counter(), time.process_time()
+    setup = Setup(experiment.settings[order.size], order.seed, progress, order.device, order.data)
+    tables = experiment.run(setup)
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
+    about = describe_run(experiment, order.size, order.seed, device=order.device, wall=wall, cpu=cpu)
+    finished = Finished(experiment.name, tables, experiment.verdict(tables), about)
+    write_finished(finished, order.out)
+    return finished, False

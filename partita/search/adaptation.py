@@ -1,0 +1,253 @@
+"""The search for few cells: leaves are grown, most of them dropped, and samples and proofs say where they are too few."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from partita.errors import DomainError, ToleranceError, UnsupportedError
+from partita.functions.target import Target
+from partita.geometry.domains import Array, Box
+from partita.proofs.bisection import box_terms, prove_boxes
+from partita.proofs.certificate import total
+from partita.proofs.construction import Progress, semantics_of
+from partita.proofs.running import UNIT_ROUNDOFF
+from partita.search.adapted import AdaptiveRecipe
+from partita.search.layouts import Layout, Pieces
+from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
+from partita.search.power_cells import PowerCells, fit_cells
+
+__all__ = ["DEGREE", "Adaptation", "Budget"]
+
+DEGREE = 2  # of the Taylor models in proofs
+_SCANNED = 1 << 14  # points at random, to find out where f does something
+_PROBED = 128  # leaves after which the directions that matter are known
+_FIT = 0.9  # of the tolerance: what a leaf may err
+_ALARM = 0.97  # of the tolerance: errors above are learned from
+_REHEARSALS, _PROOFS = 2, 24
+_CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
+_FRESH = 8  # points per leaf of a check
+_NEAR_CELLS = 64  # a guess, for what sums will round
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: keys, evaluations of f, boxes of one proof, and rounds of trying for fewer keys after a success."""
+
+    keys: int
+    evaluations: int
+    boxes: int
+    polish: int
+
+
+class Adaptation:
+    """Grows leaves, keeps few of them as cells, and lets samples and proofs say where they are too few."""
+
+    def __init__(
+        self, target: Target, tolerance: float, dtype: torch.dtype, budget: Budget, progress: Progress | None
+    ) -> None:
+        self.target, self.tolerance, self.dtype, self.budget, self.progress = target, tolerance, dtype, budget, progress
+        self.box, self.ask = _usable_box(target), Questions(target)
+        self.scan = self.box.sample(_SCANNED, np.random.default_rng(0))
+        self.scanned = self.ask(self.scan)
+        self.goal = self._goal()
+
+    def is_easy(self, *, affine: bool) -> bool:
+        """Whether pieces fit on no more leaves than the budget has keys."""
+        return not self._tree(affine).failed
+
+    def run(self, *, affine: bool) -> AdaptiveRecipe:
+        """The best head found."""
+        found: list[AdaptiveRecipe] = []
+        for _ in range(1 + self.box.dimension):
+            layout = Layout(self._tree(affine), self.tolerance)
+            layout.pieces()
+            self._rehearse(layout)
+            for _ in range(1 + self.budget.polish):
+                layout.coarsen()
+                recipe, lost = self._proved(layout)
+                found.append(recipe)
+                if lost or not recipe.holds or layout.on_a_line:
+                    break
+            if not lost:  # else a direction that seemed not to matter does: start again with what was learned
+                break
+        return min(found, key=lambda r: r.rank)
+
+    def _goal(self) -> float:
+        """What the tolerance leaves to the proof when sums have rounded."""
+        u, largest = UNIT_ROUNDOFF[semantics_of(self.dtype)], float(np.abs(self.scanned).max())
+        rounding = (2 * _NEAR_CELLS + self.box.dimension + 16) * u * (1.1 * largest + self.tolerance)
+        if not 0 < 2 * rounding < self.tolerance < math.inf:
+            raise ToleranceError(
+                f"tolerance {self.tolerance:g} is not above what {semantics_of(self.dtype)} can promise for {self.target.label}: "
+                f"sums of values up to {largest:.3g} round by about {rounding:.2g}. Ask for more than {2 * rounding:.2g}."
+            )
+        return self.tolerance - max(rounding, 1e-5 * self.tolerance)
+
+    def _tree(self, affine: bool) -> LeafTree:
+        """Leaves along the directions that matter, as gradients at the leaves of a small tree tell; as a grid if that has fewer."""
+        frame = Frame.plain(self.box)
+        tree = self._rooted(frame, affine)
+        tree.grow(_PROBED)
+        if self.box.dimension > 1 and len(tree.leaves) > 1:
+            frame = find_frame(tree.sampler, self._probes(tree))
+            tree = tree if frame.active == self.box.dimension else self._rooted(frame, affine)
+        tree.grow()
+        self._tell("leaves", len(tree.leaves), self.budget.keys)
+        if frame.active == 1 or len(tree.leaves) == 1:
+            return tree
+        grid = self._rooted(frame, affine, slabs=True)
+        grid.grow(len(tree.leaves))
+        return min(tree, grid, key=lambda t: (t.failed, len(t.leaves)))
+
+    def _rooted(self, frame: Frame, affine: bool, *, slabs: bool = False) -> LeafTree:
+        limits = Limits(_FIT * self.tolerance, self.budget.keys, self.budget.evaluations)
+        tree = LeafTree(Sampler(self.ask, self.box, frame), limits, affine=affine, slabs=slabs)
+        tree.add_hints(frame.enter(self.scan), self.scanned)
+        return tree
+
+    def _probes(self, tree: LeafTree) -> Array:
+        """Points where gradients are compared: some of the leaves' samples and of the scan, and what proofs have found."""
+        samples = tree.leaves.points
+        rows = np.arange(len(samples))
+        return np.concatenate([samples[rows, rows % samples.shape[1]], tree.hints[:_PROBED], tree.hints[_SCANNED:]])
+
+    def _checked(self, layout: Layout) -> tuple[Pieces, float]:
+        """Pieces that hold at fresh points, as far as a few rounds can tell, and the worst error of the last."""
+        pieces = layout.pieces()
+        for _ in range(_CHECKS[self.target.graph is not None]):
+            points, answers = self._fresh(layout, pieces)
+            errors = pieces.errors(points, answers)
+            bad = errors > _ALARM * self.tolerance
+            self._tell("check", int((~bad).sum()), len(bad))
+            if not bad.any() or layout.tree.failed:
+                break
+            layout.learn(points[bad], answers[bad])
+            pieces = layout.pieces()
+        return pieces, float(errors.max())
+
+    def _rehearse(self, layout: Layout) -> None:
+        """Learn where coarse cells would err before any are mended: so that the next coarsening knows."""
+        for _ in range(0 if layout.on_a_line else _REHEARSALS):
+            layout.coarsen()
+            pieces = layout.fitted()
+            points, answers = self._fresh(layout, pieces)
+            bad = pieces.errors(points, answers) > _ALARM * self.tolerance
+            if not bad.any():
+                return
+            layout.learn(points[bad], answers[bad])
+
+    def _fresh(self, layout: Layout, pieces: Pieces) -> tuple[Array, Array]:
+        leaves, sampler = layout.tree.leaves, layout.tree.sampler
+        active = sampler.frame.active
+        inside = sampler.rng.random((len(leaves), _FRESH, active)) * (leaves.hi - leaves.lo)[:, None]
+        parts = [sampler.ask_active((leaves.lo[:, None] + inside).reshape(-1, active))]
+        parts.append(sampler.ask(pieces.borders(parts[0][0], 1)))
+        parts.append(sampler.ask(pieces.borders(parts[1][0], 2)))
+        parts.append((sampler.frame.enter(self.scan), self.scanned))
+        return np.concatenate([p for p, _ in parts]), np.concatenate([a for _, a in parts])
+
+    def _proved(self, layout: Layout) -> tuple[AdaptiveRecipe, bool]:
+        """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found."""
+        pieces, seen = self._checked(layout)
+        best = self._stored(layout, pieces, seen)
+        if self.target.graph is None:
+            return best, False
+        tree = layout.tree
+        recipe = best = self._prove(best, tree.sampler.frame)
+        for _ in range(_PROOFS):
+            if recipe.holds or tree.failed:
+                break
+            if not self._learn(layout, recipe):
+                return best, True
+            recipe = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
+            best = min(best, recipe, key=lambda r: r.rank)
+        return best if best.holds else self._prove(best, tree.sampler.frame, patient=True), False
+
+    def _learn(self, layout: Layout, recipe: AdaptiveRecipe) -> bool:
+        """Ask f where the proof failed; where samples show no fault, mend all the same. False if f varies in new directions."""
+        if recipe.proof is None:
+            return True
+        tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, recipe.proof.missed
+        chosen = np.argsort(-least, kind="stable")[: _lessons(recipe)]
+        points, answers = tree.sampler.ask(frame.enter(z[chosen]))
+        self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
+        if frame.active < self.box.dimension:
+            probes = np.concatenate([self._probes(tree), points])
+            if find_frame(tree.sampler, probes).active > frame.active:
+                return False
+        tree.add_hints(points, answers)
+        tree.grow()
+        layout.learn(points, answers)
+        if (least[chosen] <= self.goal).all():
+            layout.mend(points)
+        return True
+
+    def _prove(self, recipe: AdaptiveRecipe, frame: Frame, *, patient: bool = False) -> AdaptiveRecipe:
+        if self.target.graph is None:
+            return recipe
+        head, axes = recipe.head(self.target), frame.axes if frame.active < self.box.dimension else None
+        proof = prove_boxes(
+            head,
+            self.target.graph,
+            self.box,
+            target=self.goal,
+            degree=DEGREE,
+            max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * recipe.keys),
+            give_up=None if patient else _lessons(recipe),
+            unit_roundoff=UNIT_ROUNDOFF[recipe.semantics],
+            axes=axes,
+            progress=self.progress,
+        )
+        bound = total(box_terms(head, proof, self.box)) if math.isfinite(proof.bound) else math.inf
+        return replace(recipe, proof=proof, axes=axes, error_bound=bound)
+
+    def _stored(self, layout: Layout, pieces: Pieces, seen: float) -> AdaptiveRecipe:
+        """The pieces rounded to the dtype, values fitted anew to the cells as stored."""
+        frame, tree = layout.tree.sampler.frame, layout.tree
+        centers, powers = self._round(frame.leave(pieces.cells.centers)), self._round(pieces.cells.powers)
+        rate = float(self._round(np.array(pieces.cells.rate)))
+        if not (np.isfinite(centers).all() and 0 < rate < math.inf):
+            raise DomainError("the centers or the inverse temperature are no ordinary numbers; rescale the variables.")
+        cells, (points, answers) = PowerCells(frame.enter(centers), powers, rate), layout.samples()
+        fits = fit_cells(cells, cells.rank(points), points, answers, affine=tree.affine)
+        return AdaptiveRecipe(
+            centers=centers,
+            powers=powers if np.ptp(powers) else None,
+            values=self._round(fits.values),
+            slopes=self._round(fits.slopes @ frame.axes.T) if tree.affine else None,
+            rate=rate,
+            tolerance=self.tolerance,
+            dtype=self.dtype,
+            error_seen=seen,
+            leaves=len(tree.leaves),
+            evaluations=self.ask.count,
+            active=frame.active,
+        )
+
+    def _round(self, array: Array) -> Array:
+        return torch.tensor(array).to(self.dtype).double().numpy()
+
+    def _tell(self, what: str, done: int, of: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, of)
+
+
+def _lessons(recipe: AdaptiveRecipe) -> int:
+    """How many places are mended after one proof."""
+    return max(256, recipe.keys // 2)
+
+
+def _usable_box(target: Target) -> Box:
+    """The domain, if it is a box whose squared sides are ordinary numbers."""
+    box = target.domain
+    if not isinstance(box, Box):
+        raise UnsupportedError(f"adaptive centers need a box, found {box!r}; small_domain covers point clouds.")
+    if box.sides.min() < 1e-100 or box.sides.max() > 1e100:
+        raise DomainError(
+            f"sides from {box.sides.min():.3g} to {box.sides.max():.3g}: squares of them overflow; rescale the variables."
+        )
+    return box

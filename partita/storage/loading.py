@@ -1,0 +1,247 @@
+"""Reading a head: nothing from outside is trusted, evaluated or unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from partita.errors import FormatError, NewerVersionError, PartitaError, TamperedFileError, TruncatedFileError
+from partita.functions.graph import Graph
+from partita.functions.target import Target, graph_target, require_boxes
+from partita.geometry.domains import Box, Domain, PointCloud, product
+from partita.geometry.grid import ProductGrid
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.heads.scattered_head import ScatteredHead
+from partita.heads.train_head import TrainHead
+from partita.proofs.certificate import Certificate, model_digest
+from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
+
+__all__ = ["Stored", "load_parts", "read_json"]
+
+_JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
+
+Stored = tuple[FoldedHead, Certificate, Target, str, tuple[str, ...]]
+
+
+def load_parts(folder: str | os.PathLike[str]) -> Stored:
+    """Head, certificate, target, `outside` and `why` from a folder, every hash and shape checked."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise TruncatedFileError(
+            f"{place} is not a folder; expected one with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
+        )
+    try:
+        description = _checked_description(place)
+        certificate = Certificate.from_json(read_json(place / CERTIFICATE))
+        tensors = _read_tensors(place / TENSORS)
+        named = enumerate(description["domains"])
+        domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in named)
+        own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
+        head = _read_head(description["head"], own, domains)
+        target = _read_target(description["target"], domains, head)
+        outside, why = str(description["outside"]), tuple(map(str, description["why"]))
+    except PartitaError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
+        raise FormatError(
+            f"{place} does not hold a head as docs/format.md says: {type(error).__name__}: {error}"
+        ) from None
+    if certificate.model.get("sha256") != model_digest(head.state_dict()):
+        raise TamperedFileError(
+            f"{place / CERTIFICATE} speaks of other tensors than {TENSORS} holds: this certificate is not about this head."
+        )
+    return head, certificate, target, outside, why
+
+
+def _checked_description(place: Path) -> dict[str, Any]:
+    description = read_json(place / DESCRIPTION)
+    if description.get("format") != "partita-head":
+        raise FormatError(f"{place / DESCRIPTION}: format is {description.get('format')!r}, expected 'partita-head'.")
+    version = description.get("version")
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{place / DESCRIPTION}: version is {version!r}, expected a whole number ≥ 1.")
+    if version > FORMAT_VERSION:
+        raise NewerVersionError(
+            f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one."
+        )
+    seal = description.pop("seal", None)
+    if seal != hashlib.sha256(canonical(description)).hexdigest():
+        raise TamperedFileError(f"{place / DESCRIPTION} was changed after it was written: its seal does not match.")
+    for name in (TENSORS, CERTIFICATE):
+        found = hashlib.sha256(_read(place / name)).hexdigest()
+        if found != description["sha256"].get(name):
+            raise TamperedFileError(
+                f"{place / name} was changed or cut off after it was written: its sha256 is {found[:12]}…, "
+                f"recorded {str(description['sha256'].get(name))[:12]}…."
+            )
+    return description
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise TruncatedFileError(
+            f"{path} is missing; a head is a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; NaN, Infinity, duplicate keys, deep nesting and huge files are refused."""
+    data = _read(path)
+    if len(data) > _JSON_BYTES:
+        raise FormatError(f"{path} has {len(data):,} bytes; at most {_JSON_BYTES:,} are read.")
+    try:
+        text = data.decode()
+        if _depth(text) > _JSON_DEPTH:
+            raise FormatError(f"{path} is nested more than {_JSON_DEPTH} deep.")
+        parsed = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TruncatedFileError(f"{path} is not complete JSON: {error}.") from None
+    if not isinstance(parsed, dict):
+        raise FormatError(f"{path} holds a {type(parsed).__name__}; expected an object.")
+    return parsed
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for character in text:
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise FormatError("a JSON object repeats a key; expected each once.")
+    return found
+
+
+def _no_constants(name: str) -> None:
+    raise FormatError(f"JSON holds {name}; expected finite numbers.")
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors = safetensors.torch.load(_read(path))
+    except safetensors.SafetensorError as error:
+        raise TruncatedFileError(f"{path} is not a complete safetensors file: {error}.") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float64, torch.float32) or not bool(torch.isfinite(tensor).all()):
+            raise FormatError(
+                f"{path}: tensor {name} is {tensor.dtype} or holds NaN or infinity; expected finite float64 or float32."
+            )
+    return tensors
+
+
+def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain:
+    if data["type"] == "box":
+        shape = tuple(data["shape"])
+        return Box(*(np.array([float.fromhex(x) for x in data[end]]).reshape(shape) for end in ("lo", "hi")))
+    if data["type"] == "point_cloud" and points is not None:
+        return PointCloud(points.numpy(), float.fromhex(data["fill_distance"]))
+    raise FormatError(f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, or point_cloud with its points.")
+
+
+def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...]) -> FoldedHead:
+    inputs, output = tuple(tuple(s) for s in data["input_shapes"]), tuple(data["output_shape"])
+    if not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
+        raise FormatError(f"{DESCRIPTION}: shapes {inputs} and {output}, expected whole numbers ≥ 1.")
+    if inputs != tuple(d.shape for d in domains):
+        raise FormatError(f"{DESCRIPTION}: the head takes {inputs} and the domains have {[d.shape for d in domains]}.")
+    if data["type"] == "scattered":
+        known = {"centers", "inverse_temperature", "values", "powers", "value_slopes"}
+        _require_names(tensors, known, {"centers", "inverse_temperature", "values"})
+        return ScatteredHead(
+            tensors["centers"],
+            float(tensors["inverse_temperature"]),
+            tensors["values"],
+            powers=tensors.get("powers"),
+            value_slopes=tensors.get("value_slopes"),
+            input_shapes=inputs,
+            output_shape=output,
+        )
+    if data["type"] == "train":
+        return _read_train_head(tensors, domains, input_shapes=inputs, output_shape=output)
+    if data["type"] != "grid":
+        raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid, scattered or train.")
+    return _read_grid_head(data["half_windows"], tensors, domains, input_shapes=inputs, output_shape=output)
+
+
+def _read_grid_head(
+    windows: Sequence[int],
+    tensors: Mapping[str, torch.Tensor],
+    domains: tuple[Domain, ...],
+    *,
+    input_shapes: tuple[tuple[int, ...], ...],
+    output_shape: tuple[int, ...],
+) -> GridHead:
+    m = sum(math.prod(s) for s in input_shapes)
+    names, affine = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}, {"value_slopes", "origin"}
+    _require_names(tensors, names | affine, names | affine if affine & set(tensors) else names)
+    grid = _read_axes(tensors, domains, m)
+    if not all(type(q) is int and 1 <= q <= 1 << 20 for q in windows):
+        raise FormatError(f"{DESCRIPTION}: half_windows are {windows}, expected whole numbers ≥ 1.")
+    return GridHead(
+        grid,
+        tensors["inverse_temperature"].double().numpy(),
+        tensors["values"],
+        value_slopes=tensors.get("value_slopes"),
+        origin=tensors.get("origin"),
+        half_windows=windows,
+        input_shapes=input_shapes,
+        output_shape=output_shape,
+    )
+
+
+def _read_train_head(
+    tensors: Mapping[str, torch.Tensor],
+    domains: tuple[Domain, ...],
+    *,
+    input_shapes: tuple[tuple[int, ...], ...],
+    output_shape: tuple[int, ...],
+) -> TrainHead:
+    m = sum(math.prod(s) for s in input_shapes)
+    names = {f"{part}_{i}" for part in ("centers", "core") for i in range(m)} | {"inverse_temperature"}
+    _require_names(tensors, names, names)
+    return TrainHead(
+        _read_axes(tensors, domains, m),
+        tensors["inverse_temperature"].double().numpy(),
+        [tensors[f"core_{i}"] for i in range(m)],
+        input_shapes=input_shapes,
+        output_shape=output_shape,
+    )
+
+
+def _read_axes(tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...], m: int) -> ProductGrid:
+    box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
+    return ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
+
+
+def _require_names(tensors: Mapping[str, torch.Tensor], known: set[str], needed: set[str]) -> None:
+    if not needed <= set(tensors) <= known:
+        raise FormatError(f"{TENSORS} holds {sorted(tensors)}; expected {sorted(needed)}.")
+
+
+def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:
+    if data["graph"] is None:
+        return Target(domains, head.output_shape, None, None, str(data["label"]))
+    graph = Graph.from_json(data["graph"])
+    if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
+        raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs are not the head's.")
+    return graph_target(graph, domains, str(data["label"]))

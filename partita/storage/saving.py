@@ -1,0 +1,141 @@
+"""Writing a head."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from partita.errors import AlreadyExistsError, UnsupportedError
+from partita.functions.target import Target
+from partita.geometry.domains import Box, Domain, PointCloud
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.heads.train_head import TrainHead
+from partita.proofs.certificate import Certificate, model_digest
+
+__all__ = ["CERTIFICATE", "DESCRIPTION", "FORMAT_VERSION", "TENSORS", "canonical", "require_free", "save"]
+
+FORMAT_VERSION = 1
+TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
+
+
+def save(
+    head: FoldedHead,
+    certificate: Certificate,
+    target: Target,
+    folder: str | os.PathLike[str],
+    *,
+    outside: str,
+    why: Sequence[str],
+    overwrite: bool = False,
+) -> Path:
+    """Write the folder. It appears whole or not at all; an existing head is replaced only with `overwrite`."""
+    if certificate.model.get("sha256") != model_digest(head.state_dict()):
+        raise UnsupportedError(
+            "this head was changed since it was certified, so its certificate is not about it; save its state_dict instead."
+        )
+    place = require_free(folder, overwrite=overwrite)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    draft.chmod(0o755)
+    try:
+        _write(draft, head, certificate, target, outside, why)
+        _move_into_place(draft, place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return place
+
+
+def require_free(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The path, if a head may be written there."""
+    place = Path(folder)
+    if place.exists() and not overwrite:
+        raise AlreadyExistsError(f"{place} exists already; choose another name, or say overwrite=True (--overwrite).")
+    if place.exists() and not (place / DESCRIPTION).exists():
+        raise AlreadyExistsError(f"{place} is not a folder that holds a head; it is left alone.")
+    return place
+
+
+def _move_into_place(draft: Path, place: Path) -> None:
+    """One rename; over an older head two, and the older one comes back if the second fails."""
+    if not place.exists():
+        draft.rename(place)
+        return
+    shelf = Path(tempfile.mkdtemp(prefix=f".{place.name}-old-", dir=place.parent))
+    place.rename(shelf / "head")
+    try:
+        draft.rename(place)
+    except BaseException:
+        (shelf / "head").rename(place)
+        raise
+    finally:
+        shutil.rmtree(shelf, ignore_errors=True)
+
+
+def _write(
+    draft: Path, head: FoldedHead, certificate: Certificate, target: Target, outside: str, why: Sequence[str]
+) -> None:
+    tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
+    for i, domain in enumerate(target.domains):
+        if isinstance(domain, PointCloud):
+            tensors[f"domain.{i}.points"] = torch.tensor(domain.points)
+    _flush(draft / TENSORS, safetensors.torch.save(tensors))
+    _flush(draft / CERTIFICATE, canonical(certificate.to_json()))
+    description = {
+        "format": "partita-head",
+        "version": FORMAT_VERSION,
+        "head": _describe_head(head),
+        "domains": [_describe_domain(d) for d in target.domains],
+        "target": {"label": target.label, "graph": None if target.graph is None else target.graph.to_json()},
+        "outside": outside,
+        "why": list(why),
+        "sha256": {name: hashlib.sha256((draft / name).read_bytes()).hexdigest() for name in (TENSORS, CERTIFICATE)},
+    }
+    description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
+    _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
+
+
+def _describe_head(head: FoldedHead) -> dict[str, Any]:
+    common = {
+        "input_shapes": [list(s) for s in head.input_shapes],
+        "output_shape": list(head.output_shape),
+        "dtype": str(head.dtype).removeprefix("torch."),
+    }
+    if isinstance(head, GridHead):
+        return {"type": "grid", "half_windows": list(head.half_windows), **common}
+    if isinstance(head, TrainHead):
+        return {"type": "train", **common}
+    return {"type": "scattered", **common}
+
+
+def _describe_domain(domain: Domain) -> dict[str, Any]:
+    if isinstance(domain, Box):
+        shape = list(domain.shape)
+        return {
+            "type": "box",
+            "shape": shape,
+            "lo": [x.hex() for x in domain.lo.ravel().tolist()],
+            "hi": [x.hex() for x in domain.hi.ravel().tolist()],
+        }
+    return {"type": "point_cloud", "fill_distance": domain.fill_distance.hex()}
+
+
+def _flush(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def canonical(data: Any) -> bytes:
+    """JSON with sorted keys and no spaces: what hashes are taken of."""
+    return json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
