@@ -7,10 +7,15 @@
 """
 
 from partita import inspection as inspect
-from partita.compiler import Compiled, Plan, attack, build, compile, load, plan, recheck
+from partita.compiler.attack import attack
+from partita.compiler.compile import build, compile
+from partita.compiler.compiled import Compiled, load
+from partita.compiler.planner import plan
+from partita.compiler.recheck import recheck
 from partita.errors import PartitaError
 from partita.functions.regularity import Jumps, Modulus
 from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
+from partita.methods import Plan
 from partita.networks import attention_from_mlp, in_context
 
 __version__ = "0.2.0"

@@ -10,7 +10,9 @@ import typer
 from rich.table import Table
 
 from partita.cli.common import REFUSED, AsJson, Folder, emit, shown_progress, stdout
-from partita.compiler import attack, load, recheck
+from partita.compiler.attack import attack
+from partita.compiler.compiled import load
+from partita.compiler.recheck import recheck
 from partita.errors import UnsupportedError
 
 __all__ = ["attack_command", "bounds_command", "verify_command"]

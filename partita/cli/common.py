@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from partita.errors import DomainError
 from partita.geometry import Box
-from partita.proofs.construction import Progress as Report
+from partita.proofs.proof import Progress as Report
 
 __all__ = [
     "REFUSED",

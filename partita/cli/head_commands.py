@@ -32,15 +32,16 @@ from partita.cli.common import (
     shown_progress,
     stderr,
 )
-from partita.compiler import Compiled, build, load, plan
 from partita.compiler.clock import Clock
-from partita.compiler.compiled import require_outside
-from partita.compiler.options import DEFAULT_MAX_BYTES
-from partita.compiler.planned import Plan, report
+from partita.compiler.compile import build
+from partita.compiler.compiled import Compiled, load, require_outside
+from partita.compiler.planner import plan, report
 from partita.errors import DomainError
 from partita.functions.probing import split_flat
+from partita.methods.method import Plan
+from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.plots import plot_head
-from partita.proofs.construction import Progress
+from partita.proofs.proof import Progress
 from partita.storage import require_free
 
 __all__ = ["compile_command", "eval_command", "export_command", "plan_command", "plot_command"]
