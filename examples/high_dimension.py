@@ -10,7 +10,7 @@ import torch
 
 import partita as pa
 from partita.heads import literal_layers
-from partita.methods.train import TrainFit, TrainLimits, fit_train
+from partita.search.train_fit import TrainFit, TrainLimits, fit_train
 
 
 def peak(z: np.ndarray) -> np.ndarray:

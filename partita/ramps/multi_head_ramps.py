@@ -186,8 +186,8 @@ def _refuse_rounding(terms: list[Term], anchors: int, tokens: int, width: float,
     rounding = min(total(terms[2:]), width)
     if rounding > terms[0].value:
         raise SizeError(
-            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {Precision.of(dtype).name}: rounding moves the output "
-            "by "
+            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {Precision.of(dtype).name}: rounding moves "
+            "the output by "
             f"up to {rounding:.2g}, the spacing by {terms[0].value:.2g}. Use float64, fewer tokens per head, or fewer heads."
         )
 
