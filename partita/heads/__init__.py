@@ -12,12 +12,14 @@ from partita.heads.forms import (
 from partita.heads.grid_head import GridHead
 from partita.heads.head import DotProductAttention, FoldedHead
 from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
+from partita.heads.recorded import HEAD_TYPES, head_from_record
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.scores import AffineScores
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.heads.train_head import TrainHead
 
 __all__ = [
+    "HEAD_TYPES",
     "LOG_FORM_COLUMNS",
     "AffineScores",
     "CrossAttention",
@@ -30,6 +32,7 @@ __all__ = [
     "SelfAttention",
     "SelfNetwork",
     "TrainHead",
+    "head_from_record",
     "indexed_cross",
     "indexed_self",
     "literal_layers",

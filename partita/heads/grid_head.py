@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from partita.errors import DomainError, ShapeError
-from partita.geometry.domains import Array
+from partita.errors import DomainError, FormatError, ShapeError
+from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads import kernels
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, recorded_shapes
 from partita.heads.scores import AffineScores
 
 __all__ = ["GridHead"]
@@ -23,6 +24,7 @@ _AT_ONCE = 1 << 18  # numbers held by one step of the torch paths: they should s
 _AT_ONCE_ON_DEVICES = 1 << 25  # accelerators wait for work more than for memory
 _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 _CELLS_PER_READ = {"native": 3.0, "torch": 16.0}  # cells passed over in order in the time of gathering one (measured)
+_LONGEST_RECORDED_WINDOW = 1 << 20
 _CELLS_PER_READ_IN_1D = 1.5  # on a single axis the weights cost more than the sum
 
 
@@ -48,6 +50,7 @@ class GridHead(FoldedHead):
     `value_slopes` `(cells, out, m)` and `origin` `(m,)`.
     """
 
+    kind = "grid"
     inverse_temperature: Tensor
     values: Tensor
     value_slopes: Tensor | None
@@ -128,6 +131,35 @@ class GridHead(FoldedHead):
             origin=None if shift else middle,
             value_slopes=numbers[0],
             value_origin=None if numbers[1] is None else numbers[1] - (middle if shift else 0.0),
+        )
+
+    def partition(self, box: Box) -> ProductGrid:
+        return ProductGrid(box, tuple(a.double().cpu().numpy() for a in self.axes))
+
+    def record(self) -> dict[str, Any]:
+        common = super().record()
+        return {"type": common.pop("type"), "half_windows": list(self.half_windows), **common}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
+        needed, affine = {f"centers_{i}" for i in range(box.dimension)}, {"value_slopes", "origin"}
+        needed |= {"inverse_temperature", "values"} | (affine if affine & set(tensors) else set())
+        shapes = recorded_shapes(record, tensors, box, needed=needed, optional=set())
+        windows = record.get("half_windows")
+        if (
+            not isinstance(windows, list | tuple)
+            or len(windows) != box.dimension
+            or not all(type(q) is int and 1 <= q <= _LONGEST_RECORDED_WINDOW for q in windows)
+        ):
+            raise FormatError(f"head record: half_windows {windows}; expected {box.dimension} whole numbers ≥ 1.")
+        return cls(
+            ProductGrid(box, tuple(tensors[f"centers_{i}"].double().cpu().numpy() for i in range(box.dimension))),
+            tensors["inverse_temperature"].double().cpu().numpy(),
+            tensors["values"],
+            value_slopes=tensors.get("value_slopes"),
+            origin=tensors.get("origin"),
+            half_windows=windows,
+            **shapes,
         )
 
     def axis_start(self, x: Tensor, axis: int) -> Tensor:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partita.errors import ShapeError, SizeError, UnsupportedError
-from partita.geometry.domains import Array
+from partita.errors import FormatError, ShapeError, SizeError, UnsupportedError
+from partita.geometry.domains import Array, Box
+from partita.geometry.partitions import Partition
 from partita.heads.scores import AffineScores
 
-__all__ = ["DotProductAttention", "FoldedHead", "count_text", "flatten_inputs"]
+__all__ = ["DotProductAttention", "FoldedHead", "HeadShapes", "count_text", "flatten_inputs", "recorded_shapes"]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
 
@@ -52,6 +54,48 @@ def flatten_inputs(
     return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
 
 
+class HeadShapes(TypedDict):
+    """The two arguments that every head takes."""
+
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+
+
+def recorded_shapes(
+    record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box, *, needed: set[str], optional: set[str]
+) -> HeadShapes:
+    """The shapes in a head's record, after the checks that every kind of head shares.
+
+    Raises:
+        FormatError: shapes that are not whole numbers ≥ 1 or do not fit the box; tensors that are missing, unknown, not of
+            the recorded dtype, or not finite.
+    """
+    try:
+        inputs, output = tuple(tuple(s) for s in record["input_shapes"]), tuple(record["output_shape"])
+        dtype = record["dtype"]
+    except (KeyError, TypeError) as error:
+        raise FormatError(
+            f"head record {dict(record)}: expected input_shapes, output_shape and dtype ({type(error).__name__}: {error})."
+        ) from None
+    if not inputs or not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
+        raise FormatError(f"head record: shapes {inputs} and {output}; expected whole numbers ≥ 1.")
+    if sum(math.prod(s) for s in inputs) != box.dimension:
+        raise FormatError(f"head record: inputs of shapes {inputs} for a domain in R^{box.dimension}.")
+    if not needed <= set(tensors) <= needed | optional:
+        raise FormatError(f"head tensors {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}.")
+    for name, tensor in tensors.items():
+        if dtype not in ("float64", "float32") or str(tensor.dtype) != f"torch.{dtype}":
+            raise FormatError(
+                f"head record: dtype {dtype!r} and tensor {name} of {tensor.dtype}; expected both float64 or both float32."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise FormatError(f"head tensor {name} holds NaN or infinity; expected finite numbers.")
+    rates, expected = tuple(tensors["inverse_temperature"].shape), () if "centers" in needed else (box.dimension,)
+    if rates != expected:
+        raise FormatError(f"head tensor inverse_temperature of shape {rates}; expected {expected}.")
+    return {"input_shapes": inputs, "output_shape": output}
+
+
 class FoldedHead(nn.Module, ABC):
     """One softmax over the cells of a partition, values attached: B.15 without the detour.
 
@@ -63,6 +107,7 @@ class FoldedHead(nn.Module, ABC):
         output_shape: `()`, `(out,)` or `(tokens, dim)`.
     """
 
+    kind: ClassVar[str]  # what the record calls this class
     inverse_temperature: Tensor
     value_names: tuple[str, ...] = ("values",)  # buffers that `unfreeze` turns into parameters
 
@@ -91,6 +136,34 @@ class FoldedHead(nn.Module, ABC):
     @abstractmethod
     def middle(self) -> Array:
         """The middle of the centers, `(m,)`."""
+
+    @abstractmethod
+    def partition(self, box: Box) -> Partition:
+        """The cells over `box`, the domain, from the stored centers: a `ProductGrid` or a `PowerDiagram`."""
+
+    def record(self) -> dict[str, Any]:
+        """Everything about the head that `state_dict` does not hold, as plain data for JSON; `from_record` reads it."""
+        return {
+            "type": self.kind,
+            "input_shapes": [list(s) for s in self.input_shapes],
+            "output_shape": list(self.output_shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @classmethod
+    @abstractmethod
+    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
+        """The head that `record()` and `state_dict()` describe. Nothing in them is trusted.
+
+        Args:
+            record: what `record()` returned.
+            tensors: what `state_dict()` returned.
+            box: the domain, or its bounding box: `partita.geometry.product` of the inputs' boxes if there are two.
+
+        Raises:
+            FormatError: an entry or a tensor that is missing, unknown or out of range.
+            ShapeError, DomainError: tensors that do not fit together.
+        """
 
     def sharpest_rate(self) -> float:
         """The largest inverse temperature over the axes: the R that the literal layers show in W_Q."""

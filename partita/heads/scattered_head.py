@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from partita.errors import ShapeError
-from partita.geometry.domains import Array
-from partita.heads.head import FoldedHead
+from partita.errors import DomainError, ShapeError
+from partita.geometry.domains import Array, Box
+from partita.geometry.partitions import PowerDiagram
+from partita.heads.head import FoldedHead, recorded_shapes
 from partita.heads.scores import AffineScores
 
 __all__ = ["ScatteredHead", "exponent_cut"]
@@ -42,6 +43,7 @@ class ScatteredHead(FoldedHead):
         inverse_temperature: R.
     """
 
+    kind = "scattered"
     centers: Tensor
     inverse_temperature: Tensor
     values: Tensor
@@ -65,6 +67,14 @@ class ScatteredHead(FoldedHead):
                 f"centers {tuple(centers.shape)} and values {tuple(values.shape)}; "
                 f"expected (N, {self.dimension}) and (N, {math.prod(output_shape)})."
             )
+        for name, tensor, shape in (
+            ("powers", powers, (len(centers),)),
+            ("value_slopes", value_slopes, (*values.shape, self.dimension)),
+        ):
+            if tensor is not None and tensor.shape != shape:
+                raise ShapeError(f"{name} of shape {tuple(tensor.shape)}; expected {shape}.")
+        if not (math.isfinite(inverse_temperature) and inverse_temperature > 0):
+            raise DomainError(f"inverse temperature {inverse_temperature}; expected a finite number > 0.")
         self.register_buffer("centers", centers)
         self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature, dtype=values.dtype))
         self.register_buffer("values", values)
@@ -90,6 +100,24 @@ class ScatteredHead(FoldedHead):
             powers=numbers[0],
             value_slopes=numbers[1],
             origin=None if shift else middle,
+        )
+
+    def partition(self, box: Box) -> PowerDiagram:
+        """The power diagram of the centers; it is the same for every box."""
+        powers = None if self.powers is None else self.powers.detach().double().cpu().numpy()
+        return PowerDiagram(self.centers.detach().double().cpu().numpy(), powers)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
+        needed = {"centers", "inverse_temperature", "values"}
+        shapes = recorded_shapes(record, tensors, box, needed=needed, optional={"powers", "value_slopes"})
+        return cls(
+            tensors["centers"],
+            float(tensors["inverse_temperature"]),
+            tensors["values"],
+            powers=tensors.get("powers"),
+            value_slopes=tensors.get("value_slopes"),
+            **shapes,
         )
 
     def evaluate(self, flat: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,9 +12,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from partita.errors import DomainError, ShapeError, SizeError
-from partita.geometry.domains import Array
+from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, recorded_shapes
 from partita.heads.scores import AffineScores
 
 __all__ = ["TrainHead", "rounded_cores"]
@@ -48,6 +49,7 @@ class TrainHead(FoldedHead):
     '1,152,921,504,606,846,976 keys in 340 numbers'
     """
 
+    kind = "train"
     inverse_temperature: Tensor
 
     def __init__(
@@ -67,6 +69,8 @@ class TrainHead(FoldedHead):
         rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
         if not (np.isfinite(rates).all() and (rates > 0).all()):
             raise DomainError(f"inverse temperatures {rates.tolist()} must be positive and finite.")
+        if any((np.diff(axis) <= 0).any() for axis in grid.axes):
+            raise DomainError("the centers of an axis must increase strictly.")
         dtype = cores[0].dtype
         for i, axis in enumerate(grid.axes):
             self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=dtype))
@@ -121,6 +125,21 @@ class TrainHead(FoldedHead):
         centers = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
         rates = self.inverse_temperature.double().cpu().numpy()
         return AffineScores.of_centers(centers, rates, values, origin=None if shift else middle)
+
+    def partition(self, box: Box) -> ProductGrid:
+        return ProductGrid(box, tuple(a.double().cpu().numpy() for a in self.axes))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
+        m = box.dimension
+        needed = {f"{part}_{i}" for part in ("centers", "core") for i in range(m)} | {"inverse_temperature"}
+        shapes = recorded_shapes(record, tensors, box, needed=needed, optional=set())
+        return cls(
+            ProductGrid(box, tuple(tensors[f"centers_{i}"].double().cpu().numpy() for i in range(m))),
+            tensors["inverse_temperature"].double().cpu().numpy(),
+            [tensors[f"core_{i}"] for i in range(m)],
+            **shapes,
+        )
 
     def evaluate(self, flat: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
