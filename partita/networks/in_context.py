@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from partita.arithmetic.interval import Interval
 from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
+from partita.heads.guards import certified
+from partita.heads.trace_modes import is_traced
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
-from partita.networks.trace_modes import is_traced
 from partita.proofs.claim import require_ordinary
 from partita.proofs.construction import semantics_of
 from partita.proofs.running import UNIT_ROUNDOFF
@@ -117,6 +118,7 @@ class GradientDescent(nn.Module):
             )
         return bounds
 
+    @certified
     def _iterates(self, tokens: Tensor) -> list[Tensor]:
         """From `(batch, examples, d + 1)`: the start, `(1, 1, d)`, and every w after it, `(batch, 1, d)`."""
         doubled = self.layer.mirrored(tokens)
