@@ -17,6 +17,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads import kernels
 from partita.heads.head import FoldedHead, recorded_shapes
 from partita.heads.scores import AffineScores
+from partita.heads.windows import Windows, displacement
 
 __all__ = ["GridHead"]
 
@@ -33,12 +34,14 @@ class GridHead(FoldedHead):
 
     `V_j(z) = V_j`, or with slopes `V_j + J_j(z − o)`, one origin o for all cells. Differences are centred (`z_i − c` is formed
     first), so float32 loses nothing to large coordinates. Only the `2q_i` centers around z_i enter on axis i; what that
-    drops is bounded by `geometry.dropped_mass` and part of the certificate. Windows are gathered where they are small; where
+    drops is bounded by `geometry.dropped_mass` and part of the certificate. If the centers or the inverse temperatures are
+    changed, the windows are widened to fit (`windows.Windows`). Windows are gathered where they are small; where
     they cover much of the grid the sum runs over all cells, with weight zero outside the window, as matrix products. Either
     way axis after axis is summed, so that a term passes through `Σ_i width_i` roundings (the dense reference: cells).
 
     Args:
-        grid: the centers, uniform on each axis.
+        grid: the centers, increasing on each axis. Where the window is narrower than the axis they must be nearly uniform:
+            each within one spacing of its place among equally spaced centers with the same ends (`windows.displacement`).
         inverse_temperature: R_i, a number or one per axis.
         values: `(cells, out)`, row-major like the grid.
         value_slopes: J, `(cells, out, m)`, or None for constant values.
@@ -75,20 +78,21 @@ class GridHead(FoldedHead):
             )
         self.counts = grid.counts
         q = np.broadcast_to(np.asarray(half_windows, dtype=np.int64), len(self.counts))
-        self.half_windows = tuple(int(k) for k in q)
+        windows = tuple(int(k) for k in q)
         rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
-        if min(self.half_windows) < 1 or not (np.isfinite(rates).all() and (rates > 0).all()):
+        if min(windows) < 1 or not (np.isfinite(rates).all() and (rates > 0).all()):
             raise DomainError(
-                f"half windows {self.half_windows} and inverse temperatures {rates.tolist()} must be positive."
+                f"half windows {windows} and inverse temperatures {rates.tolist()}; expected finite numbers > 0."
             )
         if any((np.diff(axis) <= 0).any() for axis in grid.axes):
             raise DomainError("the centers of an axis must increase strictly.")
-        self.widths = tuple(min(2 * k, count) for k, count in zip(self.half_windows, self.counts))
         for i, axis in enumerate(grid.axes):
             self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=values.dtype))
         self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
         self.register_buffer("values", values)
         self._register_slopes(grid, value_slopes, origin)
+        _require_even_axes(self.axes, windows)
+        self._windows = Windows(windows, self._window_tensors())
 
     def _register_slopes(self, grid: ProductGrid, slopes: Tensor | None, origin: Tensor | None) -> None:
         m, values = grid.dimension, self.values
@@ -106,6 +110,27 @@ class GridHead(FoldedHead):
     @property
     def axes(self) -> tuple[Tensor, ...]:
         return tuple(self._buffers[f"centers_{i}"] for i in range(len(self.counts)))  # type: ignore[misc]
+
+    def _window_tensors(self) -> tuple[Tensor, ...]:
+        return (self.inverse_temperature, *self.axes)
+
+    @property
+    def half_windows(self) -> tuple[int, ...]:
+        """q_i for the tensors as they are: those given while the tensors are unchanged, else wide enough for the new ones."""
+        if not torch.compiler.is_compiling():
+            return self._windows.current(self._window_tensors())
+        if not torch.compiler.is_exporting():  # the graph takes the tensors as they will be when it runs
+            pairs = zip(self._windows.reference, self._window_tensors())
+            unchanged = torch.stack([(old == new).all() for old, new in pairs]).all()
+            torch._assert_async(
+                unchanged, "GridHead: centers or inverse temperatures changed after compiling; compile again."
+            )
+        return self._windows.latest
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Centers that enter on each axis, `min(2q_i, P_i)`."""
+        return tuple(min(2 * q, count) for q, count in zip(self.half_windows, self.counts))
 
     @property
     def num_keys(self) -> int:
@@ -162,9 +187,9 @@ class GridHead(FoldedHead):
             **shapes,
         )
 
-    def axis_start(self, x: Tensor, axis: int) -> Tensor:
-        """The first index of the window around x on one axis, `(n,)`."""
-        centers, count, width = self.axes[axis], self.counts[axis], self.widths[axis]
+    def axis_start(self, x: Tensor, axis: int, width: int) -> Tensor:
+        """The first index of the window of `width` centers around x on one axis, `(n,)`."""
+        centers, count = self.axes[axis], self.counts[axis]
         if width == count:
             return torch.zeros(x.shape, dtype=torch.long, device=x.device)
         first, last = centers[0].double(), centers[-1].double()  # float32 could miss by more than a cell
@@ -174,36 +199,37 @@ class GridHead(FoldedHead):
         k = (k + (x >= centers[k + 1]).long()).clamp(0, count - 2)
         return (k - width // 2 + 1).clamp(0, count - width)
 
-    def axis_window(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    def axis_window(self, x: Tensor, axis: int, width: int) -> tuple[Tensor, Tensor]:
         """Softmax weights `(n, width)` of the window around x on one axis, and the window's first index, `(n,)`."""
-        start = self.axis_start(x, axis)
-        near = self.axes[axis][start[:, None] + torch.arange(self.widths[axis], device=x.device)]
+        start = self.axis_start(x, axis, width)
+        near = self.axes[axis][start[:, None] + torch.arange(width, device=x.device)]
         return torch.softmax(self._axis_scores(x, near, axis), dim=1), start
 
-    def axis_weights(self, x: Tensor, axis: int) -> Tensor:
+    def axis_weights(self, x: Tensor, axis: int, width: int) -> Tensor:
         """The same weights at their places among all centers of the axis, `(n, P)`, and zeros outside the window."""
         scores = self._axis_scores(x, self.axes[axis], axis)
-        if self.widths[axis] < self.counts[axis]:
-            behind = torch.arange(self.counts[axis], device=x.device) - self.axis_start(x, axis)[:, None]
-            scores = scores.masked_fill((behind < 0) | (behind >= self.widths[axis]), -math.inf)
+        if width < self.counts[axis]:
+            behind = torch.arange(self.counts[axis], device=x.device) - self.axis_start(x, axis, width)[:, None]
+            scores = scores.masked_fill((behind < 0) | (behind >= width), -math.inf)
         return torch.softmax(scores, dim=1)
 
     def _axis_scores(self, x: Tensor, centers: Tensor, axis: int) -> Tensor:
         difference = x[:, None] - centers
         return -0.5 * self.inverse_temperature[axis] * difference * difference
 
-    def evaluate(self, flat: Tensor) -> Tensor:
+    def _evaluate(self, flat: Tensor) -> Tensor:
+        widths = self.widths
         if self._can_run_natively(flat):
-            return self._evaluate_native(flat)
-        if self._prefers_whole("torch") and _multiplies_plainly(flat.device.type, self.dtype):
+            return self._evaluate_native(flat, widths)
+        if self._prefers_whole("torch", widths) and _multiplies_plainly(self.dtype):
             left = math.prod(self.counts) // max(self.counts) * self._columns
             work, held = self._evaluate_contracted, left + sum(self.counts)
         else:
-            work, held = self._evaluate_window, math.prod(self.widths) * self._columns
+            work, held = self._evaluate_window, math.prod(widths) * self._columns
         step = max(1, (_AT_ONCE if flat.device.type == "cpu" else _AT_ONCE_ON_DEVICES) // held)
         if torch.compiler.is_compiling() or len(flat) <= step:
-            return work(flat)
-        return torch.cat([work(chunk) for chunk in flat.split(step)])
+            return work(flat, widths)
+        return torch.cat([work(chunk, widths) for chunk in flat.split(step)])
 
     def _can_run_natively(self, flat: Tensor) -> bool:
         constants = [t for t in (self.values, self.value_slopes) if t is not None]
@@ -211,10 +237,10 @@ class GridHead(FoldedHead):
         plain = flat.device.type == "cpu" and self.dtype in (torch.float64, torch.float32)
         return kernels.AVAILABLE and plain and not tracked and not torch.compiler.is_compiling()
 
-    def _prefers_whole(self, path: str) -> bool:
+    def _prefers_whole(self, path: str, widths: tuple[int, ...]) -> bool:
         """Whether running over all cells takes less time than gathering the window's."""
         worth = _CELLS_PER_READ[path] if len(self.counts) > 1 else _CELLS_PER_READ_IN_1D
-        return math.prod(self.counts) <= worth * math.prod(self.widths)
+        return math.prod(self.counts) <= worth * math.prod(widths)
 
     def _tables(self) -> list[Tensor]:
         """What is averaged: the values `(cells, out)` and, if there are any, the slopes `(cells, out·m)`."""
@@ -227,20 +253,20 @@ class GridHead(FoldedHead):
         slopes = sums[1].unflatten(1, (self.values.shape[1], len(self.counts)))
         return sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
 
-    def _evaluate_window(self, flat: Tensor) -> Tensor:
+    def _evaluate_window(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
         weights, cells = [], torch.zeros_like(flat[:, :1], dtype=torch.long)
         for i, count in enumerate(self.counts):
-            w, start = self.axis_window(flat[:, i], i)
-            index = start[:, None] + torch.arange(self.widths[i], device=flat.device)
+            w, start = self.axis_window(flat[:, i], i, widths[i])
+            index = start[:, None] + torch.arange(widths[i], device=flat.device)
             cells = (cells[:, :, None] * count + index[:, None, :]).flatten(1)
             weights.append(w)
         return self._tilted(flat, [_fold(table[cells], weights) for table in self._tables()])
 
-    def _evaluate_contracted(self, flat: Tensor) -> Tensor:
-        weights = [self.axis_weights(flat[:, i], i) for i in range(len(self.counts))]
+    def _evaluate_contracted(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
+        weights = [self.axis_weights(flat[:, i], i, width) for i, width in enumerate(widths)]
         return self._tilted(flat, [_contract(table, weights) for table in self._tables()])
 
-    def _evaluate_native(self, flat: Tensor) -> Tensor:
+    def _evaluate_native(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
         values = self.values.detach().numpy()
         none = np.empty(0, values.dtype)
         out = np.empty((len(flat), values.shape[1]), values.dtype)
@@ -252,8 +278,8 @@ class GridHead(FoldedHead):
             np.concatenate([[0], np.cumsum(counts)[:-1]]),
             counts,
             (self.inverse_temperature * 0.5).numpy(),
-            np.array(self.widths, dtype=np.int64),
-            self._prefers_whole("native"),
+            np.array(widths, dtype=np.int64),
+            self._prefers_whole("native", widths),
             np.ascontiguousarray(values),
             none if self.value_slopes is None else np.ascontiguousarray(self.value_slopes.detach().numpy()),
             none if self.origin is None else self.origin.numpy(),
@@ -261,7 +287,7 @@ class GridHead(FoldedHead):
         )
         return torch.from_numpy(out)
 
-    def evaluate_dense(self, flat: Tensor) -> Tensor:
+    def _evaluate_dense(self, flat: Tensor) -> Tensor:
         step = max(1, _DENSE_AT_ONCE // self.num_keys)
         out = []
         for chunk in flat.split(step) if len(flat) else [flat]:
@@ -274,14 +300,22 @@ class GridHead(FoldedHead):
         return torch.cat(out)
 
 
-def _multiplies_plainly(device: str, dtype: torch.dtype) -> bool:
-    """Whether matrix products keep the dtype: float32 may be cut to TF32 or bfloat16 by autocast or by torch's settings."""
-    if dtype == torch.float64:
-        return True
-    if torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(device):
-        return False  # a compiled graph would not notice that the settings change
-    backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
-    return backend.matmul.fp32_precision in ("none", "ieee")
+def _require_even_axes(axes: Sequence[Tensor], windows: Sequence[int]) -> None:
+    """A DomainError if a window could be looked for in the wrong place."""
+    for i, (axis, q) in enumerate(zip(axes, windows)):
+        if 2 * q < len(axis):
+            away = displacement(axis.double().cpu().numpy())
+            if away >= 1:
+                raise DomainError(
+                    f"axis {i}: a center lies {away:.3g} spacings from its place among {len(axis):,} equally spaced ones; a "
+                    f"window of {2 * q} centers needs less than 1. Use half_windows ≥ {(len(axis) + 1) // 2}, the whole axis, or "
+                    "rescale the variable if the spacing overflows."
+                )
+
+
+def _multiplies_plainly(dtype: torch.dtype) -> bool:
+    """Whether matrix products are sure to keep the dtype: a compiled graph does not notice that torch's settings change."""
+    return dtype == torch.float64 or not torch.compiler.is_dynamo_compiling()
 
 
 def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partita.errors import FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
+from partita.heads.guards import certified
 from partita.heads.scores import AffineScores
 
 __all__ = ["DotProductAttention", "FoldedHead", "HeadShapes", "count_text", "flatten_inputs", "recorded_shapes"]
@@ -121,13 +122,21 @@ class FoldedHead(nn.Module, ABC):
     def num_keys(self) -> int:
         """Cells, ghosts included."""
 
-    @abstractmethod
+    @certified
     def evaluate(self, flat: Tensor) -> Tensor:
         """`(n, m)` to `(n, out)`, looking only at the cells that matter."""
+        return self._evaluate(flat)
 
-    @abstractmethod
+    @certified
     def evaluate_dense(self, flat: Tensor) -> Tensor:
         """The same by one softmax over all cells: the reference."""
+        return self._evaluate_dense(flat)
+
+    @abstractmethod
+    def _evaluate(self, flat: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _evaluate_dense(self, flat: Tensor) -> Tensor: ...
 
     @abstractmethod
     def affine_scores(self, *, shift: bool = False) -> AffineScores:
@@ -251,6 +260,7 @@ class DotProductAttention(nn.Module):
         flat, _ = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
         return torch.cat([flat - self.origin, torch.ones_like(flat[:, :1])], dim=1)
 
+    @certified
     def forward(self, *inputs: Tensor) -> Tensor:
         _, lead = flatten_inputs(inputs, self.input_shapes, self.key.dtype)
         q = self.query(*inputs)

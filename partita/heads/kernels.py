@@ -67,9 +67,10 @@ if AVAILABLE:
         """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
         count = len(centers)
         last = count - 2
-        per_unit = (count - 1) / (centers[count - 1] - centers[0])
+        first = np.float64(centers[0])  # differences in float32 could miss by more than a cell
+        per_unit = (count - 1) / (np.float64(centers[count - 1]) - first)
         for i in range(len(x)):
-            guess = np.floor((x[i] - centers[0]) * per_unit)
+            guess = np.floor((np.float64(x[i]) - first) * per_unit)
             guess = guess if guess > 0 else 0.0  # NaN too
             start[i] = np.int64(guess if guess < last else last)
         for i in range(len(x)):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.errors import ShapeError
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 
 __all__ = ["CrossAttention", "CrossNetwork", "LinearSum", "LiteralNetwork", "SelfAttention", "SelfNetwork"]
@@ -138,6 +139,7 @@ class SelfNetwork(LiteralNetwork):
         """Columns of Linear(Z): the keys of the literal layer."""
         return self.linear.constant.shape[1]
 
+    @certified
     def forward(self, z: Any) -> Tensor:
         (matrix,), lead = self._matrices((z,), (self.input_shape,))
         return self._shaped(self.attention(self.linear(matrix)), lead)
@@ -164,6 +166,7 @@ class CrossNetwork(LiteralNetwork):
     def num_keys(self) -> int:
         return self.linear_k.constant.shape[1]
 
+    @certified
     def forward(self, z_k: Any, z_q: Any) -> Tensor:
         (k, q), lead = self._matrices((z_k, z_q), self.input_shapes)
         return self._shaped(self.attention(self.linear_k(k), self.linear_q(q)), lead)

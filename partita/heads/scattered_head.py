@@ -28,11 +28,6 @@ def exponent_cut(cells: int) -> float:
     return math.log(cells) + 45.0
 
 
-def _version(tensor: Tensor) -> int:
-    """Counts in-place changes; tensors made in inference mode do not."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
 class ScatteredHead(FoldedHead):
     """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·V_j(z)`, `V_j(z) = V_j + J_j(z − c_j)`.
 
@@ -80,7 +75,7 @@ class ScatteredHead(FoldedHead):
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)
-        self._tree: tuple[Any, KDTree] | None = None
+        self._tree: KDTree | None = None
 
     @property
     def num_keys(self) -> int:
@@ -120,14 +115,15 @@ class ScatteredHead(FoldedHead):
             **shapes,
         )
 
-    def evaluate(self, flat: Tensor) -> Tensor:
+    def _evaluate(self, flat: Tensor) -> Tensor:
         if (
             self.num_keys <= _LIST_ALL_BELOW
             or torch.compiler.is_compiling()
             or flat.device.type != "cpu"
             or not len(flat)
+            or not self._can_search(flat)
         ):
-            return self.evaluate_dense(flat)
+            return self._evaluate_dense(flat)
         rows, parts = [], []
         for settled, cells in self._near_cells(flat.detach().double().numpy()):
             step = max(1, _AT_ONCE // (cells.shape[1] * (self.dimension + self.values.shape[1])))
@@ -136,7 +132,7 @@ class ScatteredHead(FoldedHead):
             rows.append(settled)
         return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(rows)))]
 
-    def evaluate_dense(self, flat: Tensor) -> Tensor:
+    def _evaluate_dense(self, flat: Tensor) -> Tensor:
         everything = torch.arange(self.num_keys, device=flat.device)[None]
         if torch.compiler.is_compiling():
             return self._sum(flat, everything)
@@ -154,6 +150,11 @@ class ScatteredHead(FoldedHead):
             values = values + (self.value_slopes[cells] * difference[:, :, None, :]).sum(dim=3)
         return (weights[:, :, None] * values).sum(dim=1)
 
+    def _can_search(self, flat: Tensor) -> bool:
+        """Whether the nearest cells are the best ones: R > 0, and numbers that a k-d tree takes."""
+        stored = [t for t in (self.inverse_temperature, flat, self.centers, self.powers) if t is not None]
+        return bool(self.inverse_temperature > 0) and all(bool(t.isfinite().all()) for t in stored)
+
     def _near_cells(self, points: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Row numbers and the labels `(rows, k)` of the cells that may matter there; k doubles until the k-th trails by T."""
         reach = 2 * exponent_cut(self.num_keys) / float(self.inverse_temperature)
@@ -167,12 +168,15 @@ class ScatteredHead(FoldedHead):
             rows, k = rows[~settled], min(2 * k, self.num_keys)
 
     def _search_tree(self) -> KDTree:
-        """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score; rebuilt if they change."""
-        key = tuple((t.data_ptr(), _version(t)) for t in (self.centers, self.powers) if t is not None)
-        if self._tree is None or self._tree[0] != key:
-            points = self.centers.detach().double().numpy()
-            if self.powers is not None:
-                powers = self.powers.detach().double().numpy()
-                points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
-            self._tree = (key, KDTree(points))
-        return self._tree[1]
+        """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score.
+
+        It is rebuilt when its points are not the stored centers any more. The numbers are compared, since writing through
+        `.data` or a numpy view leaves no other trace.
+        """
+        points = self.centers.detach().double().numpy()
+        if self.powers is not None:
+            powers = self.powers.detach().double().numpy()
+            points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
+        if self._tree is None or not np.array_equal(self._tree.data, points):
+            self._tree = KDTree(points, copy_data=True)
+        return self._tree

@@ -141,7 +141,7 @@ class TrainHead(FoldedHead):
             **shapes,
         )
 
-    def evaluate(self, flat: Tensor) -> Tensor:
+    def _evaluate(self, flat: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return self._contract(flat)
         widest = max(core.numel() // count + count for core, count in zip(self.cores, self.counts))
@@ -161,7 +161,7 @@ class TrainHead(FoldedHead):
             row = (matrices.reshape(right, left, -1) * row).sum(dim=1)
         return row.T
 
-    def evaluate_dense(self, flat: Tensor) -> Tensor:
+    def _evaluate_dense(self, flat: Tensor) -> Tensor:
         values = self.values
         out = []
         for chunk in flat.split(max(1, _DENSE_AT_ONCE // self.num_keys)) if len(flat) else [flat]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.networks.in_context import GradientDescent
 from partita.ramps.anchors import sharing_excess
@@ -69,6 +70,7 @@ class PrefixRamp(nn.Module):
         data = nn.functional.pad(u, (0, 3)) + self.behind
         return torch.cat([self.prefix.expand(len(data), -1, -1), data], dim=1)
 
+    @certified
     def forward(self, x: Any) -> Tensor:
         z = self.embed(x)
         mask = None
@@ -158,6 +160,7 @@ class EncoderRamp(nn.Module):
         constant = torch.tensor([self.size, -self.size], dtype=z.dtype, device=z.device).expand(*z.shape[:-1], 2)
         return nn.functional.pad(torch.cat([z, -z, constant], dim=-1), (0, self.spare))
 
+    @certified
     def forward(self, x: Any) -> Tensor:
         _, lead = flatten_inputs((x,), ((self.source.tokens, self.source.dim),), self.source.linear.constant.dtype)
         return self.layer(self.embed(x)).reshape(*lead, self.source.tokens, -1)

@@ -15,11 +15,12 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
+from partita.heads.trace_modes import is_traced
 from partita.networks.chains import Stage, read_chain
 from partita.networks.gates import Gate, gate_for
 from partita.networks.propagation import Carried, Layer, amplification, carry
-from partita.networks.trace_modes import is_traced
 from partita.proofs.certificate import Certificate, Term, model_digest, total
 from partita.proofs.claim import claim
 
@@ -84,6 +85,7 @@ class AttentionNetwork(nn.Module):
         out = self._chain(z)
         return out.reshape(*lead, out.shape[-1])
 
+    @certified
     def _chain(self, z: Tensor) -> Tensor:
         for layer in self.layers:
             z = layer(z)

@@ -17,10 +17,11 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
+from partita.heads.guards import certified
+from partita.heads.trace_modes import is_traced
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
-from partita.networks.trace_modes import is_traced
 from partita.proofs.claim import require_ordinary
 
 __all__ = ["GradientDescent", "gradient_descent"]
@@ -116,6 +117,7 @@ class GradientDescent(nn.Module):
             )
         return bounds
 
+    @certified
     def _iterates(self, tokens: Tensor) -> list[Tensor]:
         """From `(batch, examples, d + 1)`: the start, `(1, 1, d)`, and every w after it, `(batch, 1, d)`."""
         doubled = self.layer.mirrored(tokens)

@@ -17,6 +17,7 @@ from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.forms import indexed_self
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum, SelfNetwork
 from partita.heads.scores import AffineScores
@@ -45,6 +46,7 @@ class TwoLayers(nn.Module):
     def num_parameters(self) -> int:
         return self.first.num_parameters + self.second.num_parameters
 
+    @certified
     def forward(self, z: Any) -> Tensor:
         return self.second(self.first(z))
 
@@ -68,6 +70,7 @@ class LayerThenSoftmax(nn.Module):
     def num_parameters(self) -> int:
         return self.first.num_parameters + self.scores.numel() + self.values.numel()
 
+    @certified
     def forward(self, z: Any) -> Tensor:
         _, lead = flatten_inputs((z,), (self.first.input_shape,), self.values.dtype)
         ramps = self.first(z).reshape(-1, self.scores.shape[1])

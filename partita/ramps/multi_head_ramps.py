@@ -15,6 +15,7 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum
 from partita.proofs.certificate import Certificate, Term, total
@@ -56,6 +57,7 @@ class MultiHeadRamp(nn.Module):
         flat, _ = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
         return self.linear(flat.reshape(-1, self.tokens, self.dim).transpose(1, 2)).transpose(1, 2)
 
+    @certified
     def forward(self, x: Any, attn_mask: Tensor | None = None) -> Tensor:
         if attn_mask is not None and bool((attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0).any()):
             raise UnsupportedError(

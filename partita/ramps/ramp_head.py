@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partita.errors import DomainError
 from partita.geometry.domains import Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
+from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
+from partita.heads.trace_modes import is_traced
+from partita.ramps.anchors import half_window_for
 
 __all__ = ["RampHead"]
 
@@ -52,12 +56,7 @@ class RampHead(nn.Module):
         output: tuple[int, int],
     ) -> None:
         super().__init__()
-        self.anchors, self.ends = anchors, ends
-        self.width = min(2 * half_window, anchors)
-        self.coordinate, self.out_dim = output
-        self._beyond = (
-            1 + 64 / sharpness
-        )  # spacings past an end, where its anchor holds all but e^{−64}: scores must not overflow
+        self.anchors, self.coordinate, self.out_dim = anchors, *output
         self.register_buffer("slopes", slopes)
         self.register_buffer("offsets", offsets)
         for name, value in (
@@ -66,6 +65,33 @@ class RampHead(nn.Module):
             ("sharpness", sharpness),
         ):
             self.register_buffer(name, torch.tensor(value, dtype=slopes.dtype))
+        self._given_ends = (float(self.low), float(self.spacing)), ends
+        self._given_window = float(self.sharpness), half_window
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """(a, b): those given, or what `low` and `spacing` say if they were changed."""
+        stored, ends = self._given_ends
+        low, spacing = float(self.low), float(self.spacing)
+        return ends if (low, spacing) == stored else (low, low + spacing * (self.anchors - 1))
+
+    @property
+    def width(self) -> int:
+        """Anchors that are summed, 2q at most. A changed sharpness gets a window of its own.
+
+        Raises:
+            DomainError: a sharpness that was changed to something that is not finite and > 0.
+        """
+        given_for, q = self._given_window
+        if is_traced(self.sharpness):  # a graph takes the tensor as it will be when it runs
+            if not torch.compiler.is_exporting():
+                message = "RampHead: the sharpness changed after compiling; compile again."
+                torch._assert_async(self.sharpness == given_for, message)
+            return min(2 * q, self.anchors)
+        kappa = float(self.sharpness)
+        if not 0 < kappa < math.inf:
+            raise DomainError(f"RampHead: sharpness {kappa}; expected a finite number > 0.")
+        return min(2 * (q if kappa == given_for else half_window_for(kappa)), self.anchors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,21 +110,25 @@ class RampHead(nn.Module):
         flat, lead = flatten_inputs((x,), ((tokens, dim),), self.dtype)
         return ((flat.reshape(-1, tokens, dim) * self.slopes).sum(dim=2) + self.offsets).reshape(*lead, tokens)
 
+    @certified
     def forward(self, x: Any) -> Tensor:
-        u = self.queries(x)
+        u, width = self.queries(x), self.width
         flat = u.reshape(-1)
-        step = max(1, _AT_ONCE // self.width)
-        ramp = torch.cat([self._ramp(part) for part in flat.split(step)]) if len(flat) > step else self._ramp(flat)
+        step = max(1, _AT_ONCE // width)
+        whole = len(flat) <= step
+        ramp = self._ramp(flat, width) if whole else torch.cat([self._ramp(part, width) for part in flat.split(step)])
         place = torch.zeros(self.out_dim, dtype=self.dtype, device=u.device)
         place[self.coordinate] = 1.0
         return ramp.reshape(*u.shape, 1) * place
 
-    def _ramp(self, u: Tensor) -> Tensor:
+    def _ramp(self, u: Tensor, width: int) -> Tensor:
         """`(n,)` to `(n,)`: the mean of the anchors under the window's weights."""
-        s = ((u - self.low) / self.spacing).clamp(-self._beyond, self.anchors - 1 + self._beyond)
+        beyond = 1 + 64 / self.sharpness.detach()  # spacings past an end where its anchor holds all but e^{−64}
+        s = (u - self.low) / self.spacing
+        s = torch.minimum(torch.maximum(s, -beyond), self.anchors - 1 + beyond)  # scores must not overflow
         cell = s.detach().floor().clamp(0, self.anchors - 2)
-        start = (cell - (self.width // 2 - 1)).clamp(0, self.anchors - self.width)
-        i = (start - cell)[:, None] + torch.arange(self.width, dtype=u.dtype, device=u.device)
+        start = (cell - (width // 2 - 1)).clamp(0, self.anchors - width)
+        i = (start - cell)[:, None] + torch.arange(width, dtype=u.dtype, device=u.device)
         weights = torch.softmax(self.sharpness * i * ((s - cell)[:, None] - i / 2), dim=1)
         return self.low + self.spacing * (cell + (weights * i).sum(dim=1))
 

@@ -1,4 +1,4 @@
-"""Whether a network is being traced: then checks of values, which are no part of its graph, are left out."""
+"""Whether a module is being traced: then checks of numbers, which are no part of its graph, are left out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ __all__ = ["is_traced"]
 
 
 def is_traced(x: Any) -> bool:
-    """True under torch.compile, torch.export, torch.jit.trace, make_fx and torch.fx.symbolic_trace."""
+    """True under torch.compile, torch.export, torch.jit.trace, make_fx, torch.fx.symbolic_trace and torch.func transforms."""
     return (
         isinstance(x, fx.Proxy)
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or get_proxy_mode() is not None
+        or torch._C._functorch.peek_interpreter_stack()
+        is not None  # vmap, grad, …: tensors without numbers of their own
     )

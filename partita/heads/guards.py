@@ -1,0 +1,88 @@
+"""The arithmetic that certificates assume, set up around every evaluation: no autocast, no TF32, no flushed subnormals."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita.arithmetic.environment import require_gradual_underflow
+from partita.errors import DomainError
+from partita.heads.trace_modes import is_traced
+
+__all__ = ["certified"]
+
+_FULL = ("none", "ieee")  # settings of torch under which float32 products are float32 products
+_Module = TypeVar("_Module", bound=nn.Module)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result", Tensor, list[Tensor])
+
+
+def certified(
+    method: Callable[Concatenate[_Module, _Arguments], _Result],
+) -> Callable[Concatenate[_Module, _Arguments], _Result]:
+    """Run a module's method in the arithmetic that its certificate is about.
+
+    Autocast is switched off and float32 products are computed in float32, whatever torch's settings say. Subnormal numbers
+    must not be flushed to zero, and finite inputs must not give NaN or infinity. In a trace (`torch.compile`,
+    `torch.export`, …) only autocast is switched off: the other checks look at numbers, which a graph does not have.
+
+    Raises:
+        UnsupportedError: this thread flushes subnormal numbers. DomainError: a number on the way overflows.
+    """
+
+    @functools.wraps(method)
+    def run(self: _Module, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        first = args[0] if args else None
+        device = first.device.type if isinstance(first, Tensor) else "cpu"
+        no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        if is_traced(first):
+            with no_autocast:
+                return method(self, *args, **kwargs)
+        require_gradual_underflow()
+        full = _backend(device).matmul.fp32_precision in _FULL
+        with no_autocast, nullcontext() if full else _full_products(device):
+            out = method(self, *args, **kwargs)
+        _require_finite(self, out if isinstance(out, list) else [out], args)
+        return out
+
+    return run
+
+
+def _backend(device: str) -> Any:
+    return torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
+
+
+@contextmanager
+def _full_products(device: str) -> Iterator[None]:
+    """float32 matrix products in float32: torch may be set to cut their factors to TF32 or bfloat16."""
+    matmul = _backend(device).matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:
+    for out in outputs:
+        if math.isfinite(float(out.detach().sum())) or bool(out.isfinite().all()):  # one pass is enough nearly always
+            continue
+        if all(_is_finite(given) for given in inputs):
+            bad = int((~out.isfinite()).sum())
+            raise DomainError(
+                f"{type(module).__name__}: {bad:,} of {out.numel():,} outputs are not finite although all inputs are: a number on "
+                f"the way overflows {str(out.dtype).removeprefix('torch.')}, or a stored tensor is not finite. Rescale the "
+                "variables, or use float64."
+            )
+
+
+def _is_finite(given: Any) -> bool:
+    return bool(given.isfinite().all() if isinstance(given, Tensor) else np.isfinite(given).all())
