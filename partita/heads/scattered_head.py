@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from partita.errors import ShapeError
@@ -70,7 +70,7 @@ class ScatteredHead(FoldedHead):
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)
-        self._tree: tuple[Any, KDTree] | None = None
+        self._tree: tuple[Any, scipy.spatial.KDTree] | None = None
 
     @property
     def num_keys(self) -> int:
@@ -138,7 +138,7 @@ class ScatteredHead(FoldedHead):
             yield rows[settled], cells[settled]
             rows, k = rows[~settled], min(2 * k, self.num_keys)
 
-    def _search_tree(self) -> KDTree:
+    def _search_tree(self) -> scipy.spatial.KDTree:
         """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score; rebuilt if they change."""
         key = tuple((t.data_ptr(), _version(t)) for t in (self.centers, self.powers) if t is not None)
         if self._tree is None or self._tree[0] != key:
@@ -146,5 +146,5 @@ class ScatteredHead(FoldedHead):
             if self.powers is not None:
                 powers = self.powers.detach().double().numpy()
                 points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
-            self._tree = (key, KDTree(points))
+            self._tree = (key, scipy.spatial.KDTree(points))
         return self._tree[1]
