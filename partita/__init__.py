@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
-    from partita.compiler import Compiled, Plan, attack, build, compile, load, plan, recheck
+    from partita.compiler import Compiled, Plan, load
+    from partita.compiler.attack import attack
+    from partita.compiler.compile import build, compile
+    from partita.compiler.plan import plan
+    from partita.compiler.recheck import recheck
     from partita.errors import PartitaError
     from partita.functions.regularity import Jumps, Modulus
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid

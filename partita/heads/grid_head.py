@@ -177,7 +177,10 @@ class GridHead(FoldedHead):
         constants = [t for t in (self.values, self.value_slopes) if t is not None]
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, *constants))
         plain = flat.device.type == "cpu" and self.dtype in (torch.float64, torch.float32)
-        return kernels.AVAILABLE and plain and not tracked and not torch.compiler.is_compiling()
+        if not plain or tracked or torch.compiler.is_compiling():
+            return False
+        cells = self.counts if self._prefers_whole("native") else self.widths
+        return kernels.worth_it(len(flat), math.prod(cells) * self._columns)
 
     def _prefers_whole(self, path: str) -> bool:
         """Whether running over all cells takes less time than gathering the window's."""
