@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.spatial import KDTree
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
@@ -214,8 +214,8 @@ class PointCloud:
         }
 
     @cached_property
-    def _tree(self) -> KDTree:
-        return KDTree(self.flat)
+    def _tree(self) -> scipy.spatial.KDTree:
+        return scipy.spatial.KDTree(self.flat)
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         _require_rows(points, self.dimension)

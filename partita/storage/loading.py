@@ -25,7 +25,6 @@ from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.train_head import TrainHead
 from partita.proofs.certificate import Certificate, model_digest
-from partita.proofs.construction import describe_domain, semantics_of
 from partita.storage.files import hash_regular, read_regular
 from partita.storage.preconditions import require_runnable
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
@@ -88,8 +87,8 @@ def _require_agreement(
     pairs: list[tuple[str, Any, Any]] = [
         ("tensors, by their sha256,", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
-        ("domain", list(certificate.domain.get("arguments", [])), [describe_domain(d) for d in target.domains]),
-        ("arithmetic", certificate.semantics, semantics_of(head.dtype)),
+        ("domain", list(certificate.domain.get("arguments", [])), [d.describe() for d in target.domains]),
+        ("arithmetic", certificate.semantics, str(head.dtype).removeprefix("torch.")),
         ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
         ("name of the function", function.get(named[0]), named[1]),
     ]
