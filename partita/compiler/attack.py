@@ -33,7 +33,8 @@ class Attack:
         point: flat. error: `|f − net|_∞` there, the net as it runs, f in floats.
         lowest, highest: the same error with f enclosed, in ball arithmetic where python-flint is installed, else in intervals; None
             for a black box. arithmetic: which of them.
-        bound: what was claimed. samples: points looked at. refuted: whether the error there is above the bound for certain.
+        bound: what was claimed. samples: points looked at. claimed: whether anything was: an estimate claims no bound.
+        refuted: whether the error there is above the bound for certain.
     """
 
     point: tuple[float, ...]
@@ -43,10 +44,12 @@ class Attack:
     arithmetic: str
     bound: float
     samples: int
+    claimed: bool = True
 
     @property
     def refuted(self) -> bool:
-        return (self.error if self.lowest is None else self.lowest) > self.bound
+        worst = self.error if self.lowest is None else self.lowest
+        return self.claimed and not worst <= self.bound  # also where the net has no value
 
     @property
     def ratio(self) -> float:
@@ -58,8 +61,14 @@ class Attack:
         known = (
             "" if self.lowest is None else f", in {self.arithmetic} between {self.lowest:.9g} and {self.highest:.9g}"
         )
+        found = f"error {self.error:.6g} at ({place}){known}"
+        if not self.claimed:
+            return (
+                f"nothing to refute: the certificate is an estimate ({self.bound:.6g} was seen) and claims no bound; {found}; "
+                f"{self.samples:,} points"
+            )
         verdict = "REFUTED" if self.refuted else "not refuted"
-        return f"{verdict}: error {self.error:.6g} at ({place}){known}; claimed ≤ {self.bound:.6g}; {self.samples:,} points"
+        return f"{verdict}: {found}; claimed ≤ {self.bound:.6g}; {self.samples:,} points"
 
 
 def attack(
@@ -77,6 +86,12 @@ def attack(
     Args:
         claim: a `Compiled`; or any module or function of a batch that is said to be within `bound` of `function` on `domain`.
         samples: random points. restarts: points that gradient ascent starts from, as many of them random as found before.
+
+    A head whose certificate is an estimate claims no bound, so that nothing can be refuted: `claimed` is False.
+
+    Raises:
+        UnsupportedError: the head was changed since it was certified, or function=, domain= or bound= are missing.
+        DomainError: a negative bound.
 
     Returns:
         The worst point. `refuted` is certain where f is known as an expression: its value there is enclosed. Finding nothing
@@ -113,9 +128,11 @@ class _Opponent:
     torch_run: Callable[[torch.Tensor], torch.Tensor] | None
     partition: Partition | None
     bound: float
+    claimed: bool = True
 
     def errors(self, points: Array) -> Array:
-        return np.abs(self.run(points) - self.target(points)).max(axis=1)
+        error = np.abs(self.run(points) - self.target(points)).max(axis=1)
+        return np.asarray(np.where(np.isnan(error), np.inf, error))
 
     def slopes(self, points: Array) -> Array:
         """The gradient of the error at points, by autograd where both sides are torch, else by differences."""
@@ -143,25 +160,26 @@ class _Opponent:
 
     def report(self, point: Array, samples: int) -> Attack:
         """The error at the point, f enclosed there if it is an expression."""
-        net = self.run(point[None])[0]
-        error = float(np.abs(net - self.target(point[None])[0]).max())
+        net, error = self.run(point[None])[0], float(self.errors(point[None])[0])
         graph = self.target.graph
         if graph is None:
-            return Attack(tuple(point.tolist()), error, None, None, "floats", self.bound, samples)
+            return Attack(tuple(point.tolist()), error, None, None, "floats", self.bound, samples, self.claimed)
         if balls_at_hand():
             ends, arithmetic = np.array(value_in_balls(graph, point.tolist())), "ball arithmetic"
         else:
             enclosure = graph.enclose(point[None], point[None])
             ends, arithmetic = np.stack([enclosure.lo[0], enclosure.hi[0]], axis=1), "interval arithmetic"
+        if not np.isfinite(net).all():
+            return Attack(tuple(point.tolist()), np.inf, np.inf, np.inf, arithmetic, self.bound, samples, self.claimed)
         low = np.maximum(np.maximum(ends[:, 0] - net, net - ends[:, 1]), 0.0)
         high = np.maximum(np.abs(ends[:, 0] - net), np.abs(ends[:, 1] - net))
         lowest = float(np.nextafter(np.nextafter(low.max(), -1.0), -1.0)) if low.max() > 0 else 0.0
         highest = float(np.nextafter(high.max(), np.inf))
-        return Attack(tuple(point.tolist()), error, lowest, highest, arithmetic, self.bound, samples)
+        return Attack(tuple(point.tolist()), error, lowest, highest, arithmetic, self.bound, samples, self.claimed)
 
 
 def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
-    certificate, head = claim.certificate, claim.head
+    certificate, head = claim.require_unchanged().certificate, claim.head
     if certificate.norm != "inf" and bound is None:
         raise UnsupportedError(
             f"the certificate bounds an L{certificate.norm} norm, which no single point refutes; give bound= for pointwise errors."
@@ -175,7 +193,8 @@ def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
         return head.evaluate(z.to(head.dtype)).double()
 
     limit = certificate.error if bound is None else float(bound)
-    return _Opponent(claim.target, run, torch_run, claim.partition, limit)
+    claimed = bound is not None or certificate.kind != "estimated"
+    return _Opponent(claim.target, run, torch_run, claim.partition, limit, claimed)
 
 
 def _differentiable(claim: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

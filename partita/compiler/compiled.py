@@ -22,7 +22,7 @@ from partita.heads.forms import literal_layers
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.methods.method import Candidate
-from partita.proofs.certificate import Certificate, Witness
+from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import search_worst
 
@@ -60,14 +60,40 @@ class Compiled:
         require_outside(self.outside)
 
     @property
+    def is_changed(self) -> bool:
+        """Whether the head's tensors are no longer those that the certificate is about."""
+        return self.certificate.model.get("sha256") != model_digest(self.head.state_dict())
+
+    def require_unchanged(self) -> Compiled:
+        """Itself, unless the head was changed since it was certified: then nothing is claimed of it, and this is an error.
+
+        Raises:
+            UnsupportedError: a tensor of the head was changed.
+        """
+        if self.is_changed:
+            raise UnsupportedError(
+                "this head was changed since it was certified, so its certificate is not about it",
+                "Compile again, or use c.head on its own, without a claim.",
+            )
+        return self
+
+    @property
     def error_bound(self) -> float:
-        """The proved bound of `‖f − head‖` on the domain, rounding included; infinite where nothing is proved."""
-        return self.certificate.error_bound
+        """The proved bound of `‖f − head‖` on the domain, rounding included; infinite where nothing is proved.
+
+        Raises:
+            UnsupportedError: the head was changed since it was certified.
+        """
+        return self.require_unchanged().certificate.error_bound
 
     @property
     def error_estimate(self) -> float | None:
-        """The largest error sampled, where the claim is an estimate; None where there is a bound."""
-        return self.certificate.error_estimate
+        """The largest error sampled, where the claim is an estimate; None where there is a bound.
+
+        Raises:
+            UnsupportedError: the head was changed since it was certified.
+        """
+        return self.require_unchanged().certificate.error_estimate
 
     @property
     def num_keys(self) -> int:
@@ -100,7 +126,7 @@ class Compiled:
 
     def explain(self) -> str:
         """Why these sizes, and what is claimed on which grounds."""
-        return "\n".join([*self.why, self.certificate.explain()])
+        return "\n".join([*self.why, self.require_unchanged().certificate.explain()])
 
     def report(self) -> str:
         """Every candidate with keys, stored numbers, size of the values, rounding and error; the arrow marks this head."""
@@ -115,8 +141,8 @@ class Compiled:
         with torch.no_grad():
             z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
             got = self.head.evaluate(z).double().numpy()
-        answers = self.target(points)
-        error = np.abs(got - answers)
+        error = np.abs(got - self.target(points))
+        error = np.where(np.isnan(error), np.inf, error)  # a head that has no value is as wrong as can be
         if self.target.graph is not None:
             enclosure = self.target.graph.enclose(points, points)
             error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
@@ -171,7 +197,7 @@ class Compiled:
 
     def export_onnx(self, path: str | os.PathLike[str]) -> Path:
         """Write the head as ONNX, dynamic batch; onnxruntime reproduces it within the rounding terms of the certificate."""
-        return storage.export_onnx(self.head, path)
+        return storage.export_onnx(self.require_unchanged().head, path)
 
     def _inside(self, flat: Tensor) -> Tensor:
         domain, points = self.target.domain, flat.detach().cpu().numpy()
@@ -195,9 +221,10 @@ class Compiled:
         )
 
     def __repr__(self) -> str:
-        c = self.certificate
-        size = f"{count_text(self.num_keys)} keys, {c.kind} error {c.claim} in L{c.norm}, {c.semantics}"
-        return f"Compiled({self.target.label!r}: {size})"
+        c, keys = self.certificate, f"{count_text(self.num_keys)} key{'' if self.num_keys == 1 else 's'}"
+        if self.is_changed:
+            return f"Compiled({self.target.label!r}: {keys}, changed since it was certified: nothing is claimed)"
+        return f"Compiled({self.target.label!r}: {keys}, {c.kind} error {c.claim} in L{c.norm}, {c.semantics})"
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:

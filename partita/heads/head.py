@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
@@ -17,7 +17,15 @@ from partita.geometry.partitions import Partition
 from partita.heads.guards import certified
 from partita.heads.scores import AffineScores
 
-__all__ = ["DotProductAttention", "FoldedHead", "HeadShapes", "count_text", "flatten_inputs", "recorded_shapes"]
+__all__ = [
+    "DotProductAttention",
+    "FoldedHead",
+    "HeadShapes",
+    "count_text",
+    "flatten_inputs",
+    "recorded_shapes",
+    "sizes_on_axes",
+]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
 
@@ -174,6 +182,10 @@ class FoldedHead(nn.Module, ABC):
             ShapeError, DomainError: tensors that do not fit together.
         """
 
+    @abstractmethod
+    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        """What is formed while the head runs on the box [lo, hi], by name, and how large it may get."""
+
     def sharpest_rate(self) -> float:
         """The largest inverse temperature over the axes: the R that the literal layers show in W_Q."""
         return float(self.inverse_temperature.max())
@@ -266,3 +278,12 @@ class DotProductAttention(nn.Module):
         q = self.query(*inputs)
         out = nn.functional.scaled_dot_product_attention(q[None], self.key[None], self.value[None], scale=1.0)
         return out[0].reshape((*lead, *self.output_shape))
+
+
+def sizes_on_axes(axes: Sequence[Tensor], rates: Tensor, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+    """`FoldedHead.sizes_on` for heads with one small softmax per axis: differences, and the scores of the two nearest centers."""
+    for i, (tensor, rate, a, b) in enumerate(zip(axes, rates.double().tolist(), lo, hi)):
+        axis = tensor.detach().double().cpu().numpy()
+        yield f"z − c on axis {i}", float(max(abs(b - axis[0]), abs(axis[-1] - a)))
+        near = np.diff(axis).max(initial=0.0) + max(axis[0] - a, b - axis[-1], 0.0)
+        yield f"a score on axis {i}", float(rate / 2 * near * near)

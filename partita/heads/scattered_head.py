@@ -115,6 +115,19 @@ class ScatteredHead(FoldedHead):
             **shapes,
         )
 
+    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        centers = self.centers.detach().double().cpu().numpy()
+        far = np.maximum(np.abs(centers - lo), np.abs(hi - centers))
+        power = 0.0 if self.powers is None else float(self.powers.detach().abs().max())
+        square = float((far * far).sum(axis=1).max() + 2 * power)
+        yield "|z − c|² with the powers", square
+        yield "a score", float(self.inverse_temperature) / 2 * square
+        values = self.values.detach().double().abs().cpu().numpy()
+        if self.value_slopes is not None:
+            steep = self.value_slopes.detach().double().abs().cpu().numpy()
+            values = values + np.einsum("jom,jm->jo", steep, far)
+        yield "a value", float(values.max())
+
     def _evaluate(self, flat: Tensor) -> Tensor:
         if (
             self.num_keys <= _LIST_ALL_BELOW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from partita.errors import DomainError, ShapeError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead, recorded_shapes
+from partita.heads.head import FoldedHead, recorded_shapes, sizes_on_axes
 from partita.heads.scores import AffineScores
 
 __all__ = ["TrainHead", "rounded_cores"]
@@ -140,6 +140,11 @@ class TrainHead(FoldedHead):
             [tensors[f"core_{i}"] for i in range(m)],
             **shapes,
         )
+
+    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        yield from sizes_on_axes(self.axes, self.inverse_temperature, lo, hi)
+        rows = [core.detach().double().abs().sum(dim=2).max() for core in self.cores]
+        yield "a value", math.prod(float(r) for r in rows)  # |G_1 … G_m| ≤ Π max_k ‖G_i[k]‖, the norm a largest row sum
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

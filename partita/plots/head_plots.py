@@ -56,7 +56,7 @@ def _can_compare(compiled: Compiled) -> bool:
 
 
 def _title(compiled: Compiled, output: int) -> str:
-    label, certificate = compiled.target.label, compiled.certificate
+    label, certificate = compiled.target.label, compiled.require_unchanged().certificate
     shown = label if len(label) <= 60 else label[:59] + "…"
     which = "" if compiled.head.num_outputs == 1 else f", output {output}"
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"

@@ -23,6 +23,7 @@ from partita.heads.scattered_head import ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
+from partita.proofs.running import summed
 
 __all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "prove_boxes"]
 
@@ -75,7 +76,7 @@ class BisectionProof(Proof):
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, ScatteredHead)
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
         box, aim = target.domain.bounding_box(), given.tolerance if given.aim is None else given.aim
@@ -164,7 +165,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
     cut = exponent_cut(head.num_keys) * (1 - 1e-6) - (head.dimension + 8) * 2 * U * cells.rate * (far + spread)
     mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0)
     operations = float(2 * proof.near_cells + head.dimension + 16)
-    summed = mul_up(1.01, operations, u, add_up(proof.magnitude, proof.bound))
+    rounded = summed(operations, u, add_up(proof.magnitude, proof.bound))
     rest = mul_up(2.0, proof.forgotten, largest)
     return [
         Term(
@@ -184,7 +185,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
         ),
         Term(
             "summation",
-            add_up(summed, rest),
+            add_up(rounded, rest),
             "γ_K · (max|f| + error), and what cells that are not near hold",
             "score-rounding",
             {"operations": operations, "u": u, "forgotten": proof.forgotten},

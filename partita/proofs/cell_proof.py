@@ -23,6 +23,7 @@ from partita.proofs.center_values import GridFacts, domain_factor, input_roundin
 from partita.proofs.certificate import Term
 from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
+from partita.proofs.running import summed
 
 __all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
 
@@ -42,7 +43,7 @@ class CellProof(Proof):
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, GridHead) and head.value_slopes is not None
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head = _with_slopes(head)
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell is about an expression.")
@@ -63,7 +64,7 @@ class CurvatureProof(Proof):
     name = "curvature"
     rests_on = "curvature"
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head, box = _with_slopes(head), target.domain.bounding_box()
         curvature = Curvature(float(given.details["curvature"]))
         step, scale = float(given.details["differences"]), float(given.details["scale"])
@@ -146,7 +147,7 @@ def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given)
         ),
         Term(
             "summation",
-            mul_up(1.01, operations, u, largest, factor),
+            summed(operations, u, largest, factor),
             "γ_K · max(|A| + |J||z − o|)",
             "score-rounding",
             {"operations": operations, "u": u, "largest": largest},

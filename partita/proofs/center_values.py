@@ -25,7 +25,7 @@ from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
-from partita.proofs.running import UNIT_ROUNDOFF, added_terms, running_terms
+from partita.proofs.running import added_terms, running_terms
 
 __all__ = [
     "GridFacts",
@@ -121,7 +121,7 @@ class MomentProof(Proof):
     name = "moments"
     rests_on = "regularity"
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or given.known is None:
             raise UnsupportedError("a proof by moments is about a grid head and a function whose modulus is known.")
         error = given.value_error
@@ -231,7 +231,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
             "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other): "
             "ask for an L_p norm, norm=1 or norm=2."
         )
-    rounded = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach)  # an input may be rounded across the jump
+    rounded = mul_up(Precision.of(facts.semantics).unit, facts.reach)  # an input may be rounded across the jump
     reach, beyond = [], []
     for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
         kappa = rate * axis.gap_min**2
@@ -255,7 +255,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
 
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
     """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
-    u, factor = UNIT_ROUNDOFF[facts.semantics], domain_factor(facts, norm)
+    u, factor = Precision.of(facts.semantics).unit, domain_factor(facts, norm)
     dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     delta = score_error(facts)
     if facts.semantics != "float64" and not math.isinf(norm):
@@ -284,7 +284,7 @@ def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]
         mass_left_out=add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows))),
         score_error=min(score_error(facts), _mean_score_error(facts)),
         operations=float(2 * sum(widths) + 6 * len(widths) + 8),  # every evaluator sums axis by axis
-        unit_roundoff=UNIT_ROUNDOFF[facts.semantics],
+        unit_roundoff=Precision.of(facts.semantics).unit,
         largest=facts.largest,
         spread=facts.spread,
         factor=domain_factor(facts, norm),
@@ -305,25 +305,25 @@ def _mean_score_error(facts: GridFacts) -> float:
         return worst
     moments = [distance_bounds(axis, rate, 2.0)[0] for axis, rate in zip(facts.axes, facts.rates)]
     scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, moments)))
-    return mul_up(2.04, UNIT_ROUNDOFF[facts.semantics], add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+    return mul_up(2.04, Precision.of(facts.semantics).unit, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
 
 
 def score_error(facts: GridFacts) -> float:
     """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
-    u = UNIT_ROUNDOFF[facts.semantics]
+    u = Precision.of(facts.semantics).unit
     scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, _window_reach(facts))))
     return mul_up(u, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
 
 
 def _lattice_error(facts: GridFacts) -> float:
     """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
-    u = UNIT_ROUNDOFF[facts.semantics]
+    u = Precision.of(facts.semantics).unit
     return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
 def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
-    distance, factor = mul_up(UNIT_ROUNDOFF[facts.semantics], facts.reach), domain_factor(facts, norm)
+    distance, factor = mul_up(Precision.of(facts.semantics).unit, facts.reach), domain_factor(facts, norm)
     moves = []
     if known.modulus is not None:
         moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))

@@ -58,7 +58,7 @@ class CoverProof(Proof):
     name = "cover"
     rests_on = "regularity"
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         known = given.known
         if not isinstance(target.domain, PointCloud) or known is None or known.modulus is None:
             raise UnsupportedError("a proof by a cover is about a PointCloud and a modulus for the Euclidean distance.")

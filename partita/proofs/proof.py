@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from partita.arithmetic.environment import require_gradual_underflow
 from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead
+from partita.heads.runnable import require_runnable
 from partita.proofs.certificate import Term, total
 
 __all__ = ["Given", "Progress", "Proof", "Proved"]
@@ -70,13 +72,20 @@ class Proof(ABC):
     name: ClassVar[str]
     rests_on: ClassVar[str] = ""  # what of f it uses besides the expression: its "regularity" or its "curvature"
 
-    @abstractmethod
     def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         """The terms of the bound.
 
         Raises:
-            UnsupportedError: this proof is not about such a head or function.
+            UnsupportedError: this proof is not about such a head or function, or subnormal numbers are flushed to zero here.
+            DomainError: a number that the head stores or forms overflows its dtype, or is too small for relative precision.
         """
+        require_gradual_underflow()
+        require_runnable(head, target.domain.bounding_box())
+        return self._prove(head, target, given)
+
+    @abstractmethod
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        """The terms, for a head whose numbers are ordinary."""
 
     def handles(self, head: FoldedHead) -> bool:
         """Whether it proves any such head against any expression, whatever its values are."""

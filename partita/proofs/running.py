@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from partita.arithmetic.precision import DOUBLE, SINGLE
-from partita.arithmetic.rounding import expm1_up, mul_up
+from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.proofs.certificate import Term
 
-__all__ = ["UNIT_ROUNDOFF", "added_terms", "running_terms"]
-
-UNIT_ROUNDOFF = {p.name: p.unit for p in (DOUBLE, SINGLE)}
+__all__ = ["added_terms", "running_terms", "summed"]
 
 
 def running_terms(
@@ -84,7 +82,20 @@ def _window(mass: float, spread: float, factor: float) -> Term:
     )
 
 
+def summed(operations: float, unit: float, largest: float, factor: float = 1.0) -> float:
+    """What K products and sums of terms up to `largest` round, in any order: `γ_K·largest`, and what underflow may take.
+
+    Each operation loses at most u of its result, or the tiniest number where the result is subnormal; so do the weights, times
+    the values they multiply. `1.01·K·u` exceeds `γ_K` by enough to cover that unless the values are nearly subnormal themselves.
+    """
+    tiniest = next(p.tiniest for p in (DOUBLE, SINGLE) if unit <= p.unit)
+    rounded, lost = (1.01, operations, unit, largest, factor), mul_up(tiniest, add_up(1.0, 2.0 * largest))
+    if operations * unit < 1e-3 and lost < 1e-3 * unit * largest:
+        return mul_up(*rounded)
+    return add_up(mul_up(*rounded), mul_up(operations, lost, factor))
+
+
 def _summation(operations: float, unit: float, largest: float, factor: float) -> Term:
-    value = mul_up(1.01, operations, unit, largest, factor)
+    value = summed(operations, unit, largest, factor)
     counted = {"operations": operations, "u": unit, "largest": largest}
     return Term("summation", value, "γ_K · max|V|", "score-rounding", counted, source="rounding")

@@ -123,7 +123,7 @@ class PiecesProof(Proof):
 
     name = "pieces"
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by pieces is about a scattered head and an expression.")
         facts: PieceFacts | None = given.earlier

@@ -37,7 +37,7 @@ class TaylorProof(Proof):
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, GridHead) and head.value_slopes is None
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
             raise UnsupportedError("a Taylor proof is about a grid head and an expression.")
         box = target.domain.bounding_box()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,23 @@ import safetensors
 import safetensors.torch
 import torch
 
-from partita.errors import FormatError, NewerVersionError, PartitaError, TamperedFileError, TruncatedFileError
+from partita.errors import (
+    DomainError,
+    FormatError,
+    NewerVersionError,
+    PartitaError,
+    ShapeError,
+    TamperedFileError,
+    TruncatedFileError,
+)
 from partita.functions.graph import Graph
 from partita.functions.target import Target, graph_target, require_boxes
 from partita.geometry.domains import Box, Domain, PointCloud, product
-from partita.geometry.grid import ProductGrid
-from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
-from partita.heads.scattered_head import ScatteredHead
-from partita.heads.train_head import TrainHead
+from partita.heads.recorded import head_from_record
+from partita.heads.runnable import require_runnable
 from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, read_regular
-from partita.storage.preconditions import require_runnable
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
 
 __all__ = ["Stored", "load_parts", "read_json"]
@@ -64,11 +68,16 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         named = enumerate(description["domains"])
         domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in named)
         own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
-        head = _read_head(description["head"], own, domains)
+        box = (domains[0] if len(domains) == 1 else product(*require_boxes(*domains))).bounding_box()
+        head = head_from_record(description["head"], own, box)
+        if head.input_shapes != tuple(d.shape for d in domains):
+            raise FormatError(f"{DESCRIPTION}: the head takes {head.input_shapes}, the domains have other shapes.")
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
         _require_agreement(place, description["head"], head, target, certificate)
-        require_runnable(head, target.domain, str(place / TENSORS))
+        require_runnable(head, _hull(target.domain))
+    except (DomainError, ShapeError) as error:
+        raise FormatError(f"{place}: this head cannot be run as its certificate says: {error}") from None
     except PartitaError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
@@ -101,6 +110,12 @@ def _require_agreement(
                 f"{place / CERTIFICATE} is not about this head: its {what} is {_short(certified)}, and the other files hold "
                 f"{_short(found)}. Use the certificate that was saved with the head."
             )
+
+
+def _hull(domain: Domain) -> Box:
+    """The box around the domain, and around what lies between the points of a cloud."""
+    box, grown = domain.bounding_box(), domain.fill_distance if isinstance(domain, PointCloud) else 0.0
+    return Box(box.lo - grown, box.hi + grown) if grown else box
 
 
 def _short(value: object) -> str:
@@ -188,86 +203,6 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
     if data["type"] == "point_cloud" and points is not None:
         return PointCloud(points.numpy(), float.fromhex(data["fill_distance"]))
     raise FormatError(f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, or point_cloud with its points.")
-
-
-def _read_head(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...]) -> FoldedHead:
-    inputs, output = tuple(tuple(s) for s in data["input_shapes"]), tuple(data["output_shape"])
-    if not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
-        raise FormatError(f"{DESCRIPTION}: shapes {inputs} and {output}, expected whole numbers ≥ 1.")
-    if inputs != tuple(d.shape for d in domains):
-        raise FormatError(f"{DESCRIPTION}: the head takes {inputs} and the domains have {[d.shape for d in domains]}.")
-    if data["type"] == "scattered":
-        known = {"centers", "inverse_temperature", "values", "powers", "value_slopes"}
-        _require_names(tensors, known, {"centers", "inverse_temperature", "values"})
-        return ScatteredHead(
-            tensors["centers"],
-            float(tensors["inverse_temperature"]),
-            tensors["values"],
-            powers=tensors.get("powers"),
-            value_slopes=tensors.get("value_slopes"),
-            input_shapes=inputs,
-            output_shape=output,
-        )
-    if data["type"] == "train":
-        return _read_train_head(tensors, domains, input_shapes=inputs, output_shape=output)
-    if data["type"] != "grid":
-        raise FormatError(f"{DESCRIPTION}: head of type {data['type']!r}; expected grid, scattered or train.")
-    return _read_grid_head(data["half_windows"], tensors, domains, input_shapes=inputs, output_shape=output)
-
-
-def _read_grid_head(
-    windows: Sequence[int],
-    tensors: Mapping[str, torch.Tensor],
-    domains: tuple[Domain, ...],
-    *,
-    input_shapes: tuple[tuple[int, ...], ...],
-    output_shape: tuple[int, ...],
-) -> GridHead:
-    m = sum(math.prod(s) for s in input_shapes)
-    names, affine = {f"centers_{i}" for i in range(m)} | {"inverse_temperature", "values"}, {"value_slopes", "origin"}
-    _require_names(tensors, names | affine, names | affine if affine & set(tensors) else names)
-    grid = _read_axes(tensors, domains, m)
-    if not all(type(q) is int and 1 <= q <= 1 << 20 for q in windows):
-        raise FormatError(f"{DESCRIPTION}: half_windows are {windows}, expected whole numbers ≥ 1.")
-    return GridHead(
-        grid,
-        tensors["inverse_temperature"].double().numpy(),
-        tensors["values"],
-        value_slopes=tensors.get("value_slopes"),
-        origin=tensors.get("origin"),
-        half_windows=windows,
-        input_shapes=input_shapes,
-        output_shape=output_shape,
-    )
-
-
-def _read_train_head(
-    tensors: Mapping[str, torch.Tensor],
-    domains: tuple[Domain, ...],
-    *,
-    input_shapes: tuple[tuple[int, ...], ...],
-    output_shape: tuple[int, ...],
-) -> TrainHead:
-    m = sum(math.prod(s) for s in input_shapes)
-    names = {f"{part}_{i}" for part in ("centers", "core") for i in range(m)} | {"inverse_temperature"}
-    _require_names(tensors, names, names)
-    return TrainHead(
-        _read_axes(tensors, domains, m),
-        tensors["inverse_temperature"].double().numpy(),
-        [tensors[f"core_{i}"] for i in range(m)],
-        input_shapes=input_shapes,
-        output_shape=output_shape,
-    )
-
-
-def _read_axes(tensors: Mapping[str, torch.Tensor], domains: tuple[Domain, ...], m: int) -> ProductGrid:
-    box = domains[0] if len(domains) == 1 else product(*require_boxes(*domains))
-    return ProductGrid(box.bounding_box(), tuple(tensors[f"centers_{i}"].double().numpy() for i in range(m)))
-
-
-def _require_names(tensors: Mapping[str, torch.Tensor], known: set[str], needed: set[str]) -> None:
-    if not needed <= set(tensors) <= known:
-        raise FormatError(f"{TENSORS} holds {sorted(tensors)}; expected {sorted(needed)}.")
 
 
 def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:

@@ -17,9 +17,7 @@ import torch
 from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Box, Domain, PointCloud
-from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
-from partita.heads.train_head import TrainHead
 from partita.proofs.certificate import Certificate, model_digest
 
 __all__ = ["CERTIFICATE", "DESCRIPTION", "FORMAT_VERSION", "TENSORS", "canonical", "require_free", "save"]
@@ -93,7 +91,7 @@ def _write(
     description = {
         "format": "partita-head",
         "version": FORMAT_VERSION,
-        "head": _describe_head(head),
+        "head": head.record(),
         "domains": [_describe_domain(d) for d in target.domains],
         "target": {"label": target.label, "graph": None if target.graph is None else target.graph.to_json()},
         "outside": outside,
@@ -102,19 +100,6 @@ def _write(
     }
     description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
     _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
-
-
-def _describe_head(head: FoldedHead) -> dict[str, Any]:
-    common = {
-        "input_shapes": [list(s) for s in head.input_shapes],
-        "output_shape": list(head.output_shape),
-        "dtype": str(head.dtype).removeprefix("torch."),
-    }
-    if isinstance(head, GridHead):
-        return {"type": "grid", "half_windows": list(head.half_windows), **common}
-    if isinstance(head, TrainHead):
-        return {"type": "train", **common}
-    return {"type": "scattered", **common}
 
 
 def _describe_domain(domain: Domain) -> dict[str, Any]:
