@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import partita as pa
-from partita.cli import COMMANDS, attack_command, main
+from partita.cli import COMMANDS, main
 from partita.cli.common import parse_domain
 from partita.errors import DomainError
 
@@ -154,17 +154,16 @@ def test_eval_of_no_points_says_so(head, tmp_path, text):
         assert answer.returncode == 64 and "no points" in answer.stderr and answer.stdout == ""
 
 
-def test_attack_of_an_estimate_refutes_nothing(head, monkeypatch):
-    found = pa.attack(pa.load(head), bound=1e-9, samples=100, restarts=1)
-    unclaimed = type("Attack", (type(found),), {"claimed": False})(**vars(found))
-    monkeypatch.setattr(attack_command.pa, "attack", lambda *a, **k: unclaimed)
-    answer = partita("attack", head, "--json")
+def test_attack_of_an_estimate_refutes_nothing(tmp_path):
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1, trace=False)
+    found = pa.attack(c, samples=100, restarts=1)
+    assert not found.claimed and not found.refuted and "nothing to refute" in str(found)
+    known = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=0.1, method="train").save(tmp_path / "head")
+    answer = partita("attack", known, "--json")
     data = json.loads(answer.stdout)
-    assert (
-        answer.returncode == 2
-        and data["claimed"] is data["refuted"] is False
-        and "nothing was claimed" in answer.stderr
-    )
+    assert answer.returncode == 2 and data["claimed"] is data["refuted"] is False
+    refuted = partita("attack", known, "--bound", "1e-12", "--json")
+    assert refuted.returncode == 1 and json.loads(refuted.stdout)["refuted"]  # negative control: a bound of one's own
 
 
 @pytest.mark.parametrize(

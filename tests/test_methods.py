@@ -207,7 +207,9 @@ def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
     monkeypatch.setattr(Fitted, "build", worse)
     monkeypatch.setattr(Fitted, "shares", Fitted.shares[:1])
     other = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
-    assert other.candidates[0].method in ("affine", "hard", "adaptive", "tuned", "corrected") and other.error_bound <= 0.05
+    assert (
+        other.candidates[0].method in ("affine", "hard", "adaptive", "tuned", "corrected") and other.error_bound <= 0.05
+    )
     assert any(c.method == "fitted" and "above the tolerance" in c.note for c in other.candidates)
 
 
