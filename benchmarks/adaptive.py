@@ -26,7 +26,8 @@ from rich.table import Table
 
 import partita as pa
 from partita.functions.target import Target, make_target
-from partita.methods.adaptive import adaptive, adaptive_recipe
+from partita.methods.adaptive import adaptive_construction as adaptive
+from partita.search.adaptation import adaptive_cells as adaptive_recipe
 
 Function = str | Callable[[NDArray], NDArray]
 SAMPLES = 50_000

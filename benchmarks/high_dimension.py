@@ -113,7 +113,7 @@ def measure(case: Case) -> Row:
     import torch
 
     from partita.geometry import Box
-    from partita.methods.train import TrainLimits, fit_train
+    from partita.search.train_fit import TrainLimits, fit_train
 
     box = Box(-np.ones(case.dimension), np.ones(case.dimension))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The lesson in two charts: error against keys for every way to choose values, and error against temperature.
+"""The charts and tables of docs/lesson.md: error against keys for each choice of values, and error against temperature.
 
 python benchmarks/lesson.py --out docs/images    # a minute or two; writes lesson.svg, sharpness.svg and prints the tables
 """
@@ -32,7 +32,7 @@ TOLERANCES = {
     "affine": (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3),
     "fitted": (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10),
 }
-# colours that stay apart for colour-blind readers and in grey, with markers of their own
+# colours that colour-blind readers can tell apart, and a marker for each, so that grey prints work too
 STYLE = {
     "hard": ("#000000", "s"),
     "tuned": ("#0072b2", "o"),
@@ -43,7 +43,26 @@ STYLE = {
 }
 
 
-_LABELS = {"affine": (-16, -11), "fitted": (-12, -11)}  # where the others would run into them
+_LABELS = {"affine": (-16, -11), "fitted": (-12, -11)}  # moved, so that labels do not overlap
+
+
+def build(method: str, tolerance: float) -> pa.Compiled:
+    return pa.compile(EXPRESSION, BOX, tolerance=tolerance, method=method)
+
+
+def row(method: str, tolerance: float, c: pa.Compiled | None = None) -> str:
+    """A line of the table: method, tolerance, keys, stored numbers, proved bound."""
+    c = c or build(method, tolerance)
+    return f"| {method} | {tolerance:g} | {c.num_keys:,} | {c.num_parameters:,} | {c.error_bound:.3g} |"
+
+
+def sharpness_lines(found: dict[str, list[tuple[float, float]]]) -> list[str]:
+    """The best sharpness of each choice of values, and what the sharpest head loses."""
+    lines = []
+    for name, rows in found.items():
+        kappa, error = min(rows, key=lambda r: r[1])
+        lines.append(f"{name}: best κ {kappa:.2f}, error {error:.2e}; at κ = {rows[-1][0]:.0f}: {rows[-1][1]:.2e}")
+    return lines
 
 
 def curves() -> dict[str, list[tuple[int, int, float]]]:
@@ -51,12 +70,9 @@ def curves() -> dict[str, list[tuple[int, int, float]]]:
     found: dict[str, list[tuple[int, int, float]]] = {}
     for method, tolerances in TOLERANCES.items():
         for tolerance in tolerances:
-            c = pa.compile(EXPRESSION, BOX, tolerance=tolerance, method=method)
+            c = build(method, tolerance)
             found.setdefault(method, []).append((c.num_keys, c.num_parameters, c.error_bound))
-            print(
-                f"| {method} | {tolerance:g} | {c.num_keys:,} | {c.num_parameters:,} | {c.error_bound:.3g} |",
-                flush=True,
-            )
+            print(row(method, tolerance, c), flush=True)
     function = next(f for f in FUNCTIONS if f.name == "sin 3x + x cos 2y")
     rows = [(n * n, n * n, chebyshev_error(function, (n, n))) for n in range(2, 22)]
     found["Chebyshev"] = [row for row in rows if row[2] > 1e-11]
@@ -137,9 +153,7 @@ def main() -> None:
     )
     sharpness = sharpness_curve()
     draw_sharpness(sharpness, out / "sharpness.svg")
-    for name, rows in sharpness.items():
-        kappa, error = min(rows, key=lambda r: r[1])
-        print(f"{name}: best κ {kappa:.2f}, error {error:.2e}; at κ = {rows[-1][0]:.0f}: {rows[-1][1]:.2e}")
+    print("\n".join(sharpness_lines(sharpness)))
     print("| method | tolerance | keys | stored numbers | proved error |\n|---|---|---|---|---|")
     found = curves()
     draw_lesson(found, out / "lesson.svg")

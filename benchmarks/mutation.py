@@ -1,7 +1,7 @@
 """Mutation testing of the files that bounds rest on: small changes of the source that some test must notice.
 
 python benchmarks/mutation.py --minutes 20                          # a sample of all files
-python benchmarks/mutation.py --file certify/box_proof.py --sample 0 # every mutant of one file
+python benchmarks/mutation.py --file proofs/bisection.py --sample 0  # every mutant of one file
 python benchmarks/mutation.py --list --file arithmetic/series.py     # the mutants, not run
 
 A mutant changes one place: a comparison, + and −, a number, min and max, up and down, a term or factor dropped, arguments
@@ -37,14 +37,14 @@ TERMS = ("tests/test_laws.py", "tests/test_bounds.py", "tests/test_planted.py")
 ENCLOSURES = ("tests/test_primitives.py", "tests/test_rounding.py", "tests/test_interval.py")
 MODELS = ("tests/test_primitives.py", "tests/test_taylor.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "certify/weight_series.py": PROOFS,
-    "certify/polynomials.py": PROOFS,
-    "certify/grid_proof.py": PROOFS,
-    "certify/box_proof.py": BOXES,
-    "certify/box_lists.py": BOXES,
-    "certify/grid_bounds.py": TERMS,
-    "certify/deployment.py": TERMS,
-    "certify/scattered_bounds.py": TERMS,
+    "proofs/weight_series.py": PROOFS,
+    "proofs/polynomials.py": PROOFS,
+    "proofs/grid_proof.py": PROOFS,
+    "proofs/bisection.py": BOXES,
+    "proofs/box_lists.py": BOXES,
+    "proofs/center_values.py": TERMS,
+    "proofs/running.py": TERMS,
+    "proofs/cover_proof.py": TERMS,
     "arithmetic/rounding.py": ENCLOSURES,
     "arithmetic/interval.py": ENCLOSURES,
     "arithmetic/dual.py": ENCLOSURES,

@@ -1,4 +1,4 @@
-"""The main job in one go: plan, compile, certify, re-verify, draw a picture, and let the independent checker have the last word.
+"""Compile a function, certify it, save it, load it, recheck it, draw it, and verify it with the independent checker.
 
 Run it with `make demo`, or `python examples/demo.py --out demo-output`.
 """
@@ -36,7 +36,7 @@ def main() -> None:
     )
     pa.compile(
         "x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=0.5, method="hard"
-    )  # native kernels compile themselves once
+    )  # compiles the native kernels, so that the time below does not include it
     started = time.perf_counter()
     compiled = pa.compile(EXPRESSION, pa.Box([-1, -1], [1, 1]), tolerance=1e-6)
     seconds = time.perf_counter() - started
@@ -69,7 +69,7 @@ def main() -> None:
         )
     ok = all(check.holds for check in checks)
     table.add_row(
-        "re-verified",
+        "rechecked",
         f"{sum(c.holds for c in checks)} of {len(checks)} checks of hashes and arithmetic hold"
         if ok
         else "[bold red]the certificate does not hold[/]",
@@ -85,9 +85,7 @@ def main() -> None:
     table.add_row("on disk", f"{folder}/  and  {picture}")
     console.print()
     console.print(table, soft_wrap=True)
-    console.print(
-        "\n  partita-check: its own readers, ball arithmetic, nothing of partita", style="bold", highlight=False
-    )
+    console.print("\n  partita-check, which shares no code with partita:", style="bold", highlight=False)
     sys.stdout.flush()
     command = [sys.executable, "-m", "partita_check", str(folder), "--function", EXPRESSION]
     checked = subprocess.run(command, check=False).returncode

@@ -1,7 +1,8 @@
-"""The engineer: an expensive function on a box and a tolerance in, a certified surrogate and an ONNX file out.
+"""For engineers: turn an expensive function on a box into a certified surrogate and an ONNX file.
 
-The "simulator" below is a black box: all that is declared of it is a Lipschitz constant, and the certificate says so. Written as
-an expression, the same function needs a hundredth of the keys for a thousandth of the error, and is proved without assumptions.
+The "simulator" below is a black box. Only a Lipschitz constant is declared, and the certificate lists it as an
+assumption. Written as an expression, the same function needs a hundredth of the keys for a thousandth of the error, and
+is proved without assumptions.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import partita as pa
 
 
 def simulator(z: np.ndarray) -> np.ndarray:
-    """Settling time and overshoot of a damped oscillator against damping and frequency (two outputs)."""
+    """Settling time and overshoot of a damped oscillator, as functions of damping and frequency (two outputs)."""
     damping, frequency = z[:, 0], z[:, 1]
     settling = 4 / (damping * frequency)
     overshoot = np.exp(-np.pi * damping / np.sqrt(1 - damping**2))
@@ -27,7 +28,7 @@ def main() -> None:
     box = pa.Box([0.3, 1.0], [0.7, 2.0])  # damping ratio, natural frequency
 
     plan = pa.plan(simulator, box, tolerance=0.25, lipschitz=47.0)
-    print("before anything is built:", plan.why[0])
+    print("planned, before anything is built:", plan.why[0])
     surrogate = pa.compile(simulator, box, tolerance=0.25, lipschitz=47.0)
     print(surrogate.certificate.explain())
 
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         surrogate(np.array([[0.9, 1.5]]))
     except pa.PartitaError as error:
-        print("outside the certified box:", error)
+        print("an input outside the certified box:", error)
 
 
 if __name__ == "__main__":

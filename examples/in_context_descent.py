@@ -1,4 +1,4 @@
-"""An attention-only network that learns from its prompt: descent of three losses, beside exact descent and scikit-learn."""
+"""Gradient descent inside an attention-only network, for three losses, compared with exact descent and scikit-learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main() -> None:
             print(f"  {type(reference).__name__}: {np.round(reference.fit(x, y).coef_.ravel(), 4).tolist()}")
         assert (drift <= bounds).all()
     gd = pa.in_context.gradient_descent("squared", 20, 1.0, x=x_box, y=pa.Box([-4], [4]), w=w_box)
-    for examples in (10, 1000, 10_000):  # one network, any prompt
+    for examples in (10, 1000, 10_000):  # one network works for every length of prompt
         x = rng.uniform(-1, 1, size=(examples, 4))
         w = gd(torch.from_numpy(np.column_stack([x, x @ truth])))
         print(f"{examples:>6} examples: w = {np.round(w.numpy(), 3).tolist()} after 20 steps")

@@ -1,9 +1,9 @@
-"""A small Transformer trained on scikit-learn's digits, its heads read as partitions: before training, after, and hardened.
+"""Train a small Transformer on scikit-learn's digits and read its heads as partitions: before training, after, and hardened.
 
     python examples/inspect_digits.py [--epochs 12] [--out FOLDER]
 
-Every image is 16 patches of 2 × 2 pixels; two layers of four heads; ten seconds of one core at 12 epochs. With --out the page
-of the trained model is written (index.html, report.json, heads.csv, heads.svg, heads.png).
+Every image is 16 patches of 2 × 2 pixels. The model has two layers of four heads. 12 epochs take ten seconds on one
+core. --out writes a page about the trained model (index.html, report.json, heads.csv, heads.svg, heads.png).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from partita.plots.model_page import write_inspection
 
 
 class DigitTransformer(nn.Module):
-    """Patches, a learned position each, two encoder layers, the mean of the tokens, ten classes."""
+    """Patches with learned positions, two encoder layers, the mean over the tokens, ten classes."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class DigitTransformer(nn.Module):
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images in [0, 1] and labels, to train on and to test on."""
+    """Images in [0, 1] and labels, for training and for testing."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = torch.tensor(data.images[order] / 16.0, dtype=torch.float32)

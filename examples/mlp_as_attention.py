@@ -1,4 +1,4 @@
-"""A feed-forward network trained on handwritten digits becomes an attention-only network, and most predictions are proved equal."""
+"""Turn a feed-forward network trained on handwritten digits into an attention-only network; most predictions are proved equal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
             logits, answers = mlp(x[test]), net(x[test].double())
         top = logits.double().topk(2).values
         margin = (top[:, 0] - top[:, 1]).numpy()
-        # the margin is that of the model as torch runs it in float32: its own rounding counts as well
+        # the margin comes from the model in float32, so its own rounding error counts too
         own = net.reference_error_at(x[test], torch.float32)
         everywhere = margin > 2 * (net.error_bound + own)
         here = margin > 2 * (net.error_bound_at(x[test]) + own)

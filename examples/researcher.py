@@ -1,7 +1,8 @@
-"""The interpretability researcher: a head built by formula, whose mechanism is known: ground truth for one's tools.
+"""For interpretability researchers: a head with a known mechanism, as ground truth for your tools.
 
-A max-affine partition of the plane, values attached to its cells (Figures 1 and 2 of the paper), read back as cells, margins
-and leakage; and the same head as plain q, k, v for any tool that expects scaled dot-product attention.
+The head is a max-affine partition of the plane with a value for each cell (Figures 1 and 2 of the paper). The example
+measures its cells, margins and leakage, and exports it as plain q, k, v for any tool that expects scaled dot-product
+attention.
 """
 
 import numpy as np
@@ -28,7 +29,7 @@ def main() -> None:
     leak = 1 - softmax.max(axis=1)
     rate = float(selector.head.inverse_temperature)
     print(
-        f"inverse temperature {rate:.1f}; where the margin is at least 0.1 (of {np.mean(margin >= 0.1):.0%} of the square)"
+        f"inverse temperature {rate:.1f}; on the {np.mean(margin >= 0.1):.0%} of the square where the margin is at least 0.1:"
     )
     print(f"  measured leakage {leak[margin >= 0.1].max():.2e}, Proposition 3.2 allows {leakage(7, rate, 0.1):.2e}")
 

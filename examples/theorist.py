@@ -1,7 +1,8 @@
-"""The theorist, student or teacher: the weights that Theorem 4.1 promises, its constants, and its rate on a table.
+"""For theorists, students and teachers: the weights of Theorem 4.1, its constants, and its rate.
 
-For sin x + cos y on [-1, 1]²: keys, the paper's own count, the proved bound and the worst error found, for a range of tolerances;
-then the same function as the paper's log form and our indexed form, tensor by tensor.
+For sin x + cos y on [-1, 1]² and a range of tolerances, this prints the number of keys, the number in the paper, the
+proved bound and the worst error found; then the tensors of the same head in the paper's log form and in our indexed
+form.
 """
 
 import math
@@ -34,7 +35,7 @@ def main() -> None:
         print(f"\n{form} form: {layers.num_keys} columns, {layers.num_parameters:,} stored numbers")
         for name, tensor in layers.state_dict().items():
             print(f"  {name:18} {tuple(tensor.shape)}")
-    print("\nand what is claimed:\n" + c.certificate.explain())
+    print("\nthe certificate:\n" + c.certificate.explain())
 
 
 if __name__ == "__main__":

@@ -1,17 +1,28 @@
 """partita: functions compiled into single attention layers, with proved error bounds, and attention read as geometry.
 
+Public names are imported when they are first used: `import partita` alone loads neither torch nor numpy.
+
 >>> import partita as pa
 >>> c = pa.compile("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), tolerance=0.1)
 >>> c.certificate.kind
 'proved'
 """
 
-from partita import inspection as inspect
-from partita.compiler import Compiled, Plan, attack, build, compile, load, plan, recheck
-from partita.errors import PartitaError
-from partita.functions.regularity import Jumps, Modulus
-from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
-from partita.networks import attention_from_mlp, in_context
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
+    from partita import inspection as inspect
+    from partita.compiler.attack import attack
+    from partita.compiler.compile import build, compile
+    from partita.compiler.compiled import Compiled, load
+    from partita.compiler.planner import plan
+    from partita.compiler.recheck import recheck
+    from partita.errors import PartitaError
+    from partita.functions.regularity import Jumps, Modulus
+    from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
+    from partita.methods import Plan
+    from partita.networks import attention_from_mlp, in_context
 
 __version__ = "0.2.0"
 
@@ -36,3 +47,34 @@ __all__ = [
     "plan",
     "recheck",
 ]
+
+_HOMES = {
+    "partita.compiler.attack": ("attack",),
+    "partita.compiler.compile": ("build", "compile"),
+    "partita.compiler.compiled": ("Compiled", "load"),
+    "partita.compiler.planner": ("plan",),
+    "partita.compiler.recheck": ("recheck",),
+    "partita.errors": ("PartitaError",),
+    "partita.functions.regularity": ("Jumps", "Modulus"),
+    "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
+    "partita.methods": ("Plan",),
+    "partita.networks": ("attention_from_mlp",),
+}
+_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    else:
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module 'partita' has no attribute {name!r}")
+        found = getattr(import_module(home), name)
+    globals()[name] = found  # looked up once
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,7 @@ __all__ = [
     "NothingKnownError",
     "OutsideDomainError",
     "PartitaError",
+    "ProofRefutedError",
     "ShapeError",
     "SizeError",
     "TamperedFileError",
@@ -32,7 +33,15 @@ __all__ = [
 
 
 class PartitaError(Exception):
-    """Base of everything that partita raises on purpose."""
+    """Base of everything that partita raises on purpose.
+
+    Attributes:
+        reason: what is wrong, as a report row shows it. hint: what to do about it; may be empty. The message is both.
+    """
+
+    def __init__(self, reason: str = "", hint: str = "") -> None:
+        super().__init__(f"{reason}. {hint}" if hint else reason)
+        self.reason, self.hint = reason, hint
 
 
 class DomainError(PartitaError):
@@ -93,6 +102,10 @@ class MutatedInputError(PartitaError):
 
 class LipschitzContradictedError(PartitaError):
     """Two points between which the target moves faster than its declared modulus of continuity allows."""
+
+
+class ProofRefutedError(PartitaError):
+    """A point at which a finished head errs by more than was proved: a bug in partita, not in what the caller declared."""
 
 
 class BudgetSpentError(PartitaError):

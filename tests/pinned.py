@@ -138,7 +138,7 @@ ROWS = [
     Row("adaptive-peak", "1/(1 + 400*x0^2)", line, 0.02, {"method": "adaptive"}, FITTED),
     Row("adaptive-float32", "exp(2*x0)", line, 0.02, {"method": "adaptive", **SINGLE}, FITTED),
     Row("adaptive-black-box", waves, square, 0.2, {"method": "adaptive"}, FITTED),
-    Row("pieces", "max(x0, 0.2 - x0) - relu(x0 - 0.5)", line, 1e-3, {}),
+    Row("pieces", "abs(x0 - 0.25) + x1", square, 1e-3, {}),
     Row("pieces-affine", "2*x0 - x1 + 0.25", square, 1e-9, {}),
     Row("pieces-float32", "abs(x0), relu(x0 - 0.25)", line, 1e-2, {"method": "pieces", **SINGLE}),
     Row("pieces-cross", "max(k0, q0)", pair, 1e-2, {"method": "pieces"}),

@@ -13,12 +13,13 @@ from partita.errors import NonFiniteValueError, ShapeError, ToleranceError, Unsu
 from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
-from partita.methods.adaptive import adaptive, adaptive_recipe
+from partita.methods.adaptive import adaptive_construction as adaptive
 from partita.proofs import bisection as box_proof
 from partita.proofs.bisection import box_terms, prove_boxes
 from partita.proofs.box_lists import BoxList, View
 from partita.proofs.certificate import Certificate
 from partita.proofs.worst_point import search_worst
+from partita.search.adaptation import adaptive_cells as adaptive_recipe
 from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
 from partita.search.power_cells import PowerCells, coarsen, fit_cells, minimax_fits
 

@@ -9,7 +9,7 @@ import torch
 
 import partita as pa
 from partita.functions.target import make_target
-from partita.methods.affine_grid import affine_cells, affine_grid
+from partita.search.affine_cells import affine_cells
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 SMOOTH = "sin(3*x0) + x0*cos(2*x1)"
@@ -76,8 +76,8 @@ def test_a_changed_cell_is_noticed(what):
 def test_leaving_the_overlap_out_would_be_wrong():
     """Negative control: at a low sharpness neighbours enter, and only the term beyond the overlap keeps the claim true."""
     plan = pa.plan("exp(3*x0)", pa.Box([-1], [1]), tolerance=0.5, method="affine")
-    soft = replace(plan.recipe.grid, rates=tuple(r * 2 / 4096 for r in plan.recipe.grid.rates))
-    built = affine_grid(plan.target, replace(plan.recipe, grid=soft), None)
+    soft = replace(plan.draft, rates=tuple(r * 2 / 4096 for r in plan.draft.rates))
+    built = plan.maker.build(replace(plan, draft=soft))
     c = replace(pa.build(plan), head=built.head, certificate=built.certificate)
     seen = c.attack(samples=20000, seed=2).error
     assert c.certificate.terms[0].inputs["cells"] < seen <= c.error_bound

@@ -8,7 +8,6 @@ import torch
 
 import partita as pa
 from partita import errors
-from partita.compiler.options import Options
 
 BOX = pa.Box([-1, -1], [1, 1])
 LINE = pa.Box([0.0], [1.0])
@@ -283,7 +282,8 @@ def test_options_are_checked_before_anything_is_asked():
 
     with pytest.raises(errors.ToleranceError):
         pa.compile(never, LINE, method="hard", tolerance=-1, lipschitz=1.0)
-    assert Options.checked(1, "inf", torch.float64, 8, 100, "auto").norm == math.inf
+    with pytest.raises(errors.UnsupportedError, match="method is"):
+        pa.compile(never, LINE, method="magic", tolerance=1, lipschitz=1.0)
 
 
 def test_a_float32_module_is_asked_in_its_own_dtype():

@@ -5,10 +5,10 @@ import pytest
 
 import partita as pa
 from partita.compiler.clock import Clock
-from partita.compiler.properties import soft_grid_of
 from partita.errors import BudgetSpentError, UnsupportedError
 from partita.proofs.bisection import prove_boxes
 from partita.proofs.grid_proof import prove_grid
+from partita.proofs.taylor_proof import soft_grid_of
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 

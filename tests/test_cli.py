@@ -1,35 +1,51 @@
 """The command line: results on stdout, reasons on stderr, exit codes that mean something."""
 
+import importlib
+import inspect
+import io
 import json
+import re
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from partita.cli import parse_domain
+import partita as pa
+from partita.cli import COMMANDS, attack_command, main
+from partita.cli.common import parse_domain
 from partita.errors import DomainError
-
-
-def partita_version() -> str:
-    from importlib import metadata
-
-    return metadata.version("partita")
-
 
 EXPRESSION = "sin(3*x0) + x0*cos(2*x1)"
 
 
-def partita(*arguments, stdin=None, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "partita", *map(str, arguments)], capture_output=True, text=True, input=stdin, cwd=cwd
-    )
+@dataclass
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def partita(*arguments, stdin="", cwd="."):
+    """The command line in this process: importing torch again takes seconds."""
+    out, err, lines = io.StringIO(), io.StringIO(), io.StringIO(stdin)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), chdir(cwd):
+        patch.setattr(sys, "stdin", lines)
+        with pytest.raises(SystemExit) as stopped:
+            main([str(a) for a in arguments])
+    return Answer(stopped.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def in_a_process(*arguments):
+    return subprocess.run([sys.executable, "-m", "partita", *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
     place = tmp_path_factory.mktemp("cli") / "head"
-    answer = partita("compile", EXPRESSION, "--domain", "[-1,1]^2", "--tolerance", "0.2", "--out", place, "--json")
+    answer = in_a_process("compile", EXPRESSION, "--domain", "[-1,1]^2", "--tolerance", "0.2", "--out", place, "--json")
     assert answer.returncode == 0, answer.stderr
     summary = json.loads(answer.stdout)
     assert summary["kind"] == "proved" and summary["worst_error_seen"] <= summary["error_bound"] <= 0.2
@@ -96,22 +112,59 @@ def test_export_and_verify(head, tmp_path):
 def test_exit_codes(arguments, code, words, tmp_path):
     answer = partita(*arguments, cwd=tmp_path)
     assert answer.returncode == code
-    assert not words or __import__("re").search(words, answer.stderr)
+    assert not words or re.search(words, answer.stderr)
     assert "Traceback" not in answer.stderr and list(tmp_path.iterdir()) == []
 
 
 def test_compile_does_not_overwrite(head):
     answer = partita("compile", "x0", "--domain", "[0,1]", "--tolerance", "0.1", "--out", head)
     assert answer.returncode == 1 and "exists" in answer.stderr and "--overwrite" in answer.stderr
-    assert partita("--version").stdout.strip() == partita_version()
 
 
-def test_help_teaches():
-    told = partita("--help").stdout
-    assert "partita plan" in told and "..." not in told.split("Commands:")[1]  # every summary fits
-    for command in ("plan", "compile", "eval", "plot", "export", "verify"):
-        answer = partita(command, "--help")
-        assert answer.returncode == 0 and "--json" in answer.stdout
+def test_the_version():
+    assert partita("--version").stdout.strip() == pa.__version__
+
+
+def test_help_shows_every_command_on_one_line():
+    told = partita("--help")
+    assert told.returncode == 0 and "partita plan" in told.stdout
+    lines = told.stdout.split("Commands:")[1].strip().splitlines()
+    assert [line.split()[0] for line in lines] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_own_help(command):
+    answer = partita(command, "--help")
+    assert answer.returncode == 0 and "--json" in answer.stdout
+    function = getattr(importlib.import_module(f"partita.cli.{command}_command"), f"{command}_command")
+    assert inspect.getdoc(function).splitlines()[0].split(".")[0] in " ".join(answer.stdout.split())
+
+
+def test_compile_command_takes_the_options_of_compile():
+    """The command line passes options on: each is one of `pa.compile`, or about files and printing."""
+    command = importlib.import_module("partita.cli.compile_command").compile_command
+    own = {"expression", "out", "overwrite", "as_json"}
+    assert set(inspect.signature(command).parameters) - own <= set(inspect.signature(pa.compile).parameters)
+
+
+@pytest.mark.parametrize("text", ["", "x,y\n", "# nothing\n\n"], ids=["empty", "header only", "remarks only"])
+def test_eval_of_no_points_says_so(head, tmp_path, text):
+    (tmp_path / "points.csv").write_text(text)
+    for answer in (partita("eval", head, tmp_path / "points.csv"), partita("eval", head, "-", stdin=text)):
+        assert answer.returncode == 64 and "no points" in answer.stderr and answer.stdout == ""
+
+
+def test_attack_of_an_estimate_refutes_nothing(head, monkeypatch):
+    found = pa.attack(pa.load(head), bound=1e-9, samples=100, restarts=1)
+    unclaimed = type("Attack", (type(found),), {"claimed": False})(**vars(found))
+    monkeypatch.setattr(attack_command.pa, "attack", lambda *a, **k: unclaimed)
+    answer = partita("attack", head, "--json")
+    data = json.loads(answer.stdout)
+    assert (
+        answer.returncode == 2
+        and data["claimed"] is data["refuted"] is False
+        and "nothing was claimed" in answer.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """compile finds the smallest head with the strongest claim, and says why; each method can be forced."""
 
 import math
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ from torch import nn
 
 import partita as pa
 from partita import errors
-from partita.compiler.planned import Candidate, report
+from partita.compiler.planner import report
+from partita.methods.fitted import Fitted
+from partita.methods.method import Candidate
 from partita.search.averaged_values import lattice_moments, sharpness_for
 
 SQUARE = pa.Box([-1, -1], [1, 1])
@@ -193,18 +195,17 @@ def test_a_narrow_peak_gets_few_keys_where_it_is():
 
 def test_what_was_only_forecast_has_its_turn_when_a_proof_misses(monkeypatch):
     """Auto plans a fitted head first; if its proof misses, methods that it had beaten are planned after all."""
-    from partita.proofs.certificate import Certificate
-
     box = pa.Box([-1, -1], [1, 1])
     usual = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
     assert usual.candidates[0].method == "fitted"
-    real = Certificate
+    honest = Fitted.build
 
-    def worse(**fields):
-        return real(**{**fields, "error_bound": 10.0})
+    def worse(self, plan, *rest):
+        built = honest(self, plan, *rest)
+        return replace(built, certificate=replace(built.certificate, error_bound=10.0))
 
-    monkeypatch.setattr(sys.modules["partita.methods.soft_grid"], "Certificate", worse)
-    monkeypatch.setattr(sys.modules["partita.compiler.compile"], "_SHARES", ())
+    monkeypatch.setattr(Fitted, "build", worse)
+    monkeypatch.setattr(Fitted, "shares", Fitted.shares[:1])
     other = pa.compile("sin(3*x0) + x0*cos(2*x1)", box, tolerance=0.05)
     assert other.candidates[0].method in ("affine", "hard", "adaptive") and other.error_bound <= 0.05
     assert any(c.method == "fitted" and "above the tolerance" in c.note for c in other.candidates)

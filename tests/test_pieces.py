@@ -22,7 +22,7 @@ from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import _is_proof, leading, within
 from partita.heads import ScatteredHead
-from partita.methods.affine_pieces import pieces_recipe, piecewise_affine, plan_pieces
+from partita.methods.pieces import piecewise_affine, softest_pieces
 from partita.proofs.soft_maximum import PieceFacts, pieces_terms
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +35,7 @@ def unit(m):
 
 def build(function, box, tolerance, dtype=torch.float64):
     target = make_target(function, box)
-    recipe = pieces_recipe(target.graph, target.domain.bounding_box(), tolerance=tolerance, dtype=dtype)
+    recipe = softest_pieces(target.graph, target.domain.bounding_box(), tolerance=tolerance, dtype=dtype)
     return target, recipe, piecewise_affine(target, recipe)
 
 
@@ -220,7 +220,8 @@ def test_what_is_not_piecewise_affine_is_refused(text):
     graph = parse(text, ["x", "y"])
     with pytest.raises(UnsupportedError):
         recognise(graph, unit(2))
-    assert plan_pieces(graph, unit(2), tolerance=0.1, dtype=torch.float64) is None
+    with pytest.raises(UnsupportedError):
+        softest_pieces(graph, unit(2), tolerance=0.1, dtype=torch.float64)
 
 
 def test_too_many_pieces_and_too_long_numbers_are_refused():
@@ -596,17 +597,16 @@ def test_other_functions_and_temperatures_do_not_pass_for_this_one():
 def test_tolerances_below_rounding_are_refused_with_the_number():
     graph = parse("1000*abs(x0)", ["x0"])
     with pytest.raises(ToleranceError, match="Ask for more than") as caught:
-        pieces_recipe(graph, unit(1), tolerance=1e-4, dtype=torch.float32)
+        softest_pieces(graph, unit(1), tolerance=1e-4, dtype=torch.float32)
     asked = float(str(caught.value).split("more than ")[1].split(" ")[0])
-    assert pieces_recipe(graph, unit(1), tolerance=1.5 * asked, dtype=torch.float32).error_bound <= 1.5 * asked
-    assert plan_pieces(graph, unit(1), tolerance=1e-4, dtype=torch.float32) is None
-    assert plan_pieces(graph, unit(1), tolerance=1e-4, dtype=torch.float64) is not None
+    assert softest_pieces(graph, unit(1), tolerance=1.5 * asked, dtype=torch.float32).error_bound <= 1.5 * asked
+    assert softest_pieces(graph, unit(1), tolerance=1e-4, dtype=torch.float64).error_bound <= 1e-4
     with pytest.raises(PartitaError):
-        pieces_recipe(parse("abs(x0)", ["x0"]), unit(1), tolerance=1e-320, dtype=torch.float64)
+        softest_pieces(parse("abs(x0)", ["x0"]), unit(1), tolerance=1e-320, dtype=torch.float64)
 
 
 def test_black_boxes_have_no_pieces():
     target = make_target(lambda z: np.abs(z[:, 0]), unit(1))
-    recipe = pieces_recipe(parse("abs(x0)", ["x0"]), unit(1), tolerance=0.1, dtype=torch.float64)
+    recipe = softest_pieces(parse("abs(x0)", ["x0"]), unit(1), tolerance=0.1, dtype=torch.float64)
     with pytest.raises(UnsupportedError):
         piecewise_affine(target, recipe)

@@ -25,17 +25,16 @@ import torch
 
 import partita as pa
 from partita.arithmetic import interval, series, taylor
-from partita.compiler import known_regularity as knowledge
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError
+from partita.functions import regularity as knowledge
 from partita.functions.target import make_target
 from partita.geometry import PowerDiagram, ProductGrid
 from partita.heads import GridHead, ScatteredHead
-from partita.methods.on_grid import GridRecipe
-from partita.methods.soft_grid import proved_terms
 from partita.proofs import bisection as box_proof
 from partita.proofs import (
     box_lists,
+    cell_proof,
     certificate,
     grid_proof,
     polynomials,
@@ -43,13 +42,15 @@ from partita.proofs import (
 )
 from partita.proofs import center_values as grid_bounds
 from partita.proofs import running as deployment
-from partita.proofs.certificate import Certificate, Term, Witness, model_digest, total
-from partita.proofs.construction import describe_domain, describe_function, environment, some_answers
+from partita.proofs.certificate import Certificate, Term, Witness
+from partita.proofs.claim import claim as certificate_of
+from partita.proofs.claim import describe_function, some_answers
+from partita.proofs.proof import Given
+from partita.proofs.taylor_proof import TaylorProof
 
 CHECKER = Path(__file__).resolve().parents[1] / "checker"
 LINE = pa.Box([-1], [1])
 TOLERANCE = 1e4  # asked of heads made by hand
-affine_grid = sys.modules["partita.methods.affine_grid"]
 Patch = pytest.MonkeyPatch
 
 
@@ -109,11 +110,10 @@ def own_grid(
         grid, q = ProductGrid(box, (np.array(axis),)), window or len(axis)
         table = torch.tensor(values, dtype=dtype)[:, None]
         head = GridHead(grid, rate, table, half_windows=q, input_shapes=target.input_shapes, output_shape=())
-        recipe = GridRecipe((len(axis),), (rate,), (q,), math.inf, TOLERANCE, dtype)
         known = None if dtype == torch.float64 else knowledge.gather(target, norm=math.inf).known
-        terms, proof = proved_terms(head, target, recipe, known)
-        found = {"method": "taylor", "degree": proof.degree, "boxes": proof.boxes, "pieces": proof.pieces}
-        return Compiled(head, grid, stated(head, target, terms, found, type="grid", method="fitted"), target)
+        proved = TaylorProof().prove(head, target, Given(TOLERANCE, known=known))
+        about = stated(head, target, proved.terms, proved.details, type="grid", method="fitted")
+        return Compiled(head, grid, about, target)
 
     return claim
 
@@ -142,20 +142,16 @@ def own_cells(
 
 def stated(head, target, terms: list[Term], proof: dict, **model: str) -> Certificate:
     """The certificate of a head made by hand."""
-    return Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=str(head.dtype).removeprefix("torch."),
-        tolerance=TOLERANCE,
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(),
+    return certificate_of(
+        head,
+        describe_function(target, *some_answers(target)),
+        target.domains,
+        terms,
+        dtype=head.dtype,
         theorem="box-bisection" if proof["method"] == "boxes" else "fitted-values",
-        function=describe_function(target, *some_answers(target)),
-        domain={"arguments": [describe_domain(d) for d in target.domains]},
-        model={"sha256": model_digest(head.state_dict()), **model},
+        tolerance=TOLERANCE,
+        details=model,
         proof=proof,
-        environment=environment(),
     )
 
 
@@ -300,7 +296,7 @@ BUGS: dict[str, Bug] = {
         ALL,
     ),
     "what the window leaves out is not counted": Bug(
-        edit(deployment.added_terms, "mul_up(mass_left_out, spread, factor)", "0.0"),
+        edit(deployment._window, "mul_up(mass, spread, factor)", "0.0"),
         own_grid("x0", np.arange(-2.25, 2.5, 0.5).tolist(), np.arange(-2.25, 2.5, 0.5).tolist(), rate=RATE, window=1),
         ALL,
     ),
@@ -315,7 +311,7 @@ BUGS: dict[str, Bug] = {
         RECHECK,
     ),
     "cells of affine values have no remainders": Bug(
-        edit(affine_grid.graph_cells, "remainder = model.remainder + rounding", "remainder = rounding"),
+        edit(cell_proof._graph_cells, "remainder = model.remainder + rounding", "remainder = rounding"),
         compiled("abs(x0 - 0.1)", tolerance=0.05, method="affine"),
         ALL,
     ),

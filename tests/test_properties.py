@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import partita as pa
-from partita.compiler import properties
+from partita.compiler import bounds as properties
 from partita.errors import DomainError, UnsupportedError
 from partita.functions import parse
 from partita.functions.differentiate import derivative

@@ -279,9 +279,9 @@ def test_inputs_of_every_ordinary_kind():
 
 
 FORK = """
-import os, numpy as np, partita as pa
+import os, sys, numpy as np, partita as pa
 c = pa.compile("x0 + x1", pa.Box([0, 0], [1, 1]), tolerance=0.1, method="hard")
-z = np.random.default_rng(0).uniform(size=(20000, 2))
+z = np.random.default_rng(0).uniform(size=(int(sys.argv[1]), 2))
 expected = c(z)
 child = os.fork()
 if child == 0:
@@ -291,8 +291,11 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_children_can_evaluate():
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60).returncode == 0
+@pytest.mark.parametrize("queries", [20_000, 40_000], ids=["torch", "native"])
+def test_forked_children_can_evaluate(queries):
+    command = [sys.executable, "-W", "ignore", "-c", FORK, str(queries)]
+    threads = {"OMP_NUM_THREADS": "2"}  # forked children have none of them
+    assert subprocess.run(command, timeout=60, env=os.environ | threads).returncode == 0
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, -1e9])

@@ -13,8 +13,8 @@ from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, literal_layers
 from partita.heads import train_head as train_module
 from partita.heads.train_head import TrainHead, rounded_cores
-from partita.methods.train import TrainLimits, fit_train, held_out_error
 from partita.search.train_cross import _Sweeps, cross_approximation
+from partita.search.train_fit import TrainLimits, fit_train, held_out_error
 
 CASES = {  # counts, ranks between the axes, input shapes, output shape
     "one axis": ((6,), (), ((1,),), ()),

@@ -1,7 +1,8 @@
 """One-dimensional facts: how far a softmax looks, how fast f moves, what running a head adds (derived in docs/checker.md).
 
 u is the unit roundoff; arithmetic is IEEE 754 and exp errs by at most 8 units in the last place (16u): what the certificate
-says of the platform, and all that is assumed here.
+says of the platform, and all that is assumed here. A product that underflows loses at most the least positive number; an
+exponential below the smallest normal number is counted as lost.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from itertools import pairwise
 
 from flint import arb, arb_series
 
+from partita_check.clock import clock
 from partita_check.graph import Graph
-from partita_check.polynomials import INF, Ends, balls, down, up
+from partita_check.polynomials import INF, Ends, balls, up
 from partita_check.reading import Head
 from partita_check.search import Measured, search
 
 __all__ = [
     "LARGEST",
     "SMALLEST",
+    "TINIEST",
     "UNIT",
     "Gaps",
     "lambert",
     "length",
+    "lost_in_score",
     "mixing",
     "score_error",
     "steepest",
@@ -33,8 +37,9 @@ __all__ = [
 ]
 
 UNIT = {"real": arb(0), "float64": arb(2) ** -53, "float32": arb(2) ** -24}
-SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -126}
-LARGEST = {"real": math.inf, "float64": 1e300, "float32": 1e36}
+SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -126}  # normal
+TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, "float32": arb(2) ** -149}  # positive
+LARGEST = {"real": math.inf, "float64": 1.7e308, "float32": 3e38}  # a little less, for rounded sums
 PARTS = 1200  # of half a gap, for averages
 
 
@@ -59,13 +64,11 @@ class Gaps:
     """
 
     def __init__(self, centers: Sequence[float], ends: tuple[float, float], rate: float, q: int) -> None:
-        gaps, self.count, self.rate, self.q = (
-            [arb(b) - arb(a) for a, b in pairwise(centers)],
-            len(centers),
-            arb(rate),
-            q,
-        )
-        self.least, self.most = (arb(min(map(down, gaps))), arb(max(map(up, gaps)))) if gaps else (arb(0), arb(0))
+        self.count, self.rate, self.q = len(centers), arb(rate), q
+        gaps = self.count > 1
+        steps = [f(b - a for a, b in pairwise(centers)) for f in (min, max)] if gaps else [0.0, 0.0]
+        outward = zip(steps, (-math.inf, math.inf))  # a difference of floats is rounded to the nearest
+        self.least, self.most = (arb(math.nextafter(x, way)) if gaps else arb(0) for x, way in outward)
         self.overhang = max(arb(0), arb(centers[0]) - ends[0], ends[1] - arb(centers[-1]), key=up)
         self.radius, self.width = max(self.most / 2, self.overhang, key=up), min(2 * q, self.count)
         self.window = self.width * self.most + self.overhang if gaps else self.radius
@@ -119,6 +122,7 @@ class Gaps:
         """
         near = [gap / 2 - a, gap / 2 + a] if between else [a]
         share, found = (self.rate * a * gap).exp(), _power(near[0], power)
+        clock.tick()
         found += (_power(near[1], power) - found) / (1 + share) if between else 0
         for behind in range(len(near)):
             for i in range(1, 10_000):
@@ -174,8 +178,18 @@ def score_error(gaps: Sequence[Gaps], semantics: str) -> arb:
     scores = [g.rate * g.window * g.window / 2 for g in gaps]
     if not all(s < LARGEST[semantics] for s in scores):
         return INF
-    rounded = (1.01 * UNIT[semantics] * (5 * s + 16) + 4 * g.rate * SMALLEST[semantics] for g, s in zip(gaps, scores))
+    rounded = (1.01 * UNIT[semantics] * (5 * s + 16) + _underflow(g, semantics) for g, s in zip(gaps, scores))
     return sum(rounded, arb(0))
+
+
+def _underflow(g: Gaps, semantics: str) -> arb:
+    """What the two products of a score `((R/2)(x − c))(x − c)` lose; R/2 is exact, and differences do not underflow."""
+    return TINIEST[semantics] * (2 + g.window)
+
+
+def lost_in_score(rate: arb, m: int, semantics: str) -> arb:
+    """The same for `(R/2)(p − Σ_i (z_i − c_i)²)` of a scattered cell."""
+    return TINIEST[semantics] * (2 + m * rate)
 
 
 def mixing(gaps: Sequence[Gaps], semantics: str) -> arb:
@@ -189,16 +203,21 @@ def mixing(gaps: Sequence[Gaps], semantics: str) -> arb:
         return worst / 2
     for g in gaps:
         eta += 1.01 * UNIT[semantics] * (5 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
-        eta += 4 * g.rate * SMALLEST[semantics]
+        eta += _underflow(g, semantics)
     return min(1.01 * eta / (1 - 1.01 * eta), worst / 2, key=up)
 
 
-def sums(head: Head, gaps: Sequence[Gaps], semantics: str, largest: arb) -> arb:
+def sums(head: Head, ends: Ends, gaps: Sequence[Gaps], semantics: str, largest: arb) -> arb:
     """`γ_K max|V|`: every axis sums its exponentials, divides, multiplies and sums, in any order; slopes one sum more.
 
-    A term passes through at most `2·width + 4` roundings per axis. Numbers below the smallest normal one may become 0.
+    A term passes through at most `2·width + 4` roundings per axis. Exponentials may be lost, products may underflow, and what is
+    lost of a mean slope is multiplied by z − o.
     """
-    m = len(gaps)
+    m, tilt = len(gaps), arb(0)
+    if head.slopes is not None and head.origin is not None:
+        tilt = sum((abs(arb(end) - arb(o)) for pair, o in zip(ends, head.origin) for end in pair), arb(0))
     count = sum(2 * g.width + 4 for g in gaps) + 4 + (m + 4 if head.slopes is not None else 0)
-    flushed = 4 * (head.keys + sum(map(len, head.axes)) + m) * SMALLEST[semantics] * (1 + largest * (m + 1))
-    return 1.01 * count * UNIT[semantics] * largest + flushed
+    terms = 4 * (head.keys + sum(map(len, head.axes)) + m)
+    lost = terms * (SMALLEST[semantics] * (m + 1) * largest + TINIEST[semantics] * (1 + tilt))
+    rounded: arb = 1.01 * count * UNIT[semantics] * largest
+    return rounded + lost

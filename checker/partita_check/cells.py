@@ -12,6 +12,8 @@ from itertools import product
 
 from flint import arb
 
+from partita_check.bounds import SMALLEST, TINIEST, UNIT, lost_in_score
+from partita_check.clock import clock
 from partita_check.graph import Graph
 from partita_check.polynomials import Ends, balls, enclose, norm, spread, up
 from partita_check.reading import Head
@@ -24,16 +26,14 @@ MOST_BRANCHES, RIVALS, MOST_NEAR = 8, 8, 64
 
 
 class Cells:
-    """`measure` bounds the error on a box for the head as it is run with roundoff `unit` and smallest number `tiny`.
+    """`measure` bounds the error on a box for the head as it is run in this arithmetic.
 
     `score_error` is δ of a grid, None for scattered centers, whose scores are bounded box by box.
     """
 
-    def __init__(
-        self, head: Head, graph: Graph | None, ends: Ends, unit: arb, tiny: arb, score_error: arb | None
-    ) -> None:
+    def __init__(self, head: Head, graph: Graph | None, ends: Ends, semantics: str, score_error: arb | None) -> None:
         self.head, self.m, self.outputs, self.ends = head, len(ends), len(head.values), ends
-        self.unit, self.tiny, self.score_error = unit, tiny, score_error
+        self.semantics, self.unit, self.score_error = semantics, UNIT[semantics], score_error
         self.centers = [[arb(x) for x in c] for c in (product(*head.axes) if head.axes else head.centers)]
         self.rates = [arb(r) for r in head.rates]
         self.components = [graph.component(o) for o in range(self.outputs)] if graph is not None else []
@@ -41,6 +41,7 @@ class Cells:
         self.lattice, box = list(product(range(self.degree + 1), repeat=self.m)), balls(ends)[0]
         pairs = list(product(range(head.keys), range(self.outputs)))
         self.largest = arb(max(up(self.tall(j, o, box)) for j, o in pairs))
+        self.lost = 4 * head.keys * (SMALLEST[semantics] * self.largest + TINIEST[semantics])  # by weights and products
         self.exponent = arb(max(up(self.size_of_score(j, box)) for j in range(head.keys)))
 
     def slope(self, j: int, output: int) -> list[arb]:
@@ -52,15 +53,18 @@ class Cells:
 
     def steps(self, j: int, at: Sequence[arb]) -> list[arb]:
         """What slopes are multiplied with."""
-        about = self.centers[j] if self.head.origin is None else self.head.origin
-        return [x - c for x, c in zip(at, about)]
+        if self.head.origin is None:
+            return [x - c for x, c in zip(at, self.centers[j])]
+        return [x - c for x, c in zip(at, self.head.origin)]
 
     def value(self, j: int, output: int, at: Sequence[arb]) -> arb:
+        clock.tick()
         products = (a * b for a, b in zip(self.slope(j, output), self.steps(j, at)))
         return sum(products, arb(self.head.values[output][j]))
 
     def tall(self, j: int, output: int, box: Sequence[arb]) -> arb:
         """|V_j| + |J_j||z − c_j|: what rounding the value is proportional to."""
+        clock.tick()
         products = (a.abs_upper() * b.abs_upper() for a, b in zip(self.slope(j, output), self.steps(j, box)))
         return sum(products, abs(arb(self.head.values[output][j])))
 
@@ -68,6 +72,7 @@ class Cells:
         return self.rates[0] * self.head.powers[j] / 2 if self.head.powers is not None else arb(0)
 
     def score(self, j: int, at: Sequence[arb]) -> arb:
+        clock.tick()
         return (
             self.power(j) - sum((r * (x - c) * (x - c) for r, x, c in zip(self.rates, at, self.centers[j])), arb(0)) / 2
         )
@@ -81,7 +86,8 @@ class Cells:
         """How far a rounded score may be off: (m + 2)u for the squared distance, 4u for power, R and maximum, 16u for exp."""
         if self.score_error is not None:
             return self.score_error
-        return 1.01 * self.unit * ((self.m + 6) * exponent + 17) + 4 * self.rates[0] * self.tiny * self.m
+        rounded: arb = 1.01 * self.unit * ((self.m + 6) * exponent + 17)
+        return rounded + lost_in_score(self.rates[0], self.m, self.semantics)
 
     def measure(self, ends: Ends, state: tuple[list[int], arb] | None) -> Measured:
         labels, mass = state if state is not None else (list(range(self.head.keys)), arb(0))
@@ -109,11 +115,8 @@ class Cells:
                 if not left > 0:
                     break
             mixed = mixed.upper() * (2 * delta).exp() / (1 - far) if far < 0.5 else arb("inf")
-            sums = (
-                1.01 * (2 * len(near) + self.m + 16) * self.unit * (size + mixed)
-                + 4 * self.head.keys * self.tiny * self.largest
-            )
-            worst = max(worst, up(mixed + far * (size + 5 * self.largest) + sums))
+            sums = 1.01 * (2 * len(near) + self.m + 16) * self.unit * (size + mixed)
+            worst = max(worst, up(mixed + far * (size + 5 * self.largest) + sums + self.lost))
         return Measured(worst, axis, tuple(float(x.mid()) for x in middle), (near, mass))
 
     def _swing(self, j: int, k: int, radius: Sequence[arb]) -> arb:
@@ -153,5 +156,6 @@ class Cells:
             moves = [s * (arb(b) - arb(a)) / n for s, (a, b) in zip(self.slope(j, output), ends)]
             values = [sum((k * s for k, s in zip(place, moves)), start) for place in self.lattice]
             found = max((norm([b - v for b, v in zip(table, values)]) + rest for table, rest in tables), key=up)
-            errors[j] = found + 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box) + self.m * self.tiny
+            errors[j] = found + 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box)
+            errors[j] += (self.m + 1) * TINIEST[self.semantics]
         return errors, size

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from partita_check import __version__
+from partita_check.clock import TimeOver, clock
 from partita_check.graph import Malformed, parse
 from partita_check.reading import Stored, read_folder
 from partita_check.verdict import MALFORMED, REFUTED, UNKNOWN, VERIFIED, Verdict, check
@@ -26,14 +27,24 @@ class _Arguments(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 verified, 1 refuted, 2 unknown, 3 malformed, 64 wrong usage."""
-    parser = _Arguments(prog="partita-check", description="Check the error bound of a saved head in ball arithmetic.")
-    parser.add_argument("head", type=Path, help="the folder that holds it")
-    parser.add_argument("--function", metavar="EXPR", help="the function that the claim must be about")
-    parser.add_argument(
-        "--sampled", nargs="?", type=int, const=1000, default=0, metavar="N", help="a spot check at N points"
+    parser = _Arguments(
+        prog="partita-check",
+        description="Recompute the error bound of a saved head in ball arithmetic, without trusting its certificate.",
+        epilog="Exit status: 0 verified, 1 refuted, 2 unknown, 3 malformed, 64 wrong usage.",
     )
-    parser.add_argument("--budget", type=float, default=300.0, metavar="SECONDS", help="give up after this long (300)")
-    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    parser.add_argument("head", type=Path, help="folder of the saved head")
+    parser.add_argument("--function", metavar="EXPR", help="also require that the claim is about this function")
+    parser.add_argument(
+        "--sampled",
+        nargs="?",
+        type=int,
+        const=1000,
+        default=0,
+        metavar="N",
+        help="only look for a violation at N points (1000); proves nothing",
+    )
+    parser.add_argument("--budget", type=float, default=300.0, metavar="SECONDS", help="stop after this time (300)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--version", action="version", version=__version__)
     given = parser.parse_args(arguments)
     if given.sampled < 0 or not 0 < given.budget < math.inf:
@@ -54,20 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(
     folder: Path, function: str | None = None, sampled: int = 0, budget: float = 300.0
 ) -> tuple[dict[str, Any], int]:
-    """The report on a folder and the exit code; whatever is in the folder, this returns."""
+    """The report on a folder and the exit code; returns within the budget whatever the folder holds."""
     report: dict[str, Any] = {"head": str(folder)}
+    clock.start(budget)
     try:
         stored = read_folder(folder)
         report |= _about(stored)
-        verdict = _other_function(stored, function) or check(stored, budget=budget, sampled=sampled)
+        verdict = _other_function(stored, function) or check(stored, sampled=sampled)
+    except TimeOver:
+        verdict = Verdict(UNKNOWN, "the time is over before the files were read")
     except Malformed as problem:
         verdict = Verdict(MALFORMED, str(problem))
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError) as error:
-        verdict = Verdict(UNKNOWN, f"the check broke off: {type(error).__name__}: {str(error)[:200]}")
+        verdict = Verdict(UNKNOWN, f"the check stopped with {type(error).__name__}: {str(error)[:200]}")
     if verdict.where is not None:
         report["worst point"] = ", ".join(f"{x:.9g}" for x in verdict.where)
     if verdict.outcome == VERIFIED and verdict.where is not None:
-        low, high = verdict.seen, stored.claim.bound
+        low, high = verdict.seen, stored.claim.bound or 0.0
         supremum = f"{low:.6g} ≤ largest error ≤ {high:.6g}" + (f", ratio {high / low:.4f}" if low > 0 else "")
         mean = f"L{stored.claim.norm:g} error ≤ {high:.6g}; largest error seen at a point {low:.6g}"
         report["bracket"] = supremum if math.isinf(stored.claim.norm) else mean
@@ -97,14 +111,17 @@ def _about(stored: Stored) -> dict[str, Any]:
 
 
 def _other_function(stored: Stored, function: str | None) -> Verdict | None:
-    """A refusal if the claim is not about the function that was asked for: a proof about another function is no proof."""
+    """A refusal if the claim is not about the function that was asked for."""
+    if function is None:
+        return None
     try:
-        wanted = parse(function, stored.names) if function is not None else stored.graph
+        wanted = parse(function, stored.names)
     except Malformed as problem:
         raise SyntaxError(str(problem)) from None
-    if function is None or (stored.graph is not None and wanted.canonical() == stored.graph.canonical()):
+    key = None if stored.graph is None else stored.graph.canonical()
+    if key is not None and key == wanted.canonical():
         return None
     shown = "a black box" if stored.graph is None else stored.graph.infix(stored.names)
     return Verdict(
-        REFUTED, f"a proof about another function is no proof: asked for {wanted.infix(stored.names)}, found {shown}"
+        REFUTED, f"the claim is about another function: asked for {wanted.infix(stored.names)}, found {shown}"
     )

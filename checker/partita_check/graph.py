@@ -9,21 +9,27 @@ from __future__ import annotations
 import ast
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flint import acb, arb, arb_series
 
+from partita_check.clock import clock
+
 __all__ = ["Graph", "Malformed", "need", "parse", "read_graph", "read_hex"]
 
-MAX_NODES, MAX_EXPONENT, MAX_TEXT, MAX_TYPED = 100_000, 64, 100_000, 2_000
+MAX_NODES, MAX_EXPONENT, MAX_TEXT, MAX_TYPED = 100_000, 64, 10_000, 2_000
+MAX_HELD = 1_000 * MAX_TEXT  # characters of all nodes while a graph is printed
+MAX_PARTS = MAX_TYPED**2 // 4  # parts of sums and products: no typed expression has more, counted over all its nodes
+MAX_COPIED = 1_000_000  # nodes of one-output graphs; beyond that they share the whole graph
+EVERY = 256  # nodes between two looks at the clock
 _UNARY = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
 _ARITY = dict.fromkeys((*_UNARY, "neg", "pow", "clamp"), 1) | {"where": 3, "input": 0, "const": 0}
 _ARITY |= dict.fromkeys(("add", "sub", "mul", "div", "min", "max"), 2)
 _PARAMETERS = {"input": (int,), "const": (float,), "pow": (int,), "clamp": (float, float)}
 # what decides (left where it is ≥ 0), left, right
-_KINKS = {
+_KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
     "abs": lambda x: (x, x, -x),
     "relu": lambda x: (x, x, arb(0)),
     "max": lambda x, y: (x - y, x, y),
@@ -61,6 +67,8 @@ class Graph:
         is neither chosen nor decided by its sign on the box raises `Undecided`; without, both branches are enclosed."""
         values: list[Any] = []
         for position, (name, args, params) in enumerate(self.nodes):
+            if position % EVERY == 0:
+                clock.tick()
             a = [values[k] for k in args]
             if name == "input":
                 value = point[params[0]]
@@ -70,7 +78,8 @@ class Graph:
                 value = _choose((position, 0), choices, a[0] - params[0], a[0], arb(params[0]))
                 value = _choose((position, 1), choices, params[1] - value, value, arb(params[1]))
             elif name in _KINKS:
-                value = _choose((position, 0), choices, *_KINKS[name](*a), jumps=name == "where")
+                decision, left, right = _KINKS[name](*a)
+                value = _choose((position, 0), choices, decision, left, right, jumps=name == "where")
             else:
                 value = _smooth(name, a, params)
             values.append(value)
@@ -78,7 +87,7 @@ class Graph:
 
     def branches(self, box: Sequence[arb], most: int) -> list[Choices] | None:
         """Choices for every kink, one set per analytic branch that f may follow somewhere in the box; None if too many."""
-        found, waiting = [], [dict[tuple[int, int], bool]()]
+        found, waiting = list[Choices](), [dict[tuple[int, int], bool]()]
         while waiting:
             choices = _Recorder(waiting.pop())
             if len(found) + len(waiting) >= most:
@@ -91,7 +100,10 @@ class Graph:
         return found
 
     def component(self, output: int) -> tuple[Graph, tuple[int, ...]]:
-        """One output as a function of the inputs that it uses, and which these are."""
+        """One output as a function of the inputs that it uses, and which these are; of all inputs if the copies get large."""
+        clock.tick()
+        if len(self.nodes) * len(self.outputs) > MAX_COPIED:
+            return Graph(self.inputs, self.nodes, (self.outputs[output],), ()), tuple(range(self.inputs))
         needed, waiting = set[int](), [self.outputs[output]]
         while waiting:
             k = waiting.pop()
@@ -107,24 +119,32 @@ class Graph:
 
     def infix(self, names: Sequence[str]) -> str:
         """The outputs as text; "a, b" for vectors, "a, b; c, d" for tokens."""
-        texts: list[tuple[str, int]] = []
+        texts, held = list[tuple[str, int]](), 0
         for name, args, params in self.nodes:
+            length = sum(len(texts[k][0]) for k in args)
+            held += length
+            if length > MAX_TEXT or held > MAX_HELD:
+                return f"an expression of {len(self.nodes):,} operations, too long to print"
             texts.append(_text(name, [texts[k] for k in args], params, names))
-            if len(texts[-1][0]) > MAX_TEXT:
-                return f"an expression of {len(self.nodes)} operations, too long to print"
         parts = [texts[k][0] for k in self.outputs]
         width = self.shape[-1] if len(self.shape) > 1 else len(parts)
         return "; ".join(", ".join(parts[k : k + width]) for k in range(0, len(parts), width))
 
-    def canonical(self) -> tuple[Any, ...]:
-        """Equal for graphs that compute the same sums and products of the same parts, in whatever order."""
-        keys: list[Any] = []
+    def canonical(self) -> tuple[Any, ...] | None:
+        """Equal for graphs that compute the same sums and products of the same parts, in whatever order.
+
+        None for a graph with more parts than an expression that someone typed can have.
+        """
+        keys, parts = list[Any](), 0
         for name, args, params in self.nodes:
             keys.append(_canonical(name, [keys[k] for k in args], params))
+            parts += len(keys[-1][1])
+            if parts > MAX_PARTS:
+                return None
         return self.shape, tuple(_label(keys[k]) for k in self.outputs)
 
 
-class _Recorder(dict):
+class _Recorder(dict[tuple[int, int], bool]):
     """Choices that note what else the signs on the box decided."""
 
     def __init__(self, choices: Choices) -> None:
@@ -138,8 +158,10 @@ def _value(x: Any) -> Any:
 
 def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: Any, jumps: bool = False) -> Any:
     """`left` where the decision is ≥ 0, else `right`; both are enclosed where choices do not say and the sign is open."""
-    if left is right or (choices is not None and key in choices):
-        return left if left is right or choices[key] else right
+    if left is right:
+        return left
+    if choices is not None and key in choices:
+        return left if choices[key] else right
     sign = _value(decision)
     if sign >= 0 or sign < 0:
         if isinstance(choices, _Recorder):
@@ -229,6 +251,8 @@ def read_graph(data: Any) -> Graph:
     need(0 < len(data["nodes"]) <= MAX_NODES and 0 < len(outputs) <= 4096, "graph: too many nodes or outputs")
     nodes: list[Any] = []
     for entry in data["nodes"]:
+        if len(nodes) % EVERY == 0:
+            clock.tick()
         need(isinstance(entry, dict) and set(entry) == {"op", "args", "params"}, entry)
         name, args, params = entry["op"], entry["args"], entry["params"]
         need(isinstance(args, list) and isinstance(params, list) and (name == "sum" or name in _ARITY), entry)
@@ -295,7 +319,7 @@ def parse(text: str, names: Sequence[str]) -> Graph:
     try:
         trees = [ast.parse(row.strip(), mode="eval").body for row in rows]
         lines = [[reader.read(t) for t in (tree.elts if isinstance(tree, ast.Tuple) else [tree])] for tree in trees]
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise Malformed(f"expression: {error}") from None
     need(len({len(line) for line in lines}) == 1 and lines[0], "expression: tokens of different lengths")
     vector = (len(lines[0]),) if isinstance(trees[0], ast.Tuple) else ()
@@ -321,7 +345,7 @@ class _Reader:
         return self.nodes[node][2][0] if self.nodes[node][0] == "const" else None
 
     def read(self, tree: ast.expr) -> int:
-        if isinstance(tree, ast.Constant) and type(tree.value) in (int, float):
+        if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
             return self.constant(float(tree.value))
         if isinstance(tree, ast.Name) and tree.id in self.places:
             return self.add("input", params=(self.places[tree.id],))
@@ -336,7 +360,8 @@ class _Reader:
             names = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
             need(kind in names or kind is ast.Pow, "expression: unknown operator")
             return self.add(names[kind], left, right) if kind in names else self.power(left, right)
-        need(isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name), "expression: found something unknown")
+        if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+            raise Malformed("expression: found something unknown")
         need(not tree.keywords and tree.args, "expression: functions take arguments")
         return self.call(tree.func.id, [self.read(a) for a in tree.args])
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from partita_check.clock import clock
 from partita_check.graph import Graph
 
 __all__ = ["affine_pieces"]
 
 MOST = 200
+MOST_HELD, MOST_BITS = 100_000, 10_000  # rows of all nodes together, and binary digits of a number
 Row = tuple[Fraction, ...]  # the constant, then the slopes
 Pieces = tuple[list[Row], list[Row]]
 
@@ -18,6 +20,12 @@ def _plus(a: Sequence[Row], b: Sequence[Row]) -> list[Row]:
     if len(a) * len(b) > MOST:
         raise OverflowError("too many pieces")
     return list(dict.fromkeys(tuple(x + y for x, y in zip(p, q)) for p in a for q in b))
+
+
+def _digits(pieces: Pieces) -> int:
+    return max(
+        max(x.numerator.bit_length(), x.denominator.bit_length()) for rows in pieces for row in rows for x in row
+    )
 
 
 def _maximum(a: Pieces, b: Pieces) -> Pieces:
@@ -35,8 +43,8 @@ def _times(a: Pieces, factor: Fraction) -> Pieces:
 
 
 def affine_pieces(graph: Graph) -> Pieces | None:
-    """G and H of a scalar graph, or None if it is not made of affine pieces, or of too many."""
-    zero, values = (Fraction(0),) * (graph.inputs + 1), list[Pieces]()
+    """G and H of a scalar graph, or None if it is not made of affine pieces, of too many, or of too long numbers."""
+    zero, values, held = (Fraction(0),) * (graph.inputs + 1), list[Pieces](), 0
 
     def number(a: Pieces) -> Fraction | None:
         return a[0][0][0] - a[1][0][0] if len(a[0]) == len(a[1]) == 1 and a[0][0][1:] == a[1][0][1:] else None
@@ -46,6 +54,7 @@ def affine_pieces(graph: Graph) -> Pieces | None:
 
     try:
         for name, args, params in graph.nodes:
+            clock.tick()
             a = [values[k] for k in args]
             if name == "input":
                 found = [tuple(Fraction(k == params[0] + 1) for k in range(len(zero)))], [zero]
@@ -56,8 +65,8 @@ def affine_pieces(graph: Graph) -> Pieces | None:
                 for b in a[1:]:
                     g, h = b if name != "sub" else _minus(b)
                     found = _plus(found[0], g), _plus(found[1], h)
-            elif name == "mul" and None not in (pair := [number(x) for x in a])[:1]:
-                found = _times(a[1], pair[0])
+            elif name == "mul" and (factor := number(a[0])) is not None:
+                found = _times(a[1], factor)
             elif name in ("mul", "div") and (factor := number(a[1])) is not None:
                 found = _times(a[0], factor if name == "mul" else 1 / factor)
             elif name in ("neg", "abs", "relu"):
@@ -71,6 +80,9 @@ def affine_pieces(graph: Graph) -> Pieces | None:
             else:
                 return None
             values.append(found)
+            held += len(found[0]) + len(found[1])
+            if held > MOST_HELD or _digits(found) > MOST_BITS:
+                return None
     except (OverflowError, ZeroDivisionError):
         return None
     return values[graph.outputs[0]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from flint import acb, arb, arb_mat, ctx
 
+from partita_check.clock import clock
 from partita_check.graph import Choices, Graph
 
 __all__ = [
@@ -126,6 +127,7 @@ def _larger(a: arb, b: arb) -> arb:
 def transform(flat: Sequence[arb], matrices: Sequence[arb_mat]) -> list[arb]:
     """One matrix per axis applied to a tensor in row-major order."""
     for matrix in matrices:
+        clock.tick()
         flat = (matrix * arb_mat(matrix.ncols(), len(flat) // matrix.ncols(), flat)).transpose().entries()
     return list(flat)
 
@@ -149,6 +151,7 @@ def pieces_above(
     corners = [sum(k * (basis.n + 1) ** i for i, k in enumerate(ends)) for ends in product((0, basis.n), repeat=m)]
     while waiting:
         size, b, path = waiting.pop()
+        clock.tick()
         if size <= target:
             continue
         parts += 1
@@ -174,9 +177,9 @@ def enclose(graph: Graph, ends: Ends, n: int, choices: Choices, columns: int, ro
     for i in range(len(ends)):
 
         def size_on(t: acb, i: int = i) -> arb:
-            return (
-                graph.evaluate([*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]], choices)[0] - center
-            ).abs_upper()
+            value = graph.evaluate([*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]], choices)[0]
+            size: arb = (value - center).abs_upper()
+            return size
 
         rests.append(best_rest(size_on, n, columns, rows, 2) * math.prod([basis.lebesgue] * i, start=arb(1)))
     columns_of_nodes = [[middle[i] + radius[i] * t for t in basis.nodes] for i in range(len(ends))]

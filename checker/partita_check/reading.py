@@ -1,17 +1,20 @@
-"""The three files of a saved head, read as if an enemy had written them."""
+"""Reads the three files of a saved head. Nothing in them is trusted: every size, hash, shape and cross reference is checked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
+import stat
 import sys
 from array import array
-from collections import namedtuple
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from partita_check.clock import clock
 from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 
 __all__ = ["Claim", "Head", "Stored", "parse_json", "parse_tensors", "read_folder"]
@@ -21,36 +24,92 @@ MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {"F64": ("float64", "d", 8), "F32": ("float32", "f", 4)}
 
-Tensor = namedtuple("Tensor", "dtype shape numbers raw")
+SCHEMAS = (1, 2)  # of certificates; 2 adds words to terms and assumptions, which are not used here
 
-# net(z) = Σ_j w_j(z) V_j(z), w = softmax_j(−Σ_i R_i((z_i − c_ji)² − p_j)/2). kind: grid (centers are the product of `axes`),
-# scattered (rows of `centers`) or train. values: one tuple per output, row-major over the cells. slopes: J, flat (cells,
-# outputs, m), or None; they multiply z − origin on grids and z − c_j elsewhere. windows: q_i, an evaluator of a grid may look
-# at the 2q_i centers around z_i only.
-Head = namedtuple("Head", "kind dtype keys axes centers rates values slopes origin powers windows")
 
-# norm: math.inf or p. assumptions: pairs (statement, who vouches). witness: a point.
-Claim = namedtuple("Claim", "kind norm semantics bound estimate known assumptions witness")
+class Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    numbers: array[float]
+    raw: bytes
 
-# graph: None for a black box. [lo, hi]: the domain, or a box around its `points`, all within `fill` of one of them.
-Stored = namedtuple("Stored", "head claim graph names lo hi points fill")
+
+class Head(NamedTuple):
+    """`net(z) = Σ_j w_j(z) V_j(z)`, `w = softmax_j(−Σ_i R_i((z_i − c_ji)² − p_j)/2)`.
+
+    kind: grid (centers are the product of `axes`), scattered (rows of `centers`) or train. values: one sequence per output,
+    row-major over the cells. slopes: J, flat (cells, outputs, m), or None; they multiply z − origin on grids and z − c_j
+    elsewhere. windows: q_i, an evaluator of a grid looks at the 2q_i centers around z_i only.
+    """
+
+    kind: str
+    dtype: str
+    keys: int
+    axes: tuple[Sequence[float], ...]
+    centers: tuple[tuple[float, ...], ...]
+    rates: tuple[float, ...]
+    values: tuple[Sequence[float], ...]
+    slopes: Sequence[float] | None
+    origin: Sequence[float] | None
+    powers: Sequence[float] | None
+    windows: tuple[int, ...]
+
+
+class Claim(NamedTuple):
+    """What the certificate says. norm: math.inf or p. assumptions: pairs (statement, who vouches). witness: a point."""
+
+    kind: str
+    norm: float
+    semantics: str
+    bound: float | None
+    estimate: float | None
+    known: dict[str, Any]
+    assumptions: tuple[tuple[str, str], ...]
+    witness: tuple[float, ...] | None
+
+
+class Stored(NamedTuple):
+    """graph: None for a black box. [lo, hi]: the domain, or a box around its `points`, all within `fill` of one of them."""
+
+    head: Head
+    claim: Claim
+    graph: Graph | None
+    names: tuple[str, ...]
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+    points: tuple[tuple[float, ...], ...] | None
+    fill: float
 
 
 def _read(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused, before and after opening."""
+
+    def regular(found: os.stat_result) -> None:
+        need(stat.S_ISREG(found.st_mode), f"{path.name} is not a regular file")
+        need(found.st_size <= most, f"{path.name} has {found.st_size:,} bytes, expected at most {most:,}")
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
     try:
-        need(path.is_file(), f"{path.name} is missing")
-        need(path.stat().st_size <= most, f"{path.name} is larger than {most:,} bytes")
-        return path.read_bytes()
+        regular(path.stat())
+        with open(path, "rb", opener=without_waiting) as file:
+            found = os.fstat(file.fileno())
+            regular(found)  # it may have been replaced since
+            data = file.read(found.st_size + 1)
+    except FileNotFoundError:
+        raise Malformed(f"{path.name} is missing") from None
     except OSError as error:
         raise Malformed(f"{path.name} cannot be read: {error.strerror}") from None
+    need(len(data) == found.st_size, f"{path.name} changed while it was read")
+    clock.tick()
+    return data
 
 
 def parse_json(data: bytes, name: str) -> dict[str, Any]:
     """A JSON object without NaN, Infinity, repeated keys, numbers beyond binary64, or deep nesting."""
-    depth = 0
-    for byte in data.translate(None, _NO_BRACKETS):
-        depth += 1 if byte in b"[{" else -1
-        need(depth <= MAX_DEPTH, f"{name} is nested more than {MAX_DEPTH} deep")
+    depths = accumulate(1 if byte in b"[{" else -1 for byte in data.translate(None, _NO_BRACKETS))
+    need(max(depths, default=0) <= MAX_DEPTH, f"{name} is nested more than {MAX_DEPTH} deep")
 
     def number(text: str) -> float:
         value = float(text)
@@ -65,12 +124,15 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
         need(len(dict(items)) == len(items), f"{name} repeats a key")
         return dict(items)
 
-    hooks = {"object_pairs_hook": pairs, "parse_constant": number, "parse_int": whole, "parse_float": number}
     try:
-        parsed = json.loads(data.decode(), **hooks)
+        parsed: Any = json.loads(
+            data.decode(), object_pairs_hook=pairs, parse_constant=number, parse_int=whole, parse_float=number
+        )
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise Malformed(f"{name} is not JSON: {type(error).__name__}") from None
-    need(isinstance(parsed, dict), f"{name} is not an object")
+    if not isinstance(parsed, dict):
+        raise Malformed(f"{name} is not an object")
+    clock.tick()
     return parsed
 
 
@@ -78,7 +140,8 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
     size = int.from_bytes(data[:8], "little")
     need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS}: cut off, or its header is")
-    header, body, found, spans = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :], {}, []
+    header, body = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :]
+    found, spans = dict[str, Tensor](), list[tuple[int, int]]()
     header.pop("__metadata__", None)
     for name, entry in header.items():
         what = f"{TENSORS}: {name[:60]}"
@@ -87,12 +150,13 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         dtype, code, width = _DTYPES[entry["dtype"]]
         shape, (start, end) = _counts(entry["shape"], what), _counts(entry["data_offsets"], what)
         need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: offsets")
-        numbers = array(code)
+        numbers: array[float] = array(code)
         numbers.frombytes(body[start:end])
         if sys.byteorder == "big":
             numbers.byteswap()
         need(all(map(math.isfinite, numbers)), f"{what}: NaN or infinity")
         found[name] = Tensor(dtype, shape, numbers, body[start:end])
+        clock.tick()
         spans.append((start, end))
     ends = [0, *(end for _, end in sorted(spans))]
     need([start for start, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS}: overlaps or gaps")
@@ -126,10 +190,15 @@ def _read_folder(folder: Path) -> Stored:
     cloud = tensors.pop("domain.0.points", None)
     need(all(name.startswith("head.") for name in tensors), f"{TENSORS} holds unknown tensors")
     own = {name.removeprefix("head."): t for name, t in tensors.items()}
-    digest = hashlib.sha256()
+    digest, model = hashlib.sha256(), certificate["model"]
     for name in sorted(own):
         digest.update(f"{name}|torch.{own[name].dtype}|{own[name].shape}|".encode() + own[name].raw)
-    need(digest.hexdigest() == certificate["model"]["sha256"], "the certificate is about other tensors")
+    need(digest.hexdigest() == model["sha256"], "the certificate is about other tensors")
+    for name in ("type", "half_windows"):  # not every method writes them into its certificate
+        need(
+            name not in model or model[name] == described["head"].get(name),
+            f"the certificate's {name} is not the head's",
+        )
     lo, hi, points, fill, shapes = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
     need(shapes == described["head"]["input_shapes"], "the head's inputs are not the domain's")
     outputs = _counts(described["head"]["output_shape"], "output_shape", 1)
@@ -151,6 +220,7 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, 
     if cloud is not None:
         shape, fill = cloud.shape[1:], read_hex(described[0]["fill_distance"], "fill_distance")
         ours = {"type": "point_cloud", "shape": list(shape), "points": cloud.shape[0], "fill_distance": fill.hex()}
+        ours["sha256"] = hashlib.sha256(cloud.raw).hexdigest()
         said = {k: certified[0][k] for k in ours}
         m, flat = math.prod(shape), cloud.numbers.tolist()
         need(
@@ -172,13 +242,13 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     need(kind in ("grid", "scattered", "train"), f"head of type {kind!r}")
     need(described["dtype"] == dtype and {t.dtype for t in own.values()} == {dtype}, "the tensors differ in dtype")
     need(own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()) and min(rates) > 0, "temperature")
-    axes, centers, windows = (), (), ()
+    axes, centers, windows = tuple[Sequence[float], ...](), tuple[tuple[float, ...], ...](), tuple[int, ...]()
     if kind == "scattered":
         known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, own["centers"].numbers.tolist()
         centers = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
         need(own["centers"].shape == (len(centers), m) and centers, "centers")
     else:
-        axes, names = tuple(tuple(own[f"centers_{i}"].numbers) for i in range(m)), [f"centers_{i}" for i in range(m)]
+        axes, names = tuple(own[f"centers_{i}"].numbers for i in range(m)), [f"centers_{i}" for i in range(m)]
         known = {*names, *(("values", "value_slopes", "origin") if kind == "grid" else (f"core_{i}" for i in range(m)))}
         need(all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)), "centers")
         need(all(x < y for a in axes for x, y in pairwise(a)), "the centers of an axis must increase")
@@ -191,8 +261,8 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     shapes = {"values": (keys, outputs), "value_slopes": (keys, outputs, m), "origin": (m,), "powers": (keys,)}
     need(all(own[name].shape == shape for name, shape in shapes.items() if name in own or name == "values"), "shapes")
     need(kind == "scattered" or ("origin" in own) == ("value_slopes" in own), "slopes and origin belong together")
-    flat, part = own["values"].numbers.tolist(), {name: tuple(own[name].numbers) for name in shapes if name in own}
-    values = tuple(tuple(flat[o::outputs]) for o in range(outputs))
+    part = {name: own[name].numbers for name in shapes if name in own}
+    values = tuple(own["values"].numbers[o::outputs] for o in range(outputs))
     rest = (part.get("value_slopes"), part.get("origin"), part.get("powers"), windows)
     return Head(kind, dtype, keys, axes, centers, rates, values, *rest)
 
@@ -200,6 +270,8 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
 def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) -> Graph | None:
     kind, graph = certified["type"], described["graph"]
     need(kind == ("black box" if graph is None else "graph"), "the certificate speaks of another function")
+    said = certified["label" if graph is None else "text"]
+    need(said == described["label"], f"the certificate calls the function {said!r}, the head {described['label']!r}")
     if graph is None:
         return None
     text = json.dumps(graph, sort_keys=True, separators=(",", ":"))
@@ -211,7 +283,10 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
 
 
 def _claim(c: dict[str, Any], m: int) -> Claim:
-    need(c["schema"] == 1 and c["kind"] in ("proved", "proved_given", "estimated"), "kind or schema of the certificate")
+    need(
+        c["schema"] in SCHEMAS and c["kind"] in ("proved", "proved_given", "estimated"),
+        "kind or schema of the certificate",
+    )
     need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "semantics or norm")
     norm, estimated = float(c["norm"]), c["kind"] == "estimated"
     bound, seen = (None if c[k] is None else read_hex(c[k], k) for k in ("error_bound", "error_estimate"))
@@ -221,6 +296,7 @@ def _claim(c: dict[str, Any], m: int) -> Claim:
     )
     need(bound is None or bound >= 0, "error_bound")
     need(isinstance(c["known"], dict), "known")
+    need(all(isinstance(x, dict) for name in ("terms", "assumptions") for x in c[name]), "terms or assumptions")
     listed = tuple((str(a["statement"]), str(a["vouched_by"])) for a in c["assumptions"])
     point = None if c["witness"] is None else tuple(read_hex(x, "witness") for x in c["witness"]["point"])
     need(point is None or len(point) == m, "witness")

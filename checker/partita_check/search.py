@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
+from partita_check.clock import TimeOver
 from partita_check.polynomials import Ends, up
 
 __all__ = ["Measured", "search"]
@@ -35,6 +36,8 @@ def search(
 ) -> tuple[float, int]:
     """A bound of the error over a box (of its L_p norm), and from how many boxes; it holds whenever the search ends.
 
+    The search ends at `deadline`, or when the budget of the whole check is spent while a box is measured.
+
     Halves share their midpoint, so that the boxes always cover. In L_p the sum over the leaves of `outputs · volume · bound^p` is
     refined where it is largest.
     """
@@ -58,18 +61,27 @@ def search(
         total = sum((arb(-entry[0]) for entry in heap), arb(stuck)) * outputs
         return up(total ** (1 / arb(norm))) if total > 0 else 0.0 if total == 0 else math.inf
 
-    stuck, look, stop = 0.0, 1, add(ends, None)
+    stuck, look = 0.0, 1
+    try:
+        stop = add(ends, None)
+    except TimeOver:
+        return math.inf, boxes
     while heap and not stop and time.monotonic() < deadline:
         if supremum or boxes >= look:
             if bound() <= goal():
                 break
             look = boxes + boxes // 4 + 8
-        share, _, ends, found = heapq.heappop(heap)
+        whole = heapq.heappop(heap)
+        share, _, ends, found = whole
         lo, hi = ends[found.axis]
         middle = lo / 2 + hi / 2
         if not lo < middle < hi:  # it cannot be halved
             stuck = max(stuck, -share) if supremum else up(arb(stuck) - arb(share))
             continue
-        for half in ((lo, middle), (middle, hi)):
-            stop = stop or add((*ends[: found.axis], half, *ends[found.axis + 1 :]), found.state)
+        try:
+            for half in ((lo, middle), (middle, hi)):
+                stop = stop or add((*ends[: found.axis], half, *ends[found.axis + 1 :]), found.state)
+        except TimeOver:
+            heapq.heappush(heap, whole)  # its halves do not cover it yet; a half counted twice does no harm
+            break
     return bound(), boxes

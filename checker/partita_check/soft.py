@@ -11,7 +11,8 @@ from functools import cached_property
 
 from flint import acb, arb, arb_mat
 
-from partita_check.graph import Graph
+from partita_check.clock import clock
+from partita_check.graph import Choices, Graph
 from partita_check.polynomials import (
     INF,
     Basis,
@@ -51,11 +52,15 @@ class AxisPart:
         near, tall = centers[self.first : self.end], grid.tallest[axis][self.first : self.end]
         lines = [(-rate * (middle - c) * (middle - c) / 2, rate * (c - middle) * radius) for c in near]
 
-        def row(t: arb | acb) -> list[arb | acb]:
+        def row(t: arb) -> list[arb]:
+            return [(a + b * t).exp() for a, b in lines]
+
+        def complex_row(t: acb) -> list[acb]:
+            clock.tick()
             return [(a + b * t).exp() for a, b in lines]
 
         def size_on(t: acb) -> arb:
-            g = row(t)
+            g = complex_row(t)
             total = sum(g[1:], g[0]).abs_lower()
             return sum((x.abs_upper() * v for x, v in zip(g, tall)), arb(0)) / total if total > 0 else INF
 
@@ -84,6 +89,8 @@ class SoftGrid:
         found = [[0.0] * count for count in self.counts]
         for v in self.centred:
             for cell, x in enumerate(v):
+                if cell % 1024 == 0:
+                    clock.tick()
                 size = up(abs(x))
                 for axis in range(len(self.counts) - 1, -1, -1):
                     cell, k = divmod(cell, self.counts[axis])
@@ -111,7 +118,8 @@ class SoftGrid:
         if not rest_net < self.slack and branches is not None:
             return Measured(math.inf, max(range(m), key=lambda i: up(by_axis[i])))
         worst, net = Measured(0.0, self.longest(ends)), self._net(output, parts)
-        for choices in branches or [None]:
+        ways: list[Choices | None] = [*branches] if branches else [None]  # None: too many branches
+        for choices in ways:
             table, rests = enclose(graph, own, n, choices, COLUMNS, ROWS) if choices is not None else ([], [INF])
             if not sum(rests, arb(0)) < self.slack:  # f between two numbers: where it is not analytic, or too wide
                 flat = norm([x - graph.evaluate(balls(own)[0])[0] for x in net]) + rest_net

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from flint import arb, arb_mat, ctx, fmpq
 
-from partita_check.bounds import SMALLEST, UNIT, Gaps, lambert, length, mixing, score_error, steepest, sums, window_mass
+from partita_check.bounds import (
+    SMALLEST,
+    TINIEST,
+    UNIT,
+    Gaps,
+    lambert,
+    length,
+    lost_in_score,
+    mixing,
+    score_error,
+    steepest,
+    sums,
+    window_mass,
+)
 from partita_check.cells import Cells
-from partita_check.graph import need, read_hex
+from partita_check.clock import TimeOver, clock
+from partita_check.graph import Graph, need, read_hex
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, transform, up
-from partita_check.reading import Stored
-from partita_check.search import search
+from partita_check.reading import Head, Stored
+from partita_check.running import obstacle
+from partita_check.search import Measured, search
 from partita_check.soft import SoftGrid
 
 __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at"]
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
+MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
+AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
 
@@ -59,17 +76,16 @@ class Modulus:
 class Checker:
     """One check of one head. Proofs return a bound of the error of the head as it is run, and how it was found."""
 
-    def __init__(self, stored: Stored, deadline: float) -> None:
+    def __init__(self, stored: Stored, bound: float) -> None:
         self.stored, self.head, self.claim, self.graph = stored, stored.head, stored.claim, stored.graph
-        self.deadline, self.seen, self.where, self.given = deadline, 0.0, None, list[str]()
-        self.bound, self.m, self.outputs = self.claim.bound, len(stored.lo), len(self.head.values)
+        self.where: Point | None = None
+        self.seen, self.given = 0.0, list[str]()
+        self.bound, self.m, self.outputs = bound, len(stored.lo), len(self.head.values)
         self.sup, self.semantics = math.isinf(self.claim.norm), self.claim.semantics
-        self.unit, self.tiny = UNIT[self.semantics], SMALLEST[self.semantics]
+        self.unit, self.tiniest = UNIT[self.semantics], TINIEST[self.semantics]
         plain: Ends = tuple(zip(stored.lo, stored.hi))
-        narrow = (
-            self.semantics == "float32"
-        )  # inputs are float64: only a narrower head moves them, perhaps across the ends
-        self.shift = [arb(max(map(abs, pair))) * self.unit + self.tiny if narrow else arb(0) for pair in plain]
+        narrow = self.semantics == "float32"  # inputs are float64: a narrower head moves them, perhaps across the ends
+        self.shift = [arb(max(map(abs, pair))) * self.unit + self.tiniest if narrow else arb(0) for pair in plain]
         self.ends = (
             tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(plain, self.shift)) if narrow else plain
         )
@@ -83,9 +99,10 @@ class Checker:
     def look(self, point: Point) -> bool:
         """Evaluate the error at a point of the domain in balls; whether that refutes the claim."""
         inside = all(a <= x <= b for a, x, b in zip(self.stored.lo, point, self.stored.hi))
-        if self.graph is None or self.head.kind == "train" or not inside:
+        longest = max(map(len, self.head.axes), default=self.head.keys)
+        if self.graph is None or self.head.kind == "train" or longest > MOST_CELLS or not inside:
             return False
-        error = error_at(self.stored, point)
+        error = error_at(self.head, self.graph, point)
         if self.where is None or down(error) > self.seen:
             self.seen, self.where = max(down(error), 0.0), point
         return self.sup and bool(error > arb(self.bound))
@@ -101,16 +118,30 @@ class Checker:
         yield from product(*pairs) if self.m <= 6 else ()
         yield from (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(count))
 
+    def obstacle(self) -> str:
+        """Why this head may not run as the rounding terms assume, anywhere in its domain."""
+        fill = self.stored.fill
+        hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends) if fill > 0 else self.ends
+        return obstacle(self.head, hull, self.gaps, self.semantics) if self.head.kind != "train" else ""
+
     @property
     def seconds(self) -> float:
         """What a search for slopes may take."""
-        return min(2.0, max(0.0, self.deadline - time.monotonic()) / 4)
+        return min(2.0, clock.left() / 4)
+
+    @property
+    def function(self) -> Graph:
+        """f, where a proof needs it."""
+        if self.graph is None:
+            raise TypeError("a black box has no graph")
+        return self.graph
 
     def moved_by_inputs(self) -> arb:
         """How far f may move when its input is stored in a narrower dtype."""
         pairs = [(i, s) for i, s in enumerate(self.shift) if s > 0]
         found = (
-            steepest(self.graph, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds) * s for i, s in pairs
+            steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds) * s
+            for i, s in pairs
         )
         return sum(found, arb(0))
 
@@ -118,30 +149,34 @@ class Checker:
         """Bisection of the domain: polynomials for grids of constant values, mixtures of cells otherwise."""
         moved, gaps = self.moved_by_inputs(), self.gaps
         sharp = min((up(g.rate * g.least * g.least) for g in gaps if g.count > 1), default=0.0)
+        way: SoftGrid | Cells
         if gaps and self.head.slopes is None and (self.sup or sharp < 16):
             name = "polynomials"
             extra = (window_mass(gaps) + mixing(gaps, self.semantics)) * self.spread + moved
-            target = down(
-                arb(self.bound) - (extra := (extra + sums(self.head, gaps, self.semantics, self.largest)) * self.factor)
-            )
+            extra = (extra + self.sums(self.largest)) * self.factor
+            target = down(arb(self.bound) - extra)
             slack = min(max(0.2 * (target - self.seen), 1e-4 * target), 0.1 * target) if self.sup else 0.05 * target
-            way = SoftGrid(self.head, self.graph, self.ends, target, slack / up(self.factor), not self.sup)
+            way = SoftGrid(self.head, self.function, self.ends, target, slack / up(self.factor), not self.sup)
         else:
             name, delta = "mixtures of cells", score_error(gaps, self.semantics) if gaps else None
-            way = Cells(self.head, self.graph, self.ends, self.unit, self.tiny, delta)
-            extra = moved + (2 * window_mass(gaps) if gaps else 2 * self.cut(way.exponent)) * way.largest
-            extra += sums(self.head, gaps, self.semantics, way.largest) if gaps else 0
-            target = down(arb(self.bound) - (extra := extra * self.factor))
+            way = cells = Cells(self.head, self.graph, self.ends, self.semantics, delta)
+            left_out = 2 * window_mass(gaps) if gaps else 2 * self.cut(cells.exponent)
+            extra = moved + left_out * cells.largest + (self.sums(cells.largest) if gaps else 0)
+            extra = extra * self.factor
+            target = down(arb(self.bound) - extra)
 
-        def measure(ends: Ends, state: object) -> object:
+        def measure(ends: Ends, state: Any) -> Measured:
             """In L_p a point of the box is run where storing moved it."""
             moves = self.sup or self.semantics != "float32"
             grown = ends if moves else tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, self.shift))
             return way.measure(grown, state)
 
-        options = (self.deadline, self.claim.norm, self.outputs, self.look)
+        options = (clock.deadline, self.claim.norm, self.outputs, self.look)
         found, boxes = search(measure, self.ends, lambda: target, *options)
         return self.bound if found <= target else up(arb(found) + extra), f"{name} on {boxes:,} boxes"
+
+    def sums(self, largest: arb) -> arb:
+        return sums(self.head, self.ends, self.gaps, self.semantics, largest)
 
     def cut(self, exponent: arb) -> arb:
         """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them."""
@@ -153,11 +188,11 @@ class Checker:
         With `V = max_j V_j` attained at k: `V − Σ w̃_j V_j ≤ Σ w̃_j (s_k − s_j)/β + 2τ ≤ (W + 2δ)/β + 2τ`, δ what scores are off
         by and τ how far score differences are from β times value differences. Suprema of affine functions are exact.
         """
-        name, found = "affine pieces and the soft-maximum lemma", affine_pieces(self.graph)
+        name, found = "affine pieces and the soft-maximum lemma", affine_pieces(self.function)
         if found is None or min(map(len, found)) > 1:
             return math.inf, name
         sign, many, one = (1, *found) if len(found[1]) == 1 else (-1, found[1], found[0])
-        cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.unit, self.tiny, None), balls(self.ends)
+        cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.semantics, None), balls(self.ends)
         exact = [[arb(fmpq(x.numerator, x.denominator)) for x in (a - b for a, b in zip(row, one[0]))] for row in many]
         rows = [(row[0] + sum((s * x for s, x in zip(row[1:], middle)), arb(0)), row[1:]) for row in exact]
         keys = range(self.head.keys)
@@ -183,10 +218,8 @@ class Checker:
         ]
         delta = cells.delta(cells.exponent) if self.head.keys > 1 else arb(0)
         soft = (lambert(self.head.keys) + 2 * delta) / beta + 2 * tau + max(arb(0), *missing, key=up)
-        rounded = 1.01 * (self.m + 3) * self.unit * cells.largest + 4 * self.head.keys * self.tiny * (
-            cells.exponent + cells.largest
-        )
-        size = abs(self.graph.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * self.m)) for a in rows), key=up)
+        rounded = 1.01 * (self.m + 3) * self.unit * cells.largest + cells.lost + (self.m + 1) * self.tiniest
+        size = abs(self.function.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * self.m)) for a in rows), key=up)
         rounded += 1.01 * (2 * self.head.keys + 4) * self.unit * (size + 2 * soft + rounded)
         trail = self.cut(cells.exponent) * ((math.log(self.head.keys) + 45) / beta + 2 * soft + 2 * tau)
         return up(soft + rounded + trail + self.moved_by_inputs()) if beta > 0 else math.inf, name
@@ -231,9 +264,7 @@ class Checker:
             delta += sum((2 * g.rate * s * (g.window + s) for g, s in zip(gaps, self.shift)), arb(0))
         grown, first = (2 * delta).exp(), arb(self.claim.norm if average else 1)
         second = max(first, arb(2), key=up)
-        added = (
-            window_mass(gaps) * self.spread + sums(self.head, gaps, self.semantics, self.largest) + self.value_error()
-        )
+        added = window_mass(gaps) * self.spread + self.sums(self.largest) + self.value_error()
         distance = sum((g.reach(second, average) ** (2 / second) for g in gaps), arb(0)).sqrt()
         left = arb(self.bound) / self.factor - added
         if not (distance.is_finite() and left > 0):
@@ -242,7 +273,7 @@ class Checker:
         found = known.at(distance) * grown + known.at(length(shift))
         if not found <= left and (known.axes is not None or self.graph is not None):
             firsts = [g.reach(first, average) ** (1 / first) for g in gaps]
-            axes = known.axes or [steepest(self.graph, hull, i, 0.0, self.seconds / 2) for i in range(self.m)]
+            axes = known.axes or [steepest(self.function, hull, i, 0.0, self.seconds / 2) for i in range(self.m)]
             found = min(found, sum((v * (f * grown + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 
@@ -262,13 +293,10 @@ class Checker:
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = bend / 2 * sum(seconds, arb(0)) + noise
         off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
-        largest = Cells(head, None, self.ends, self.unit, self.tiny, delta).largest
-        added = (
-            2 * window_mass(gaps) * largest
-            + sums(head, gaps, self.semantics, largest)
-            + 4 * self.unit * (1 + m) * scale
-        )
-        rows = [head.slopes[k : k + m] for k in range(0, len(head.slopes), m)]
+        largest = Cells(head, None, self.ends, self.semantics, delta).largest
+        added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
+        slopes = head.slopes if head.slopes is not None else ()
+        rows = [slopes[k : k + m] for k in range(0, len(slopes), m)]
         steep = max((length([arb(x) for x in row]) for row in rows), key=up)
         steep += bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
         added += steep * length(self.shift)
@@ -276,7 +304,7 @@ class Checker:
 
     def jumps(self) -> arb:
         """What declared jumps add in L_p: points whose relevant centers may lie across one, and the little mass beyond those."""
-        declared, reaches, beyond = self.claim.known.get("jumps"), [], arb(0)
+        declared, reaches, beyond = self.claim.known.get("jumps"), list[arb](), arb(0)
         if declared is None:
             return arb(0)
         height, tube = read_hex(declared["height"], "height"), [read_hex(t, "tube") for t in declared["tube"]]
@@ -292,35 +320,42 @@ class Checker:
             reaches.append(min(relevant, g.window, key=up) + s)
         near = sum((arb(t) * length(reaches) ** k for k, t in enumerate(tube, 1)), arb(0))
         near = min(near, self.volume, key=up) * self.outputs
-        return arb(height) * (near ** (1 / arb(self.claim.norm)) + beyond * self.factor)
+        added: arb = arb(height) * (near ** (1 / arb(self.claim.norm)) + beyond * self.factor)
+        return added
 
     def by_points(self) -> tuple[float, str]:
         """A domain that consists of its listed points: the error at each, in balls as wide as storing the point may move it."""
-        worst, points = arb(0), self.stored.points
+        worst, points = arb(0), self.stored.points or ()
         for point in points:
-            if self.look(point) or time.monotonic() > self.deadline:
+            if self.look(point):
                 return math.inf, "points one by one"
             at = [arb(x) + s * arb(0, 1) for x, s in zip(point, self.shift)]
-            worst = max(worst, error_at(self.stored, point, at), key=up)
+            worst = max(worst, error_at(self.head, self.function, point, at), key=up)
         radius = max((nearest(p, self.head.centers) for p in points), key=up) + length(self.shift)
         return up(worst + self.delta(radius) * self.spread + self.cover_sums(radius)), f"all {len(points):,} points"
 
     def delta(self, radius: arb) -> arb:
         """How far a score of a cell near a point may be off, if that is within the radius of a center."""
         trail = self.head.rates[0] * radius * radius / 2 + math.log(self.head.keys) + 45
-        return 1.01 * self.unit * ((self.m + 6) * trail + 17) + 4 * self.head.rates[0] * self.tiny * self.m
+        rounded: arb = 1.01 * self.unit * ((self.m + 6) * trail + 17)
+        return rounded + lost_in_score(arb(self.head.rates[0]), self.m, self.semantics)
 
     def cover_sums(self, radius: arb) -> arb:
         """Cells left out, and sums: adding what is next to nothing rounds by no more than that, so only near cells count."""
         centers, count = self.head.centers, self.head.keys
         limit = (2 * up(radius) + math.sqrt(2 * (math.log(count) + 40) / self.head.rates[0])) * (1 + 1e-9)
-        near = max(sum(math.dist(a, b) <= limit for b in centers) for a in centers)
-        left = 2 * (arb(-44.9).exp() + count * self.tiny) * self.spread if self.unit > 0 else arb(0)
-        return left + (1.01 * (2 * near + self.m + 16) + 5 * arb(-39.9).exp()) * self.unit * self.largest
+        near = 0
+        for a in centers:
+            clock.tick()
+            near = max(near, sum(math.dist(a, b) <= limit for b in centers))
+        left = 2 * arb(-44.9).exp() * self.spread if self.unit > 0 else arb(0)
+        left += 4 * count * (SMALLEST[self.semantics] * self.largest + self.tiniest)
+        rounded: arb = (1.01 * (2 * near + self.m + 16) + 5 * arb(-39.9).exp()) * self.unit * self.largest
+        return left + rounded
 
     def by_cover(self) -> tuple[float, str]:
         """A domain of listed points, each within ρ of a center, and what is said to lie around them: the soft-maximum lemma."""
-        points, fill, centers, shift = self.stored.points, self.stored.fill, self.head.centers, length(self.shift)
+        points, fill, centers, shift = self.stored.points or (), self.stored.fill, self.head.centers, length(self.shift)
         radius = max((nearest(p, centers) for p in points), key=up) + fill + shift
         distance = (radius * radius + 2 * lambert(self.head.keys) / self.head.rates[0]).sqrt()
         grown, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
@@ -339,8 +374,6 @@ class Checker:
             return self.largest * 2 * self.unit if self.semantics == "float32" else arb(0)
         worst, cells = arb(0), product(*self.head.axes) if self.head.axes else self.head.centers
         for j, center in enumerate(cells):
-            if j % 1000 == 0 and time.monotonic() > self.deadline:
-                return INF
             for o, value in enumerate(self.graph.evaluate([arb(x) for x in center])):
                 worst = max(worst, (value - self.head.values[o][j]).abs_upper(), key=up)
         return worst
@@ -349,51 +382,76 @@ class Checker:
         """Stored values that move faster than the declared modulus allows: of cells in a row, and of random pairs."""
         if not (self.graph is None or self.vouched) or "modulus" not in self.claim.known or "jumps" in self.claim.known:
             return ""
-        cells = list(product(*self.head.axes)) if self.head.axes else self.head.centers
-        source, last = random.Random(2), len(cells) - 1
+        source, last = random.Random(2), self.head.keys - 1
         pairs = [(j, j + 1) for j in range(min(last, 20_000))] + [
             (source.randint(0, last), source.randint(0, last)) for _ in range(2000)
         ]
         for j, k in pairs:
-            allowed = self.declared.at(length([arb(a) - arb(b) for a, b in zip(cells[j], cells[k])]))
+            clock.tick()
+            first, second = center_of(self.head, j), center_of(self.head, k)
+            allowed = self.declared.at(length([arb(a) - arb(b) for a, b in zip(first, second)]))
             for v in self.head.values:
                 moved = abs(arb(v[j]) - arb(v[k]))
                 if moved > allowed * (1 + 1e-9) + 8 * UNIT[self.head.dtype] * self.largest:
-                    return (
-                        f"f moves by {up(moved):.6g} from {cells[j]} to {cells[k]}, declared: at most {up(allowed):.6g}"
-                    )
+                    return f"f moves by {up(moved):.6g} from {first} to {second}, declared: at most {up(allowed):.6g}"
         return ""
 
 
+def center_of(head: Head, cell: int) -> Point:
+    if not head.axes:
+        return head.centers[cell]
+    found = []
+    for axis in reversed(head.axes):
+        cell, k = divmod(cell, len(axis))
+        found.append(axis[k])
+    return tuple(reversed(found))
+
+
 def nearest(point: Point, others: Sequence[Point]) -> arb:
+    clock.tick()
     other = min(others, key=lambda c: math.dist(point, c))
     return length([arb(a) - arb(b) for a, b in zip(point, other)])
 
 
-def error_at(stored: Stored, point: Point, seen_at: list[arb] | None = None) -> arb:
+def mean_of(values: Sequence[float], weights: Sequence[list[arb]]) -> arb:
+    """`Σ_j Π_i w_i[j_i]·V_j` over a product grid, in blocks of the first axis."""
+    inner = math.prod(map(len, weights[1:]))
+    step, total, rest = max(1, AT_ONCE // inner), arb(0), [arb_mat([row]) for row in weights[1:]]
+    for k in range(0, len(weights[0]), step):
+        block = [arb(x) for x in values[k * inner : (k + step) * inner]]
+        total += transform(block, [arb_mat([weights[0][k : k + step]]), *rest])[0]
+    return total
+
+
+def error_at(head: Head, graph: Graph, point: Point, seen_at: list[arb] | None = None) -> arb:
     """A ball that holds the largest |f − net| over the outputs at a point, for the exact head, which may see it elsewhere."""
-    head, at, m, out = stored.head, [arb(x) for x in point], len(point), len(stored.head.values)
-    truth, at, nets = stored.graph.evaluate(at), seen_at or at, []
+    at, m, out, nets = [arb(x) for x in point], len(point), len(head.values), list[arb]()
+    truth, at = graph.evaluate(at), seen_at or at
     if head.axes:
         rows = []
         for axis, rate, x in zip(head.axes, head.rates, at):
             row = [(-rate * (x - c) * (x - c) / 2).exp() for c in axis]
-            rows.append(arb_mat([[w / sum(row, arb(0)) for w in row]]))
+            total = sum(row, arb(0))
+            rows.append([w / total for w in row])
         for o, v in enumerate(head.values):
-            nets.append(transform([arb(x) for x in v], rows)[0])
-            for i in range(m if head.slopes is not None else 0):
-                mean = transform([arb(x) for x in head.slopes[o * m + i :: out * m]], rows)[0]
-                nets[-1] += mean * (at[i] - head.origin[i])
+            nets.append(mean_of(v, rows))
+            if head.slopes is not None and head.origin is not None:
+                means = [mean_of(head.slopes[o * m + i :: out * m], rows) for i in range(m)]
+                nets[-1] += sum((s * (x - c) for s, x, c in zip(means, at, head.origin)), arb(0))
     else:
-        cells = Cells(head, None, tuple(zip(point, point)), arb(0), arb(0), None)
+        cells = Cells(head, None, tuple(zip(point, point)), "real", None)
         weights = [cells.score(j, at).exp() for j in range(head.keys)]
         total = sum(weights, arb(0))
         nets = [sum((w * cells.value(j, o, at) for j, w in enumerate(weights)), arb(0)) / total for o in range(out)]
-    return max((abs(a - b) for a, b in zip(truth, nets)), key=lambda e: float(e.mid()) if e.is_finite() else math.inf)
+    errors: list[arb] = [abs(a - b) for a, b in zip(truth, nets)]
+    return max(errors, key=lambda e: float(e.mid()) if e.is_finite() else math.inf)
 
 
-def check(stored: Stored, *, budget: float, sampled: int = 0) -> Verdict:
-    """The verdict on a claim. Verified only if a bound recomputed here, rounding included, is at most the bound claimed."""
+def check(stored: Stored, *, sampled: int = 0) -> Verdict:
+    """The verdict on a claim, in the time that the clock allows.
+
+    Verified only if a bound recomputed here, rounding included, is at most the bound claimed.
+    """
     claim, head = stored.claim, stored.head
     if claim.bound is None:
         return Verdict(
@@ -402,25 +460,30 @@ def check(stored: Stored, *, budget: float, sampled: int = 0) -> Verdict:
         )
     tall = max(max(map(abs, v)) for v in head.values)
     ctx.prec = 64 if tall < 1e8 * claim.bound else min(256, 72 + math.ceil(math.log2(tall / max(claim.bound, 1e-300))))
-    checker = Checker(stored, time.monotonic() + budget)
-    verdict = Verdict(UNKNOWN, given=checker.given)
-    points = checker.points(sampled or 64)
-    refuted = any(time.monotonic() < checker.deadline and checker.look(point) for point in points)
-    contradiction = "" if refuted else checker.contradiction()
-    for attempt in attempts(checker) if not refuted and not contradiction and not sampled else ():
-        found, how = attempt()
-        if found < verdict.proved:
-            verdict.proved, verdict.method = found, how
-        if found <= claim.bound or (checker.sup and checker.seen > claim.bound):
-            break
+    checker = Checker(stored, claim.bound)
+    verdict, contradiction, unfit = Verdict(UNKNOWN, given=checker.given), "", ""
+    try:
+        refuted = any(checker.look(point) for point in checker.points(sampled or 64))
+        contradiction = "" if refuted else checker.contradiction()
+        unfit = "" if refuted or contradiction else checker.obstacle()
+        for attempt in attempts(checker) if not (refuted or contradiction or unfit or sampled) else ():
+            found, how = attempt()
+            if found < verdict.proved:
+                verdict.proved, verdict.method = found, how
+            if found <= claim.bound or (checker.sup and checker.seen > claim.bound):
+                break
+    except TimeOver:
+        pass  # what was proved until then stands
     verdict.seen, verdict.where = checker.seen, checker.where
     if contradiction or (checker.sup and checker.seen > claim.bound):
         worse = f"the error at this point is at least {checker.seen:.17g}, more than the bound {claim.bound:.17g}"
         verdict.outcome, verdict.reason = REFUTED, contradiction or worse
+    elif unfit:
+        verdict.reason = f"the head does not run as its claim assumes: {unfit}"
     elif verdict.proved <= claim.bound:
         verdict.outcome = VERIFIED
     else:
-        late = ", and the time is over" if time.monotonic() >= checker.deadline else ""
+        late = ", and the time is over" if clock.over() else ""
         spot = "spot check: no violation at the points tried; nothing is proved"
         verdict.reason = spot if sampled else f"the best bound that could be proved is {verdict.proved:.6g}{late}"
     return verdict
@@ -429,6 +492,7 @@ def check(stored: Stored, *, budget: float, sampled: int = 0) -> Verdict:
 def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
     """The proofs that fit this head, cheap ones first."""
     head, stored, known = checker.head, checker.stored, checker.graph is not None
+    few = head.keys <= MOST_CELLS
     if stored.points is not None:
         plain = head.kind == "scattered" and head.slopes is None and head.powers is None and checker.sup
         if plain and known and stored.fill == 0 and len(stored.points) * head.keys <= MOST_PAIRS:
@@ -439,9 +503,9 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
     if head.kind == "grid" and head.slopes is None and sharp and (checker.sup or not known):
         yield checker.by_moments
-    if head.kind == "grid" and head.slopes is not None and "curvature" in checker.claim.known:
+    if head.kind == "grid" and head.slopes is not None and "curvature" in checker.claim.known and few:
         yield checker.by_tangents
-    if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known:
+    if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_pieces
-    if known and head.kind != "train" and checker.claim.kind == "proved":
+    if known and head.kind != "train" and checker.claim.kind == "proved" and few:
         yield checker.by_boxes

@@ -286,7 +286,7 @@ def test_rounding_terms_cover_float32_runs():
     )
     gaps = [Gaps(head.axes[0], (-1.0, 1.0), head.rates[0], 8)]
     spread, largest = float(values.max()) - float(values.min()), arb(float(abs(values).max()))
-    allowed = up(mixing(gaps, "float32") * spread + sums(head, gaps, "float32", largest))
+    allowed = up(mixing(gaps, "float32") * spread + sums(head, ((-1.0, 1.0),), gaps, "float32", largest))
     x = source.uniform(-1, 1, 20_000).astype(np.float32)
 
     def run(kind):
@@ -305,7 +305,7 @@ def test_weights_on_boxes_are_not_exceeded():
         centers = tuple((source.uniform(-1, 1), source.uniform(-1, 1)) for _ in range(6))
         powers = tuple(source.uniform(0, 0.3) for _ in range(6))
         head = Head("scattered", "float64", 6, (), centers, (30.0, 30.0), ((0.0,) * 6,), None, None, powers, ())
-        cells = Cells(head, None, ((-1.0, 1.0), (-1.0, 1.0)), arb(0), arb(0), None)
+        cells = Cells(head, None, ((-1.0, 1.0), (-1.0, 1.0)), "real", None)
         ends = tuple((a, a + 0.2) for a in (source.uniform(-1, 0.8), source.uniform(-1, 0.8)))
         _, middle, radius = polynomials.balls(ends)
         scores = {j: cells.score(j, middle) for j in range(6)}

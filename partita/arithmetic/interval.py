@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import erf, expit
 
 from partita.arithmetic.rounding import LIBRARY_ULPS, down, up
 from partita.errors import DomainError
@@ -205,11 +205,11 @@ class Interval:
     @_quiet
     def sigmoid(self) -> "Interval":
         """1 / (1 + e⁻ˣ); where the library underflows to 0 the exact value is below 2⁻¹⁰²², which `up` adds."""
-        return _increasing(expit, self, 0.0, 1.0, SPECIAL_ULPS)
+        return _increasing(scipy.special.expit, self, 0.0, 1.0, SPECIAL_ULPS)
 
     @_quiet
     def erf(self) -> "Interval":
-        return _increasing(erf, self, -1.0, 1.0, SPECIAL_ULPS)
+        return _increasing(scipy.special.erf, self, -1.0, 1.0, SPECIAL_ULPS)
 
     def absolute(self) -> "Interval":
         return Interval(self.mignitude, self.magnitude)

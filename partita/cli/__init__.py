@@ -1,83 +1,111 @@
-"""The command line: thin. Results on stdout, progress on stderr, `--json` everywhere, usage errors exit 64."""
+"""The command line. Results go to stdout, progress to stderr; every command knows `--json`; usage errors exit 64.
+
+Each command is a module of its own, imported when it is run: `partita --help` and `partita --version` do not load torch.
+"""
 
 from __future__ import annotations
 
 import sys
-from importlib import metadata
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from partita.cli.claim_commands import attack_command, bounds_command, verify_command
-from partita.cli.common import REFUSED, USAGE_ERROR, parse_domain, stderr
-from partita.cli.head_commands import compile_command, eval_command, export_command, plan_command, plot_command
-from partita.cli.inspect_command import inspect_command
-from partita.cli.reproduce_command import reproduce_command
+import partita
+from partita.cli.exits import REFUSED, USAGE_ERROR
 from partita.errors import DomainError, ExpressionError, PartitaError, UnsupportedError
 
-__all__ = ["app", "main", "parse_domain"]
+__all__ = ["COMMANDS", "app", "main"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command("plan", short_help="Sizes before anything is built, and why.")(plan_command)
-app.command("compile")(compile_command)
-app.command("eval")(eval_command)
-app.command("plot")(plot_command)
-app.command("export")(export_command)
-app.command("verify", short_help="Re-do a certificate's hashes and arithmetic.")(verify_command)
-app.command("attack", short_help="Search for a point that refutes the claim.")(attack_command)
-app.command("bounds", short_help="Proved ranges, slopes, gradient errors.")(bounds_command)
-app.command("reproduce", short_help="The papers' experiments, with verdicts.")(reproduce_command)
-app.command("inspect")(inspect_command)
+COMMANDS = {
+    "plan": "Show the sizes before anything is built.",
+    "compile": "Build a head, certify it, attack it, save it.",
+    "eval": "Evaluate a head at the points of a CSV file.",
+    "plot": "Draw a head, its cells and its error.",
+    "export": "Write a head as an ONNX file.",
+    "verify": "Check a certificate's hashes and arithmetic again.",
+    "attack": "Search for a point where the claim is false.",
+    "bounds": "Prove ranges, slopes and gradient errors.",
+    "reproduce": "Run the papers' experiments.",
+    "inspect": "Read the attention heads of a model.",
+}
+
+
+class _Commands(TyperGroup):
+    """A group whose commands are imported when they are run; `partita.cli.x_command.x_command` is the command x."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        name = f"{cmd_name}_command"
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name)(getattr(import_module(f"partita.cli.{name}"), name))
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(metadata.version("partita"))
+        print(partita.__version__)
         raise typer.Exit
 
 
 @app.callback()
-def options(
+def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Compile functions into single attention layers with proved error bounds.
 
     Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05
+
+    Exit codes: 0 success, 1 refused or not true, 2 nothing is claimed (attack), 64 wrong usage.
     """
 
 
-def main() -> None:
-    """Run the command line: what cannot be read exits 64, what partita refuses exits 1, with the reason on stderr."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 64 for what cannot be read, 1 for what partita refuses, with the reason on stderr.
+
+    Args:
+        arguments: instead of those of the process.
+    """
     command = typer.main.get_command(app)
     try:
-        sys.exit(command.main(standalone_mode=False) or 0)
+        given = None if arguments is None else list(arguments)
+        sys.exit(command.main(given, prog_name="partita", standalone_mode=False) or 0)
     except typer.Abort:
         sys.exit(130)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except PartitaError as error:
-        stderr.print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(USAGE_ERROR if isinstance(error, (ExpressionError, DomainError, UnsupportedError)) else REFUSED)
+        _complain(f"{type(error).__name__}: {error}")
+        sys.exit(USAGE_ERROR if isinstance(error, DomainError | ExpressionError | UnsupportedError) else REFUSED)
     except OSError as error:
-        stderr.print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _complain(f"{type(error).__name__}: {error}")
         sys.exit(REFUSED)
     except Exception as error:  # click's usage errors, whichever click typer uses
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-            sys.exit(USAGE_ERROR)
-        stderr.print(
-            f"{error.format_message()}\nTry 'partita --help'.",
-            style="red",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        else:
+            _complain(f"{error.format_message()}\nTry 'partita --help'.")
         sys.exit(USAGE_ERROR)
 
 
-if __name__ == "__main__":
-    main()
+def _complain(message: str) -> None:
+    from partita.cli.common import stderr
+
+    stderr.print(message, style="red", highlight=False, markup=False, soft_wrap=True)

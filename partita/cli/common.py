@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+import partita as pa
 from partita.errors import DomainError
-from partita.geometry import Box
-from partita.proofs.construction import Progress as Report
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
-    "REFUSED",
-    "USAGE_ERROR",
     "Accept",
     "AsJson",
     "Budget",
@@ -32,9 +30,10 @@ __all__ = [
     "MaxBytes",
     "Method",
     "Norm",
+    "Seed",
     "Sharpness",
     "Tolerance",
-    "dtype_named",
+    "compile_options",
     "emit",
     "parse_domain",
     "shown_progress",
@@ -42,7 +41,6 @@ __all__ = [
     "stdout",
 ]
 
-USAGE_ERROR, REFUSED = 64, 1
 stdout, stderr = Console(), Console(stderr=True)
 
 
@@ -57,15 +55,15 @@ Expression = Annotated[
     typer.Argument(
         metavar="EXPR",
         help=(
-            "In x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp log "
-            "sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp where step …"
+            "The function in x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp "
+            "log sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp where step …"
         ),
     ),
 ]
 Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1]x[-2,3]'.")]
-Tolerance = Annotated[float, typer.Option("--tolerance", help="The error allowed.", callback=_positive)]
+Tolerance = Annotated[float, typer.Option("--tolerance", help="The largest error allowed.", callback=_positive)]
 Norm = Annotated[str, typer.Option("--norm", help="'inf', or p ≥ 1 for an L_p norm.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; rounding is part of the bound.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; the bound includes rounding.")]
 Lipschitz = Annotated[
     float | None,
     typer.Option(
@@ -74,7 +72,7 @@ Lipschitz = Annotated[
 ]
 Sharpness = Annotated[
     float | None,
-    typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects; each method's own choice by default."),
+    typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects. Each method has its own default."),
 ]
 Method = Annotated[
     str,
@@ -86,19 +84,21 @@ Method = Annotated[
 Accept = Annotated[
     str,
     typer.Option(
-        "--accept", help="strongest: a proof before anything else. estimated: the smallest head, proof or not."
+        "--accept",
+        help="strongest: prefer a proved head. estimated: take the smallest head, even if its error is only sampled.",
     ),
 ]
-MaxBytes = Annotated[int, typer.Option("--max-bytes", min=1, help="Refuse heads that are larger.")]
+MaxBytes = Annotated[int | None, typer.Option("--max-bytes", min=1, help="Refuse larger heads.", show_default="4 GiB")]
 Budget = Annotated[
     float | None,
-    typer.Option("--budget", help="Seconds, roughly; a proof then ends with the valid bound it has reached."),
+    typer.Option("--budget", help="Seconds, roughly. A proof then stops at the valid bound it has reached."),
 ]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
-Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder that `partita compile --out` wrote.")]
+Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder written by `partita compile --out`.")]
 
 
-def parse_domain(text: str) -> Box:
+def parse_domain(text: str) -> pa.Box:
     """`[-1,1]^2`, `[0,1]x[-2,3]`, also mixed: `[0,1]^2x[-2,3]`."""
     sides: list[tuple[float, float]] = []
     for part in re.split(r"(?<=[\]\d])\s*[x×]\s*(?=\[)", text.strip()):
@@ -109,29 +109,55 @@ def parse_domain(text: str) -> Box:
             sides += [(float(found[1]), float(found[2]))] * int(found[3] or 1)
         except ValueError:
             raise DomainError(
-                f"the domain {text!r} does not read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'."
+                f"the domain {text!r} cannot be read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'."
             ) from None
-    return Box([a for a, _ in sides], [b for _, b in sides])
+    return pa.Box([a for a, _ in sides], [b for _, b in sides])
+
+
+def compile_options(
+    tolerance: float,
+    norm: str,
+    dtype: str,
+    lipschitz: float | None,
+    method: str,
+    accept: str,
+    sharpness: float | None,
+    max_bytes: int | None,
+) -> dict[str, Any]:
+    """The options of `plan` and `compile` as keyword arguments of `pa.plan` and `pa.compile`."""
+    return {
+        "tolerance": tolerance,
+        "norm": norm,
+        "dtype": _dtype_named(dtype),
+        "lipschitz": lipschitz,
+        "method": method,
+        "accept": accept,
+        "sharpness": sharpness,
+        **({} if max_bytes is None else {"max_bytes": max_bytes}),
+    }
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    import torch
+
+    if name not in ("float64", "float32"):
+        raise typer.BadParameter(f"{name!r}; expected float64 or float32.", param_hint="--dtype")
+    return torch.float64 if name == "float64" else torch.float32
 
 
 def emit(data: Any, as_json: bool, text: str) -> None:
-    """One JSON object, or the text."""
+    """Print one JSON object, or the text."""
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
     else:
         stdout.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """float64 or float32."""
-    if name not in ("float64", "float32"):
-        raise typer.BadParameter(f"{name!r}; expected float64 or float32.", param_hint="--dtype")
-    return torch.float64 if name == "float64" else torch.float32
-
-
 @contextmanager
-def shown_progress(what: str) -> Iterator[Report]:
+def shown_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr, and the function that moves it."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -13,19 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from partita.cli.common import Seed, stderr, stdout
 from partita.errors import AlreadyExistsError, DomainError, PartitaError, TargetFailedError, UnsupportedError
 from partita.inspection.capture import capture
 from partita.plots.model_page import write_inspection
 
 __all__ = ["inspect_command", "load_inputs"]
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 def inspect_command(
@@ -33,39 +31,44 @@ def inspect_command(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="FUNCTION() of your Python module returns the nn.Module to inspect. This imports and runs your own code.",
+            help="FUNCTION() in your Python module MODULE returns the nn.Module to inspect. Your code is imported and run.",
         ),
     ],
     inputs: Annotated[
         str,
         typer.Option(
             "--inputs",
-            help="What the model is called with: a .npy file (one array), .npz or .safetensors (keyword arguments by name), or "
+            help="What to call the model with: a .npy file (one array), .npz or .safetensors (keyword arguments by name), or "
             "MODULE:FUNCTION that returns a tensor, a tuple or a dict.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     layers: Annotated[
-        list[str] | None, typer.Option("--layers", help="Pattern of module paths, as 'encoder.*'; repeatable.")
+        list[str] | None, typer.Option("--layers", help="A pattern of module paths, such as 'encoder.*'; repeatable.")
     ] = None,
     heads: Annotated[
-        list[int] | None, typer.Option("--head", help="Number of a head within its layer; repeatable.")
+        list[int] | None, typer.Option("--head", help="The number of a head within its layer; repeatable.")
     ] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="At most so many queries per sequence.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="At most so many sequences.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="The most queries to read per sequence.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="The most sequences to read.")] = None,
     budget: Annotated[
-        int, typer.Option("--budget", min=0, help="Of the linear programs per head, in matrix entries; 0 solves none.")
+        int,
+        typer.Option("--budget", min=0, help="Work per head for linear programs, in matrix entries; 0 solves none."),
     ] = 1 << 18,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random heads that the figures stand beside.")] = 0,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw (needs the extra 'plot').")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a folder that is already there.")] = False,
+    seed: Seed = 0,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Draw figures (needs the extra 'plot').")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into an existing folder.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON on stdout instead of text.")
     ] = False,
 ) -> None:
-    """Read the attention heads of a model as partitions. Runs your own code: MODULE is imported and FUNCTION called."""
+    """Read the attention heads of a model as partitions. This runs your own code: MODULE is imported and FUNCTION called."""
     if out.exists() and not overwrite:
-        raise AlreadyExistsError(f"{out} exists already; choose another name, or say --overwrite.")
+        raise AlreadyExistsError(f"{out} exists already; choose another name, or use --overwrite.")
     stderr.print(f"running your own code: {model}", highlight=False, markup=False, soft_wrap=True)
     built = _call(model)
     if not isinstance(built, nn.Module):

@@ -1,4 +1,4 @@
-"""The command `partita reproduce`: run experiments, draw figures, print verdicts, write the page. The command line registers it."""
+"""The command `partita reproduce`: run experiments, draw figures, print verdicts, write the page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Printed
 
+from partita.cli.common import AsJson, Seed, stderr, stdout
 from partita.errors import DataFileError, UnsupportedError
 from partita.reproduction import EXPERIMENTS, Experiment, Finished, Order, find_experiment, run_experiment
 from partita.reproduction.download import download_images
@@ -24,32 +24,35 @@ from partita.reproduction.page import write_pages
 __all__ = ["reproduce_command"]
 
 _OUT, _FIGURE = Path("reproduction"), "figure.svg"
-stdout, stderr = Console(), Console(stderr=True)
 _COLOUR = {"holds": "green", "mixed": "yellow", "fails": "red"}
 
 
 def reproduce_command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments; --list shows them.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every experiment, and a report of them all.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME…", help="Names of experiments; --list shows them.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Run every experiment and write a report.")] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Their names, where they are in the papers, how long they take.")
+        bool, typer.Option("--list", help="List the experiments: where they are in the papers and how long they take.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="The large size (some want a GPU).")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run the large size (some experiments want a GPU).")] = False,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Seconds: to see that it works; no verdict means anything.")
+        bool, typer.Option("--tiny", help="Run for seconds, to see that it works; the verdicts mean nothing.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
+    seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = _OUT,
     data: Annotated[Path | None, typer.Option("--data", help="The folder of the image files (weight-scale).")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch image files that are not in --data.")] = False,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda, for networks that are trained.")] = "cpu",
-    again: Annotated[bool, typer.Option("--again", help="Run also what is finished.")] = False,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw (needs the extra 'plot').")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download image files that are not in --data.")] = False,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda: where networks are trained.")] = "cpu",
+    again: Annotated[bool, typer.Option("--again", help="Run finished experiments again.")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Draw figures (needs the extra 'plot').")
+    ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Reproduce the papers' figures: a table, a figure and a verdict each; with --all also report.md and report.html.
 
-    What is finished is kept: an interrupted run goes on where it stopped.
+    Finished experiments are kept: an interrupted run continues where it stopped.
     """
     if list_:
         _print_list(as_json)

@@ -6,7 +6,7 @@ import math
 import time
 
 from partita.errors import BudgetSpentError, UnsupportedError
-from partita.proofs.construction import Progress
+from partita.proofs.proof import Progress
 
 __all__ = ["Clock"]
 

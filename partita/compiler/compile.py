@@ -10,40 +10,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.compiler.affine_plan import plan_affine_grid
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
-from partita.compiler.known_regularity import Declared
-from partita.compiler.options import DEFAULT_MAX_BYTES, Options
-from partita.compiler.plan import make_plan
-from partita.compiler.planned import Candidate, Plan, rounding_of
-from partita.compiler.soft_plan import plan_fitted
+from partita.compiler.planner import best_plan
+from partita.compiler.request_options import request_for
 from partita.errors import (
     LipschitzContradictedError,
     NotContinuousError,
     PartitaError,
+    ProofRefutedError,
+    SizeError,
     ToleranceError,
     UnsupportedError,
 )
-from partita.functions.regularity import Jumps, Modulus
-from partita.functions.target import make_target
+from partita.functions.regularity import Declared, Jumps, Modulus
 from partita.geometry.domains import Box, Domain
-from partita.methods.adaptive import AdaptiveRecipe, adaptive
-from partita.methods.affine_grid import AffineRecipe, affine_grid
-from partita.methods.affine_pieces import PiecesRecipe, piecewise_affine
-from partita.methods.cover import CoverRecipe, small_domain
-from partita.methods.cross_attention import cross_attention
-from partita.methods.self_attention import self_attention
-from partita.methods.soft_grid import SoftRecipe, soft_grid
-from partita.methods.tangents import CurvedRecipe, curved_grid
-from partita.methods.train import TrainRecipe, tensor_train
+from partita.methods.method import Candidate, Plan, size_text
+from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
-from partita.proofs.construction import Construction, Progress
+from partita.proofs.claim import Construction
+from partita.proofs.proof import Progress
 
 __all__ = ["build", "compile"]
 
 _TO_PLAN = 0.67  # of a budget
-_SHARES = (0.85, 0.6)  # of the tolerance: sizes are found again for these when a proof misses it
 
 
 def compile(
@@ -105,96 +95,153 @@ def compile(
     require_outside(outside)
     if seed < 0:
         raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
-    options = Options.checked(tolerance, norm, dtype, sharpness, max_bytes, method, accept)
     clock = Clock(budget, progress)
-    target = make_target(function, domain, vectorize=vectorize, trace=trace)
-    planned = make_plan(target, options, Declared(lipschitz, modulus, hessian, jumps), progress=clock.until(_TO_PLAN))
-    return build(planned, outside=outside, progress=clock.until(1.0), seed=seed)
+    request = request_for(
+        function,
+        domain,
+        tolerance=tolerance,
+        norm=norm,
+        dtype=dtype,
+        sharpness=sharpness,
+        max_bytes=max_bytes,
+        method=method,
+        accept=accept,
+        declared=Declared(lipschitz, modulus, hessian, jumps),
+        vectorize=vectorize,
+        trace=trace,
+    )
+    plan = best_plan(request, progress=clock.until(_TO_PLAN))
+    return build(plan, outside=outside, progress=clock.until(1.0), seed=seed)
 
 
-def build(planned: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
-    """Build what `plan` described, attack it once, and return it with its certificate; plan again without it if it misses."""
+def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
+    """Build what `plan` described, attack it once, and return it with its certificate.
+
+    If the finished head misses the tolerance, it is planned again: for a smaller share of the tolerance, then, if the method was
+    left open, by the other methods.
+
+    Args:
+        plan: from `pa.plan`.
+        outside, progress, seed: as in `compile`.
+
+    Raises:
+        ToleranceError: no head that was built meets the tolerance. PartitaError: as `compile`.
+
+    >>> import partita as pa
+    >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
+    7
+    """
     missed: list[Candidate] = []
     errors: list[PartitaError] = []
     while True:
         try:
-            compiled = _finished(planned, outside, progress, seed)
-            return replace(compiled, candidates=_report_rows(planned, compiled, missed))
+            compiled = _finished(plan, outside, progress, seed)
+            return replace(compiled, candidates=_rows(plan, compiled, missed))
         except ToleranceError as error:
             errors.append(error)
-            missed.append(replace(planned.as_candidate(str(error).split(". ")[0]), chosen=False))
-        if planned.plan_without is None:
+            missed.append(plan.as_candidate(error.reason))
+        if not plan.request.is_auto:
             raise errors[0]
         try:  # what was only forecast, or makes a weaker claim, has its turn now
-            planned = planned.plan_without(frozenset(c.method for c in missed), progress)
+            plan = best_plan(plan.request, without=frozenset(c.method for c in missed), progress=progress)
         except NotContinuousError:
             raise  # says more than that a tolerance was missed
         except PartitaError:
             raise errors[0] from None
 
 
-def _finished(planned: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
-    construction, planned = _construct(planned, progress, seed)
-    certificate = construction.certificate
-    if certificate.error > planned.recipe.tolerance:
-        raise ToleranceError(_missed(planned, certificate))
-    target, why = planned.target, planned.explanation
-    compiled = Compiled(construction.head, construction.partition, certificate, target, outside, why)
+def _finished(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
+    """The head of a plan, attacked; or the error that says why it cannot be handed out."""
+    construction, plan = _constructed(plan, progress, seed)
+    certificate, target, request = construction.certificate, plan.target, plan.request
+    size = sum(t.numel() * t.element_size() for t in construction.head.state_dict().values())
+    if size > request.max_bytes:
+        raise SizeError(
+            f"the finished {plan.method} head takes {size_text(size)}; max_bytes allows {size_text(request.max_bytes)}",
+            "Ask for a larger tolerance, or raise max_bytes.",
+        )
+    if certificate.error > request.tolerance:
+        raise _missed(plan, certificate)
+    compiled = Compiled(construction.head, construction.partition, certificate, target, outside, plan.explanation)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
     if seen > certificate.error_bound:
-        raise LipschitzContradictedError(
-            f"{planned.target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
-            f"{certificate.error_bound:.6g} (worst point seen: {list(witness.point)}): what is declared of it does not hold, "
-            "or it does not always answer the same."
-        )
+        raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(certificate.error, witness.error))
-        if certificate.error > planned.recipe.tolerance:
-            raise ToleranceError(_missed(planned, certificate))
+        if certificate.error > request.tolerance:
+            raise _missed(plan, certificate)
     return replace(compiled, certificate=certificate.with_witness(witness, seed))
 
 
-def _missed(planned: Plan, certificate: Certificate) -> str:
+def _constructed(plan: Plan, progress: Progress | None, seed: int) -> tuple[Construction, Plan]:
+    """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
+    construction = plan.maker.build(plan, progress, seed)
+    for share in plan.maker.shares[1:]:
+        if construction.certificate.error <= plan.request.tolerance:
+            break
+        again = plan.maker.plan(plan.request, share, progress)
+        if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
+            break
+        plan = replace(again, candidates=plan.candidates)
+        construction = plan.maker.build(plan, progress, seed)
+    return construction, plan
+
+
+def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
     """Why a finished head is not good enough, and what to ask for instead."""
+    label, tolerance = plan.target.label, plan.request.tolerance
     if certificate.kind == "estimated":
-        return (
-            f"{planned.target.label}: the finished {planned.method} head errs by {certificate.error:.6g} at fresh points, above "
-            f"the tolerance {planned.recipe.tolerance:g}: f is rougher than its samples showed. "
-            f"Ask for {1.1 * certificate.error:.3g}."
+        return ToleranceError(
+            f"{label}: the finished {plan.method} head errs by {certificate.error:.6g} at fresh points, above the tolerance "
+            f"{tolerance:g}: f is rougher than its samples showed",
+            f"Ask for {1.1 * certificate.error:.3g}.",
+        )
+    if not math.isfinite(certificate.error_bound):
+        return ToleranceError(
+            f"{label}: the proof for the {plan.method} head ({plan.keys:,} keys) ran out of boxes before it covered the domain",
+            "Ask for accept='estimated', another method, or a larger tolerance.",
         )
     worst = max(certificate.terms, key=lambda t: t.value)
-    if not math.isfinite(certificate.error_bound):
-        return (
-            f"{planned.target.label}: the proof for the {planned.method} head ({planned.keys:,} keys) ran out of boxes before it "
-            f"covered the domain. Ask for accept='estimated', another method, or a larger tolerance."
-        )
-    return (
-        f"{planned.target.label}: the finished {planned.method} head has the bound {certificate.error_bound:.6g}, above the "
-        f"tolerance {planned.recipe.tolerance:g}: {worst.name} took more than was planned. "
-        f"Ask for {1.01 * certificate.error_bound:.3g}."
+    return ToleranceError(
+        f"{label}: the finished {plan.method} head has the bound {certificate.error_bound:.6g}, above the tolerance "
+        f"{tolerance:g}: {worst.name} took more than was planned",
+        f"Ask for {1.01 * certificate.error_bound:.3g}.",
     )
 
 
-def _report_rows(built: Plan, compiled: Compiled, missed: list[Candidate]) -> tuple[Candidate, ...]:
+def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[float]) -> PartitaError:
+    """A point that refutes the claim: the caller's word does not hold, or, where there is none, the proof is wrong."""
+    found = (
+        f"{plan.target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
+        f"{certificate.error_bound:.6g} (worst point seen: {list(point)})"
+    )
+    if certificate.kind == "proved":
+        return ProofRefutedError(
+            found, "This is a bug in partita: please report the function, the domain and the tolerance."
+        )
+    return LipschitzContradictedError(
+        found, "What is declared of the function does not hold, or it does not always return the same value."
+    )
+
+
+def _rows(plan: Plan, compiled: Compiled, missed: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The rows of the plan, with what was found out by building."""
     certificate = compiled.certificate
-    note = next((c.note for c in built.candidates if c.method == built.method), "") if not missed else "the next best"
-    rounding = rounding_of(certificate.terms)
-    largest = certificate.facts.get("largest_value", built.largest)
+    note = next((c.note for c in plan.candidates if c.method == plan.method), "") if not missed else "the next best"
     chosen = Candidate(
-        built.method,
+        plan.method,
         certificate.kind,
         note,
         compiled.num_keys,
         compiled.num_parameters,
-        largest,
-        rounding,
+        certificate.facts.get("largest_value", plan.largest),
+        certificate.rounding,
         certificate.error,
         True,
     )
-    told = {built.method, *(c.method for c in missed)}
-    return (chosen, *missed, *(c for c in built.candidates if c.method not in told))
+    told = {plan.method, *(c.method for c in missed)}
+    return (chosen, *missed, *(c for c in plan.candidates if c.method not in told))
 
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
@@ -203,47 +250,3 @@ def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     errors = compiled.errors_at(box.sample(4096, np.random.default_rng(seed)))
     largest = float(errors.max())
     return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0
-
-
-def _construct(planned: Plan, progress: Progress | None, seed: int) -> tuple[Construction, Plan]:
-    """The head of a plan's recipe, and the plan it was built from: sampled sizes are found again where a proof misses narrowly."""
-    construction = _built(planned, progress, seed)
-    for share in _SHARES:
-        grid = planned.recipe.grid if isinstance(planned.recipe, SoftRecipe | AffineRecipe) else None
-        if grid is None or construction.certificate.error <= planned.recipe.tolerance:
-            break
-        options = Options(grid.tolerance, grid.norm, grid.dtype)
-        if planned.method == "affine":
-            again = plan_affine_grid(planned.target, planned.knowledge, options, share=share)
-        elif planned.method == "fitted":
-            again = plan_fitted(planned.target, planned.knowledge, options, share=share, progress=progress)
-        else:
-            break
-        if not isinstance(again, Plan):
-            break
-        planned = again
-        construction = _built(planned, progress, seed)
-    return construction, planned
-
-
-def _built(planned: Plan, progress: Progress | None, seed: int) -> Construction:
-    target, knowledge, recipe = planned.target, planned.knowledge, planned.recipe
-    known = None if knowledge is None else knowledge.known
-    if isinstance(recipe, SoftRecipe):
-        return soft_grid(target, recipe, known, progress=progress, seed=seed)
-    if isinstance(recipe, AffineRecipe):
-        return affine_grid(target, recipe, known, progress=progress, seed=seed)
-    if isinstance(recipe, CurvedRecipe):
-        return curved_grid(target, recipe, progress=progress, seed=seed)
-    if isinstance(recipe, AdaptiveRecipe):
-        return adaptive(target, recipe, seed=seed)
-    if isinstance(recipe, TrainRecipe):
-        return tensor_train(target, recipe, seed=seed)
-    if isinstance(recipe, PiecesRecipe):
-        return piecewise_affine(target, recipe, progress=progress)
-    if knowledge is None or known is None:
-        raise UnsupportedError(f"a {planned.method} head needs to know how fast f moves.")
-    if isinstance(recipe, CoverRecipe):
-        return small_domain(target, recipe, known, declared=knowledge.declared, progress=progress)
-    construct = cross_attention if len(target.domains) == 2 else self_attention
-    return construct(target, recipe, known, declared=knowledge.declared, progress=progress)

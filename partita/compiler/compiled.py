@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from partita import storage
-from partita.compiler.planned import Candidate, report
-from partita.compiler.properties import GradientError, Range, bound_gradient_error, bound_range, bound_slope
+from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
+from partita.compiler.planner import report
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Box
-from partita.geometry.grid import ProductGrid
-from partita.geometry.partitions import Partition, PowerDiagram
+from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
-from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
-from partita.heads.scattered_head import ScatteredHead
-from partita.heads.train_head import TrainHead
+from partita.methods.method import Candidate
 from partita.proofs.certificate import Certificate, Witness
-from partita.proofs.construction import Progress
+from partita.proofs.proof import Progress
 from partita.proofs.worst_point import search_worst
 
 __all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
@@ -133,7 +130,8 @@ class Compiled:
         >>> -1.01 < c.bound_range()[0].lo <= -0.999
         True
         """
-        return bound_range(self.head, self._box(), progress=progress)
+        self._box()
+        return bound_range(self.head, self.target, progress=progress)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
         """How far the head's gradient is from f's, coordinate by coordinate: proved, for the stored tensors in exact arithmetic.
@@ -208,10 +206,4 @@ def load(folder: str | os.PathLike[str]) -> Compiled:
     Expressions come back whole, black boxes without their function.
     """
     head, certificate, target, outside, why = storage.load_parts(folder)
-    if isinstance(head, GridHead | TrainHead):
-        partition: Partition = ProductGrid(target.domain.bounding_box(), tuple(a.double().numpy() for a in head.axes))
-    else:
-        powers = head.powers if isinstance(head, ScatteredHead) else None
-        centers = head.get_buffer("centers").double().numpy()
-        partition = PowerDiagram(centers, None if powers is None else powers.double().numpy())
-    return Compiled(head, partition, certificate, target, outside, why)
+    return Compiled(head, head.partition(target.domain.bounding_box()), certificate, target, outside, why)

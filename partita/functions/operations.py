@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import erf, expit
 
 from partita.errors import FormatError
 
@@ -95,8 +95,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "tan": _method("tan", np.tan, torch.tan, partial=True),
         "atan": _method("atan", np.arctan, torch.atan),
         "tanh": _method("tanh", np.tanh, torch.tanh),
-        "sigmoid": _method("sigmoid", expit, torch.sigmoid),
-        "erf": _method("erf", erf, torch.erf),
+        "sigmoid": _method("sigmoid", lambda x: scipy.special.expit(x), torch.sigmoid),
+        "erf": _method("erf", lambda x: scipy.special.erf(x), torch.erf),
         "abs": _method("absolute", np.abs, torch.abs),
         "min": _method("minimum", np.minimum, torch.minimum, arity=2),
         "max": _method("maximum", np.maximum, torch.maximum, arity=2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial import ConvexHull, QhullError
+import scipy
 
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -41,14 +41,16 @@ def _neighbours(affine: MaxAffine) -> list[Array]:
         points = np.column_stack([affine.slopes, affine.offsets])
         try:
             # A plane far below keeps the hull three-dimensional; only upper facets matter, extra edges do no harm.
-            hull = ConvexHull(np.vstack([points, [0.0, 0.0, points[:, 2].min() - 4.0]]), qhull_options="Qt")
+            hull = scipy.spatial.ConvexHull(
+                np.vstack([points, [0.0, 0.0, points[:, 2].min() - 4.0]]), qhull_options="Qt"
+            )
             near: list[set[int]] = [set() for _ in range(n)]
             for simplex in hull.simplices:
                 members = [int(k) for k in simplex if k < n]
                 for j in members:
                     near[j].update(members)
             return [np.array(sorted(s - {j}), dtype=int) for j, s in enumerate(near)]
-        except QhullError:
+        except scipy.spatial.QhullError:
             pass
     return [np.delete(np.arange(n), j) for j in range(n)]
 

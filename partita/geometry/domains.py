@@ -6,14 +6,16 @@ A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence,
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.spatial import KDTree
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
 
@@ -86,6 +88,15 @@ class Box:
         if tokens < 1 or dim < 1:
             raise DomainError(f"Box.sequence: tokens={tokens} and dim={dim} must both be at least 1.")
         return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data, as certificates and files contain it."""
+        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
+        return {"type": "box", "shape": list(self.shape), "lo": lo, "hi": hi}
+
+    def widened(self, precision: Precision) -> Box:
+        """The box that inputs lie in after they were rounded to this precision."""
+        return Box(*precision.widened(self.lo, self.hi)) if precision.rounds_inputs else self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -192,9 +203,19 @@ class PointCloud:
     def flat(self) -> Array:
         return self.points.reshape(len(self.points), -1)
 
+    def describe(self) -> dict[str, Any]:
+        """Plain data, as certificates contain it: the points themselves are known by their hash."""
+        return {
+            "type": "point_cloud",
+            "shape": list(self.shape),
+            "points": len(self.points),
+            "fill_distance": self.fill_distance,
+            "sha256": hashlib.sha256(np.ascontiguousarray(self.flat).tobytes()).hexdigest(),
+        }
+
     @cached_property
-    def _tree(self) -> KDTree:
-        return KDTree(self.flat)
+    def _tree(self) -> scipy.spatial.KDTree:
+        return scipy.spatial.KDTree(self.flat)
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         _require_rows(points, self.dimension)

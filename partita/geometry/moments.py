@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import lambertw
+import scipy
 
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError
@@ -144,7 +144,7 @@ def soft_maximum_gap(cells: int) -> float:
     >>> round(soft_maximum_gap(2), 4)
     0.2785
     """
-    return float(lambertw((cells - 1) / math.e).real) * (1 + 1e-9)
+    return float(scipy.special.lambertw((cells - 1) / math.e).real) * (1 + 1e-9)
 
 
 def leakage(cells: int, inverse_temperature: float, margin: float) -> float:

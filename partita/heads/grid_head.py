@@ -219,7 +219,7 @@ class GridHead(FoldedHead):
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         widths = self.widths
-        if self._can_run_natively(flat):
+        if self._can_run_natively(flat, widths):
             return self._evaluate_native(flat, widths)
         if self._prefers_whole("torch", widths) and _multiplies_plainly(self.dtype):
             left = math.prod(self.counts) // max(self.counts) * self._columns
@@ -231,11 +231,14 @@ class GridHead(FoldedHead):
             return work(flat, widths)
         return torch.cat([work(chunk, widths) for chunk in flat.split(step)])
 
-    def _can_run_natively(self, flat: Tensor) -> bool:
+    def _can_run_natively(self, flat: Tensor, widths: tuple[int, ...]) -> bool:
         constants = [t for t in (self.values, self.value_slopes) if t is not None]
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, *constants))
         plain = flat.device.type == "cpu" and self.dtype in (torch.float64, torch.float32)
-        return kernels.AVAILABLE and plain and not tracked and not torch.compiler.is_compiling()
+        if not plain or tracked or torch.compiler.is_compiling():
+            return False
+        cells = self.counts if self._prefers_whole("native", widths) else widths
+        return kernels.worth_it(len(flat), math.prod(cells) * self._columns)
 
     def _prefers_whole(self, path: str, widths: tuple[int, ...]) -> bool:
         """Whether running over all cells takes less time than gathering the window's."""

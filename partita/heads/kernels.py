@@ -4,326 +4,165 @@ Queries go in blocks, and every inner loop runs over the queries of a block: the
 the window search and of the softmax weights, exponential included, and the reads of the values need not wait for each
 other. Where windows cover much of the grid (`whole`), every query reads the same values, so that one load serves the
 block. Either way axis after axis is summed: an output passes through `Σ_i width_i` additions, not `Π_i width_i`.
+
+The loops (`native_loops`) are compiled by numba when a batch is first worth it, once per installation, and loaded from numba's
+cache afterwards. Smaller batches go through torch, always: the two differ in the last digits, so that what a batch gives must not
+depend on what was computed before it. Certificates hold for both.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from partita.errors import MissingExtraError
 
-try:
-    from numba import njit, prange
-except ImportError:  # the torch path does the same, slower
-    AVAILABLE = False
-else:
-    AVAILABLE = True
+__all__ = ["AVAILABLE", "WORTH", "grid_sum", "worth_it"]
 
-__all__ = ["AVAILABLE", "grid_sum"]
+AVAILABLE = find_spec("numba") is not None  # the torch path does the same, slower
 
-_PROCESS = os.getpid()
+WORTH = (
+    1 << 23
+)  # stored numbers read by a batch from which on it is run natively: half a second by torch. 0: every batch
+_LEAST_READS = 1 << 8  # a query costs torch as much as so many reads, or more
 _BLOCK = 128  # queries whose weights are held at once
 _BLOCK_ENTRIES = 1 << 15  # window rows held at once: wide windows get smaller blocks
 _BLOCK_WHOLE = 256  # the same where all queries of a block read the same values
-_CHUNK = 2048  # queries that one thread takes at a time; fewer than two chunks start no threads
-_LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
-_SMALLEST_EXPONENT = -708.0  # e^x below is taken as 0
-_SHIFTER = 6755399441055744.0  # 1.5·2⁵²: adding it rounds to an integer and leaves that integer in the low bits
+_CHUNK = 2048  # queries that are worth a thread
 
-if AVAILABLE:
-    # numpy's error model: a division does not branch, so that loops vectorise
-    _loop = njit(cache=True, nogil=True, error_model="numpy")
-    _fused = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})  # a·b + c may round once
+_SECONDS = 5  # that compiling takes on one core
 
-    @_fused
-    def _exp(x):
-        """`e^x` for x ≤ 0, in float64 within 2 ulp: `2ⁿ·e^r`, `|r| ≤ ln 2/2`, by Taylor's polynomial of degree 13.
+Floats = NDArray[Any]  # float64 or float32, as the head
+Axes = tuple[
+    Floats, NDArray[np.int64], NDArray[np.int64], Floats, NDArray[np.int64]
+]  # centers, firsts, counts, rates, widths
+Tables = tuple[Floats, Floats, Floats]  # values, slopes, origin
 
-        The remainder is below `0.35¹⁴/14! < 5·10⁻¹⁸`; ln 2 is subtracted in two parts, the first short enough that n
-        times it is exact. NaN stays NaN.
-        """
-        t = _SMALLEST_EXPONENT if x < _SMALLEST_EXPONENT else np.float64(x)
-        shifted = t * 1.4426950408889634 + _SHIFTER
-        n = shifted - _SHIFTER
-        r = (t - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
-        p = r / 6227020800 + 1 / 479001600
-        p = p * r + 1 / 39916800
-        p = p * r + 1 / 3628800
-        p = p * r + 1 / 362880
-        p = p * r + 1 / 40320
-        p = p * r + 1 / 5040
-        p = p * r + 1 / 720
-        p = p * r + 1 / 120
-        p = p * r + 1 / 24
-        p = p * r + 1 / 6
-        p = p * r + 1 / 2
-        power = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-        return 0.0 if x < _SMALLEST_EXPONENT else ((p * r + 1) * r + 1) * power
-
-    @_loop
-    def _window_starts(x, centers, width, start):
-        """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
-        count = len(centers)
-        last = count - 2
-        first = np.float64(centers[0])  # differences in float32 could miss by more than a cell
-        per_unit = (count - 1) / (np.float64(centers[count - 1]) - first)
-        for i in range(len(x)):
-            guess = np.floor((np.float64(x[i]) - first) * per_unit)
-            guess = guess if guess > 0 else 0.0  # NaN too
-            start[i] = np.int64(guess if guess < last else last)
-        for i in range(len(x)):
-            k = start[i]
-            k = max(k - (x[i] < centers[np.uint64(k)]), 0)
-            k = min(k + (x[i] >= centers[np.uint64(k + 1)]), last)
-            start[i] = min(max(k - width // 2 + 1, 0), count - width)
-
-    @_loop
-    def _two_weights(x, centers, rate, start, gap, weights):
-        """The softmax over two centers: the nearer gets `1/(1 + e^{−|s₀−s₁|})`, one exponential."""
-        for i in range(len(x)):
-            left, right = x[i] - centers[np.uint64(start[i])], x[i] - centers[np.uint64(start[i] + 1)]
-            gap[i] = rate * left * left - rate * right * right
-        for i in range(len(x)):
-            e = _exp(-abs(gap[i]))
-            near = 1 / (1 + e)
-            far = e * near
-            weights[0, i] = near if gap[i] <= 0 else far
-            weights[1, i] = far if gap[i] <= 0 else near
-
-    @_loop
-    def _weights(x, centers, rate, start, smallest, weights):
-        """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
-        total, n = smallest, len(x)
-        smallest[:] = np.inf
-        for row in range(len(weights)):
-            if len(weights) == len(centers):  # the window is the axis: one center for all queries
-                c = centers[row]
-                for i in range(n):
-                    d = x[i] - c
-                    weights[row, i] = rate * d * d
-            else:
-                for i in range(n):
-                    d = x[i] - centers[np.uint64(start[i] + row)]
-                    weights[row, i] = rate * d * d
-            for i in range(n):
-                smallest[i] = min(smallest[i], weights[row, i])
-        for row in range(len(weights)):
-            for i in range(n):
-                weights[row, i] = _exp(smallest[i] - weights[row, i])
-        total[:] = 0
-        for row in range(len(weights)):
-            for i in range(n):
-                total[i] += weights[row, i]
-        for i in range(n):
-            total[i] = 1 / total[i]
-        for row in range(len(weights)):
-            for i in range(n):
-                weights[row, i] *= total[i]
-
-    @_fused
-    def _gather(values, cells, shift, step, weights, sums):
-        """`sums[i] = Σ_a weights[a, i]·values[cells[i] + shift + a·step]`; the first two in one pass."""
-        width, n = len(weights), len(cells)
-        if width == 1:
-            for i in range(n):
-                sums[i] = weights[0, i] * values[np.uint64(cells[i] + shift)]
-            return
-        first, second = weights[0], weights[1]
-        for i in range(n):
-            at = cells[i] + shift
-            sums[i] = first[i] * values[np.uint64(at)] + second[i] * values[np.uint64(at + step)]
-        for a in range(2, width):
-            for i in range(n):
-                sums[i] += weights[a, i] * values[np.uint64(cells[i] + shift + a * step)]
-
-    @_fused
-    def _fold(sums, filled, weights, n):
-        """`sums[b] ← Σ_a weights[a]·sums[b·width + a]` in place: one axis less; returns how many are left."""
-        width = len(weights)
-        for b in range(filled // width):
-            row = sums[b]
-            for i in range(n):
-                row[i] = weights[0, i] * sums[b * width, i]
-            for a in range(1, width):
-                for i in range(n):
-                    row[i] += weights[a, i] * sums[b * width + a, i]
-        return filled // width
-
-    @_fused
-    def _gather_vectors(values, cells, rows, widths, weights, sums, out):
-        """The same for long vectors `V[cell]`, one query after the other; `sums`, `(rows, step)`, holds one vector per row."""
-        last, step = len(widths) - 1, out.shape[1]
-        for i in range(len(cells)):
-            for b in range(len(rows)):
-                row, at = sums[b], (cells[i] + rows[b]) * step
-                row[:] = 0
-                for a in range(widths[last]):
-                    scale = weights[last, a, i]
-                    for o in range(step):
-                        row[o] += scale * values[np.uint64(at + a * step + o)]
-            filled = len(rows)
-            for axis in range(last - 1, -1, -1):
-                filled //= widths[axis]
-                for b in range(filled):
-                    row, first, scale = sums[b], sums[b * widths[axis]], weights[axis, 0, i]
-                    for o in range(step):
-                        row[o] = scale * first[o]
-                    for a in range(1, widths[axis]):
-                        other, scale = sums[b * widths[axis] + a], weights[axis, a, i]
-                        for o in range(step):
-                            row[o] += scale * other[o]
-            out[i] = sums[0]
-
-    @_loop
-    def _spread(weights, width, start, n):
-        """Window weights moved to their places among all centers of the axis, zeros elsewhere: adding those does not round."""
-        for row in range(len(weights) - 1, -1, -1):  # downwards: what is still to be moved lies below
-            for i in range(n):
-                k = row - start[i]
-                weights[row, i] = weights[np.uint64(k), i] if 0 <= k < width else 0
-
-    @_fused
-    def _two_rows(values, first, second, step, weights, r, s, n):
-        """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
-        r[:n] = 0
-        s[:n] = 0
-        fours = len(weights) - len(weights) % 4
-        for a in range(0, fours, 4):
-            p, q = first + a * step, second + a * step
-            p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
-            q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
-            w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
-            for i in range(n):
-                r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
-                s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
-        for a in range(fours, len(weights)):
-            p0, q0, w0 = values[first + a * step], values[second + a * step], weights[a]
-            for i in range(n):
-                r[i] += p0 * w0[i]
-                s[i] += q0 * w0[i]
-
-    @_fused
-    def _contract(values, step, column, counts, weights, sums, n):
-        """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[cell·step + column]`, depth first: sums in progress stay in the cache."""
-        last, row = len(counts) - 1, counts[-1] * step
-        r, s = sums[last], sums[last + 1]
-        own = weights[last, : counts[last]]
-        if last == 0:
-            _two_rows(values, column, column, step, own, r, s, n)
-            return
-        inner, total = weights[last - 1], sums[last - 1]
-        for b in range(counts[:last].prod() // counts[last - 1]):
-            total[:n] = 0
-            for a in range(0, counts[last - 1], 2):
-                first, both = column + (b * counts[last - 1] + a) * row, a + 1 < counts[last - 1]
-                _two_rows(values, first, first + row if both else first, step, own, r, s, n)
-                for i in range(n):
-                    total[i] += inner[a, i] * r[i] + (inner[a + 1, i] * s[i] if both else 0)
-            index = b
-            for axis in range(last - 2, -1, -1):  # one entry more on this axis; the last one ends it
-                a = index % counts[axis]
-                if a == 0:
-                    sums[axis, :n] = 0
-                for i in range(n):
-                    sums[axis, i] += weights[axis, a, i] * sums[axis + 1, i]
-                if a + 1 < counts[axis]:
-                    break
-                index //= counts[axis]
-
-    @_loop
-    def _rows_of_window(counts, widths):
-        """Cell numbers of the window's innermost rows, relative to its first cell."""
-        rows = np.zeros(1, np.int64)
-        for i in range(len(counts) - 1):
-            rows = (rows.reshape(-1, 1) * counts[i] + np.arange(widths[i])).ravel()
-        return rows * counts[-1]
-
-    @_loop
-    def _sum_table(values, whole, cells, scaled, rows, counts, widths, weights, sums, out):
-        """One table of values, `(cells, step)` flat, for the queries of a block: `out`, `(n, step)`."""
-        n, (m, step) = len(cells), (len(counts), out.shape[1])
-        if step >= _LONG_VECTOR and not whole:
-            _gather_vectors(values, cells, rows, widths, weights, np.empty((len(rows), step), out.dtype), out)
-            return
-        for i in range(n):
-            scaled[i] = cells[i] * step
-        for o in range(step):
-            if whole:
-                _contract(values, step, o, counts, weights, sums, n)
-            else:
-                for b in range(len(rows)):
-                    _gather(values, scaled, rows[b] * step + o, step, weights[m - 1, : widths[m - 1]], sums[b])
-                filled = len(rows)
-                for i in range(m - 2, -1, -1):
-                    filled = _fold(sums, filled, weights[i, : widths[i]], n)
-            out[:, o] = sums[0, :n]
-
-    @_fused
-    def _add_tilted(points, origin, tilts, out):
-        """`out[i, o] += Σ_k (points[i, k] − origin[k])·tilts[i, o·m + k]`."""
-        m = len(origin)
-        for i in range(len(out)):
-            for o in range(out.shape[1]):
-                for k in range(m):
-                    out[i, o] += (points[i, k] - origin[k]) * tilts[i, o * m + k]
-
-    @_loop
-    def _sum_serially(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
-        m, dtype = points.shape[1], points.dtype
-        rows = _rows_of_window(counts[-1:] if whole else counts, widths)
-        block = _BLOCK_WHOLE if whole else max(8, min(_BLOCK, _BLOCK_ENTRIES // len(rows)))
-        block = max(1, min(block, len(points)))
-        coordinate, scratch = np.empty(block, dtype), np.empty(block, dtype)
-        starts, cells = np.empty(block, np.int64), np.empty(block, np.int64)
-        weights = np.empty((m, counts.max() if whole else widths.max(), block), dtype)
-        sums = np.empty((m + 1 if whole else len(rows), block), dtype)
-        tilts = np.empty((block if len(slopes) else 0, out.shape[1] * m), dtype)
-        for begin in range(0, len(points), block):
-            n = min(block, len(points) - begin)
-            x, start, cell = coordinate[:n], starts[:n], cells[:n]
-            cell[:] = 0
-            for i in range(m):
-                axis = centers[firsts[i] : firsts[i] + counts[i]]
-                x[:] = points[begin : begin + n, i]
-                start[:] = 0
-                if widths[i] < counts[i]:
-                    _window_starts(x, axis, widths[i], start)
-                for j in range(n):
-                    cell[j] = cell[j] * counts[i] + start[j]
-                if widths[i] == 2:
-                    _two_weights(x, axis, rates[i], start, scratch, weights[i])
-                else:
-                    _weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
-                if whole and widths[i] < counts[i]:
-                    _spread(weights[i, : counts[i]], widths[i], start, n)
-            part = slice(begin, begin + n)
-            _sum_table(values, whole, cell, start, rows, counts, widths, weights, sums, out[part])
-            if len(slopes):
-                _sum_table(slopes, whole, cell, start, rows, counts, widths, weights, sums, tilts[:n])
-                _add_tilted(points[part], origin, tilts, out[part])
-
-    @njit(cache=True, nogil=True, parallel=True)
-    def _sum_in_parallel(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
-        for chunk in prange((len(points) + _CHUNK - 1) // _CHUNK):
-            part = slice(chunk * _CHUNK, min(len(points), (chunk + 1) * _CHUNK))
-            _sum_serially(
-                points[part], centers, firsts, counts, rates, widths, whole, values, slopes, origin, out[part]
-            )
+_loaded: set[tuple[np.dtype[Any], bool]] = (
+    set()
+)  # loops that this process has used: their dtype, whether they run over all cells
 
 
-def grid_sum(points, centers, firsts, counts, rates, widths, whole, values, slopes, origin, out):
+if hasattr(os, "register_at_fork"):
+    # threads of the process that forked this one are not here, and torch would wait for them forever
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
+def worth_it(queries: int, reads: int) -> bool:
+    """Whether the native loops are to answer a batch of so many queries, each of which reads so many stored numbers."""
+    return AVAILABLE and queries * max(reads, _LEAST_READS) >= WORTH
+
+
+def grid_sum(
+    points: Floats,
+    centers: Floats,
+    firsts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    rates: Floats,
+    widths: NDArray[np.int64],
+    whole: bool,
+    values: Floats,
+    slopes: Floats,
+    origin: Floats,
+    out: Floats,
+) -> None:
     """`out[n, o] = Σ_cells Π_i softmax_i(x_n)·(values[cell, o] + slopes[cell, o]·(x_n − origin))` over each point's window.
 
-    Args, contiguous arrays: points `(n, m)`; centers of all axes joined, axis i at `firsts[i]`, `counts[i]` long; rates `R_i/2`;
-    widths of the windows; whole: run over all cells with weight zero outside the window, instead of gathering the window;
-    values `(cells, out)` row-major; slopes `(cells, out, m)`, or empty for none; origin `(m,)`; out `(n, out)`.
+    Args, contiguous arrays of one dtype:
+        points: `(n, m)`.
+        centers: of all axes joined, axis i at `firsts[i]`, `counts[i]` long.
+        rates: `R_i/2`.
+        widths: of the windows.
+        whole: run over all cells with weight zero outside the window, instead of gathering the window.
+        values: `(cells, out)` row-major.
+        slopes: `(cells, out, m)`, or empty for none.
+        origin: `(m,)`, or empty without slopes.
+        out: `(n, out)`, filled.
     """
     if not AVAILABLE:
         raise MissingExtraError("the native kernel needs the extra 'fast': pip install 'partita[fast]'.")
-    # threads of the process that forked this one are not here: work alone then
-    threaded = len(points) >= 2 * _CHUNK and os.getpid() == _PROCESS
-    work = _sum_in_parallel if threaded else _sum_serially
-    flat = values.reshape(-1), slopes.reshape(-1)
-    work(points, centers, firsts, counts, rates, widths, whole, *flat, origin, out)
+    axes = centers, firsts, counts, rates, widths
+    tables = values.reshape(-1), slopes.reshape(-1), origin
+    sum_part = _sum_whole if whole else _sum_windows
+    key = points.dtype, whole
+    if key not in _loaded:
+        with _announced():
+            sum_part(points[:1], axes, tables, out[:1])
+        _loaded.add(key)
+    threads = min(torch.get_num_threads(), len(points) // _CHUNK)
+    if threads < 2:
+        sum_part(points, axes, tables, out)
+        return
+    ends = [len(points) * k // threads for k in range(threads + 1)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    with ThreadPoolExecutor(threads) as pool:  # the loops release the interpreter lock
+        list(pool.map(lambda part: sum_part(points[part], axes, tables, out[part]), parts))
+
+
+def _sum_windows(points: Floats, axes: Axes, tables: Tables, out: Floats) -> None:
+    from partita.heads.native_loops import sum_windows
+
+    _, _, counts, _, widths = axes
+    rows = np.zeros(1, np.int64)
+    for count, width in zip(counts[:-1], widths[:-1]):
+        rows = (rows[:, None] * count + np.arange(width)).ravel()
+    scratch = _Scratch(points, out, tables, max(8, min(_BLOCK, _BLOCK_ENTRIES // len(rows))))
+    weights, sums = scratch.floats(len(counts), int(widths.max())), scratch.floats(len(rows))
+    vectors = np.empty((len(rows), max(out.shape[1], scratch.tilts.shape[1])), out.dtype)
+    lines = scratch.floats(2), scratch.integers
+    sum_windows(points, axes, rows * counts[-1], *tables, *lines, weights, sums, vectors, scratch.tilts, out)
+
+
+def _sum_whole(points: Floats, axes: Axes, tables: Tables, out: Floats) -> None:
+    from partita.heads.native_loops import sum_whole
+
+    counts = axes[2]
+    scratch = _Scratch(points, out, tables, _BLOCK_WHOLE)
+    weights, sums = scratch.floats(len(counts), int(counts.max())), scratch.floats(len(counts) + 1)
+    sum_whole(points, axes, *tables, scratch.floats(2), scratch.integers, weights, sums, scratch.tilts, out)
+
+
+class _Scratch:
+    """Arrays that the loops work in, for blocks of at most so many queries."""
+
+    def __init__(self, points: Floats, out: Floats, tables: Tables, block: int) -> None:
+        self.block, self.dtype = max(1, min(block, len(points))), points.dtype
+        self.integers = np.empty((2, self.block), np.int64)
+        slopes = self.block if len(tables[1]) else 0
+        self.tilts = np.empty((slopes, out.shape[1] * points.shape[1]), points.dtype)
+
+    def floats(self, *shape: int) -> Floats:
+        return np.empty((*shape, self.block), self.dtype)
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Says on stderr that numba compiles, if it does: most often the loops come from its cache."""
+    from numba.core import event
+
+    from partita.heads.native_loops import CACHED
+
+    class Announcement(event.Listener):
+        told = False
+
+        def on_start(self, event: object) -> None:
+            if not self.told:
+                often = "once" if CACHED else "no folder for numba's cache can be written; set NUMBA_CACHE_DIR"
+                print(f"partita: compiling native kernels ({often}, about {_SECONDS} s) …", file=sys.stderr, flush=True)
+            self.told = True
+
+        def on_end(self, event: object) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Announcement()):
+        yield

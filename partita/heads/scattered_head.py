@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
+import scipy
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from partita.errors import DomainError, ShapeError
@@ -75,7 +75,7 @@ class ScatteredHead(FoldedHead):
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)
-        self._tree: KDTree | None = None
+        self._tree: scipy.spatial.KDTree | None = None
 
     @property
     def num_keys(self) -> int:
@@ -167,7 +167,7 @@ class ScatteredHead(FoldedHead):
             yield rows[settled], cells[settled]
             rows, k = rows[~settled], min(2 * k, self.num_keys)
 
-    def _search_tree(self) -> KDTree:
+    def _search_tree(self) -> scipy.spatial.KDTree:
         """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score.
 
         It is rebuilt when its points are not the stored centers any more. The numbers are compared, since writing through
@@ -178,5 +178,5 @@ class ScatteredHead(FoldedHead):
             powers = self.powers.detach().double().numpy()
             points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
         if self._tree is None or not np.array_equal(self._tree.data, points):
-            self._tree = KDTree(points, copy_data=True)
+            self._tree = scipy.spatial.KDTree(points, copy_data=True)
         return self._tree

@@ -1,30 +1,32 @@
-"""One theorem, one function: each returns a head, its partition and its certificate."""
+"""One method, one class, one file: each turns a function, a domain and a tolerance into a head with a certificate.
 
-from partita.methods.affine_grid import AffineRecipe, affine_grid
-from partita.methods.affine_pieces import PiecesRecipe, piecewise_affine
-from partita.methods.cover import CoverRecipe, small_domain
-from partita.methods.cross_attention import cross_attention
-from partita.methods.on_grid import GridRecipe
-from partita.methods.self_attention import self_attention
-from partita.methods.soft_grid import SoftRecipe, soft_grid
-from partita.methods.train import TrainRecipe, fit_train, tensor_train
-from partita.proofs.construction import Construction, Progress
+A new method is a file here and a line in METHODS; it is then planned by `auto`, and under every law of tests/test_methods_laws.py.
+"""
 
-__all__ = [
-    "AffineRecipe",
-    "Construction",
-    "CoverRecipe",
-    "GridRecipe",
-    "PiecesRecipe",
-    "Progress",
-    "SoftRecipe",
-    "TrainRecipe",
-    "affine_grid",
-    "cross_attention",
-    "fit_train",
-    "piecewise_affine",
-    "self_attention",
-    "small_domain",
-    "soft_grid",
-    "tensor_train",
+from partita.methods.adaptive import Adaptive
+from partita.methods.affine import Affine
+from partita.methods.averaged import Corrected, Tuned
+from partita.methods.cover import BallCover
+from partita.methods.fitted import Fitted
+from partita.methods.hard import Hard
+from partita.methods.method import Method, Plan, Refusal, Size
+from partita.methods.pieces import Pieces
+from partita.methods.request import Request
+from partita.methods.tangents import Tangents
+from partita.methods.train import Train
+
+__all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size"]
+
+# in the order in which "auto" tries them: later ones may be spared by what earlier ones found
+METHODS: list[Method] = [
+    Pieces(),
+    Fitted(),
+    Hard(),
+    BallCover(),
+    Affine(),
+    Tangents(),
+    Adaptive(),
+    Tuned(),
+    Corrected(),
+    Train(),
 ]

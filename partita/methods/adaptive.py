@@ -3,142 +3,141 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from partita.errors import NonFiniteValueError
+from partita.errors import NonFiniteValueError, PartitaError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
-from partita.geometry.domains import Box
+from partita.geometry.domains import PointCloud
 from partita.geometry.partitions import PowerDiagram
-from partita.proofs.bisection import box_terms
-from partita.proofs.certificate import Certificate, model_digest, total
-from partita.proofs.construction import (
-    Construction,
-    Progress,
-    describe_domain,
-    describe_function,
-    environment,
-    platform_assumption,
-    undefined_roots,
-)
+from partita.methods.method import Method, Plan, Refusal, size_text
+from partita.methods.request import Request
+from partita.proofs.assumptions import undefined_roots
+from partita.proofs.bisection import BisectionProof
+from partita.proofs.certificate import Kind
+from partita.proofs.claim import Construction, claim, describe_function
+from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
-from partita.search.adaptation import DEGREE, Adaptation, Budget
-from partita.search.adapted import AdaptiveRecipe
+from partita.search.adaptation import AdaptiveDraft, adaptive_cells
 
-__all__ = ["AdaptiveRecipe", "adaptive", "adaptive_recipe"]
+__all__ = ["Adaptive", "adaptive_construction"]
 
-_TRY_CONSTANTS_UP_TO = 256  # keys
+_MOST_KEYS = 2_500
+_SMALL, _FEW = 2000, 3  # stored numbers up to which, and variables beyond which, "auto" looks for no adaptive head
 _REMEMBERED = 256  # answers by which a black box is known
 
 
-def adaptive_recipe(
-    target: Target,
-    *,
-    tolerance: float,
-    dtype: torch.dtype = torch.float64,
-    affine: bool | None = None,
-    max_keys: int = 20_000,
-    max_evaluations: int = 5_000_000,
-    max_boxes: int = 500_000,
-    polish: int = 1,
-    progress: Progress | None = None,
-) -> AdaptiveRecipe:
-    """Few cells whose affine (or constant) values are within the tolerance, found by sampling, and proved where f is a graph.
+class Adaptive(Method):
+    """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·(V_j + J_j(z − c_j))`, the cells of a power diagram, few where f is easy.
 
-    When a budget is spent, or f jumps, the best head found comes back with the bound it reached: `recipe.holds` tells.
-
-    Args:
-        affine: None for whichever stores fewer numbers.
-        max_keys: leaves, from which the keys are chosen; max_evaluations: of f; max_boxes: of one proof.
-        polish: rounds of trying for fewer keys after a success.
-        progress: called with (what, done, of).
-
-    Raises:
-        UnsupportedError: the domain is no box. ToleranceError: below what the dtype rounds.
-        NonFiniteValueError: f is NaN or infinite, or has no finite bound.
-
-    >>> from partita.functions.target import make_target
-    >>> recipe = adaptive_recipe(make_target("abs(x + 0.7*y)", Box([-1, -1], [1, 1])), tolerance=0.01)
-    >>> recipe.keys, recipe.holds
-    (2, True)
+    *Theorem*: `ball-cells`; where f is an expression the bound is for the stored tensors as they are run, by `box-bisection`.
     """
-    search = Adaptation(target, tolerance, dtype, Budget(max_keys, max_evaluations, max_boxes, polish), progress)
-    found = search.run(affine=affine is not False)
-    _require_finite(target, found)
-    return found if affine is not None or not found.holds else _or_constants(search, found)
 
+    name = "adaptive"
 
-def _require_finite(target: Target, found: AdaptiveRecipe) -> None:
-    if found.proof is not None and math.isinf(found.error_bound):
-        raise NonFiniteValueError(
-            f"{target.label} has no finite bound near {np.round(found.proof.worst[0], 6).tolist()}; expected finite values on the "
-            "whole domain. Shrink the domain, or write f so that poles cancel."
+    def applies(self, request: Request) -> Refusal | None:
+        if isinstance(request.target.domain, PointCloud) or not math.isinf(request.norm):
+            return Refusal("for boxes, in the supremum norm")
+        return None
+
+    def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
+        best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
+        provable = request.target.graph is not None and request.knowledge is not None
+        if provable and request.target.domain.dimension <= _FEW and best > _SMALL:
+            return None
+        return Refusal(f"for up to {_FEW} variables, where other proved heads store over {_SMALL:,} numbers")
+
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        """Few cells; given up beyond what max_bytes holds."""
+        target, precision = request.target, request.precision
+        per_key = (target.domain.dimension + 1) * (target.num_outputs + 1)
+        most = min(_MOST_KEYS, request.max_bytes // precision.item_bytes // per_key)
+        try:
+            draft = adaptive_cells(
+                target,
+                tolerance=share * request.tolerance,
+                dtype=request.dtype,
+                max_keys=8 * max(most, 16),
+                progress=progress,
+            )
+        except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
+            return _without_error(error)
+        reached = draft.error_seen if draft.proof is None else draft.error_bound
+        kind: Kind = "estimated" if draft.proof is None else "proved"
+        if not draft.holds:
+            return Refusal(
+                f"{draft.keys:,} keys reach {reached:.3g} only",
+                kind=kind,
+                keys=draft.keys,
+                parameters=draft.parameters,
+                reached=reached,
+            )
+        directions = f"{draft.active} direction{'s' * (draft.active != 1)}"
+        return Plan(
+            request=request,
+            maker=self,
+            kind=kind,
+            keys=draft.keys,
+            parameters=draft.parameters,
+            draft=draft,
+            why=(
+                f"{draft.keys:,} key{'' if draft.keys == 1 else 's'}",
+                f"adaptive: affine values on scattered centers, where they are needed; {draft.leaves:,} leaves were looked at",
+                f"f was evaluated {draft.evaluations:,} times, and varies in {directions}",
+                f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
+            ),
+            error_bound=draft.error_bound,
+            error_estimate=draft.error_seen if draft.proof is None else None,
+            largest=float(np.abs(draft.values).max()),
         )
 
-
-def _or_constants(search: Adaptation, found: AdaptiveRecipe) -> AdaptiveRecipe:
-    """Constant values where those need fewer numbers, `m + 1 + out` per key instead of `m + 1 + out·(1 + m)`."""
-    m, out = found.centers.shape[1], found.values.shape[1]
-    room = found.keys * (m + 1 + out * (m + 1)) // (m + 1 + out)
-    if room > _TRY_CONSTANTS_UP_TO:
-        return found
-    search.budget = replace(search.budget, keys=8 * room)
-    if not search.is_easy(affine=False):
-        return found
-    return min(found, search.run(affine=False), key=lambda r: r.rank)
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        return adaptive_construction(plan.target, plan.draft, tolerance=plan.request.tolerance, seed=seed)
 
 
-def adaptive(target: Target, recipe: AdaptiveRecipe, *, seed: int = 0) -> Construction:
-    """The head of a recipe with what can be said of it: proved where f is a graph, estimated from fresh samples where not.
+def adaptive_construction(
+    target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, seed: int = 0
+) -> Construction:
+    """The head of a draft with what can be said of it; the bound may exceed the tolerance (`draft.holds`).
 
-    `net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·(V_j + J_j(z − c_j))`, the cells of a power diagram. *Theorem*: `ball-cells`.
-    The bound is for the stored tensors as they are run, and may exceed the tolerance (`recipe.holds`). *Theorem*: `box-bisection`.
-
-    Args: seed: of the samples that an estimate rests on.
+    Args:
+        seed: of the samples that an estimate rests on.
     """
-    head, box = recipe.head(target), target.domain.bounding_box()
-    common = _description(target, recipe, box, model_digest(head.state_dict()))
-    partition = PowerDiagram(recipe.centers, recipe.powers)
-    if recipe.proof is None:
-        fields = sampled_error(head, target, seed=seed).fields()
-        return Construction(head, partition, Certificate(theorem="ball-cells", **fields, **common))
-    terms = tuple(box_terms(head, recipe.proof, box))
-    certificate = Certificate(
-        kind="proved",
-        theorem="box-bisection",
-        error_bound=total(terms),
-        terms=terms,
-        assumptions=(*undefined_roots(target), platform_assumption(recipe.dtype)),
-        proof={
-            "method": "boxes",
-            "degree": DEGREE,
-            "boxes": recipe.proof.boxes,
-            "depth": recipe.proof.depth,
-            "axes": [] if recipe.axes is None else recipe.axes.ravel().tolist(),
+    head = draft.head(target)
+    points = target.domain.bounding_box().clamp(draft.centers[:_REMEMBERED])
+    answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
+    common: dict[str, Any] = {
+        "dtype": draft.dtype,
+        "tolerance": draft.tolerance if tolerance is None else tolerance,
+        "details": {"type": "scattered", "method": "adaptive", "rate": draft.rate},
+        "facts": {
+            "leaves": float(draft.leaves),
+            "evaluations": float(draft.evaluations),
+            "active_directions": float(draft.active),
         },
+    }
+    function, partition = describe_function(target, points, answers), PowerDiagram(draft.centers, draft.powers)
+    if draft.proof is None:
+        seen = sampled_error(head, target, seed=seed)
+        certificate = claim(head, function, target.domains, (), theorem="ball-cells", seen=seen, **common)
+        return Construction(head, partition, certificate)
+    axes = [] if draft.axes is None else draft.axes.ravel().tolist()
+    proved = BisectionProof().prove(head, target, Given(details={"axes": axes}, earlier=draft.proof))
+    certificate = claim(
+        head,
+        function,
+        target.domains,
+        proved.terms,
+        theorem="box-bisection",
+        assumptions=undefined_roots(target),
+        proof=proved.details,
         **common,
     )
     return Construction(head, partition, certificate)
 
 
-def _description(target: Target, recipe: AdaptiveRecipe, box: Box, digest: str) -> dict[str, Any]:
-    """The fields of a certificate that do not depend on its kind."""
-    asked = box.clamp(recipe.centers[:_REMEMBERED])
-    answers = target(asked) if target.graph is None else np.zeros((len(asked), target.num_outputs))
-    return {
-        "norm": "inf",
-        "semantics": recipe.semantics,
-        "tolerance": recipe.tolerance,
-        "function": describe_function(target, asked, answers),
-        "domain": {"arguments": [describe_domain(d) for d in target.domains]},
-        "model": {"sha256": digest, "type": "scattered", "method": "adaptive", "rate": recipe.rate},
-        "facts": {
-            "leaves": float(recipe.leaves),
-            "evaluations": float(recipe.evaluations),
-            "active_directions": float(recipe.active),
-        },
-        "environment": environment(),
-    }
+def _without_error(error: PartitaError) -> Refusal:
+    """A refusal that lets another method's error be raised if nothing works."""
+    return Refusal(error.reason, error.hint)

@@ -7,149 +7,234 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 
-from partita.arithmetic.rounding import add_up, up
-from partita.errors import UnsupportedError
+from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.regularity import Modulus
 from partita.functions.target import Target
-from partita.geometry.covers import Cover
+from partita.geometry.covers import Cover, farthest_point_cover
 from partita.geometry.domains import PointCloud
 from partita.geometry.partitions import PowerDiagram
-from partita.heads.scattered_head import ScatteredHead, exponent_cut
-from partita.proofs.center_values import Known
-from partita.proofs.certificate import Assumption, Certificate, model_digest, total
-from partita.proofs.construction import (
-    Construction,
-    Progress,
-    describe_domain,
-    describe_function,
-    environment,
-    platform_assumption,
-    semantics_of,
-    value_size,
-    value_table,
-    vouched,
-)
-from partita.proofs.cover_proof import ScatteredFacts, scattered_terms
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.heads.scattered_head import ScatteredHead
+from partita.methods.hard import floor_refusal
+from partita.methods.method import Method, Plan, Refusal, size_text
+from partita.methods.request import Request
+from partita.proofs.assumptions import vouched
+from partita.proofs.center_values import value_table
+from partita.proofs.certificate import Assumption, total
+from partita.proofs.claim import Construction, claim, describe_function
+from partita.proofs.cover_proof import CoverProof, rate_for, scattered_facts, scattered_terms
+from partita.proofs.proof import Given, Progress
 
-__all__ = ["CoverRecipe", "scattered_facts", "small_domain"]
+__all__ = ["BallCover", "CoverDraft"]
 
 
 @dataclass(frozen=True, eq=False)
-class CoverRecipe:
-    """All choices of a head on a cover: the balls, how sharp, in which dtype."""
+class CoverDraft:
+    """The balls and the inverse temperature of a head on a cover."""
 
     cover: Cover
     rate: float
-    tolerance: float
-    dtype: torch.dtype
-
-    @property
-    def semantics(self) -> str:
-        return semantics_of(self.dtype)
 
 
-def small_domain(
-    target: Target, recipe: CoverRecipe, known: Known, *, declared: bool, progress: Progress | None = None
-) -> Construction:
-    """The head of Theorem 5.1: centers of a cover by N balls of radius ρ instead of a grid.
+class BallCover(Method):
+    """f at the centers of a cover by N balls of radius ρ instead of a grid.
 
     Claim: `|net − f| ≤ ω(√(ρ² + 2W((N−1)/e)/R))` on the domain, W Lambert's function: ρ may be ε/L where the paper takes
     ε/(3L), so 3^(intrinsic dimension) fewer balls; neither the diameter of the domain nor a second radius enters.
 
     *Theorem*: `small-domain` (5.1, corrected and sharpened by `soft-maximum`).
 
-    Hypotheses: every point of the domain is within `fill_distance` of a listed point (caller); f obeys `known` between the domain
-    and the centers, which are points of the cloud (caller, or interval arithmetic over the bounding box).
+    Hypotheses: every point of the domain is within `fill_distance` of a listed point (caller); f obeys its modulus between the
+    domain and the centers, which are points of the cloud (caller, or interval arithmetic over the bounding box).
     """
-    cloud = target.domain
-    if not isinstance(cloud, PointCloud) or known.modulus is None or known.jumps is not None:
-        raise UnsupportedError(
-            "Theorem 5.1 needs a PointCloud and a modulus for the Euclidean distance, without jumps."
+
+    name = "hard"
+    least_sharpness = 1.0
+
+    def applies(self, request: Request) -> Refusal | None:
+        if not isinstance(request.target.domain, PointCloud):
+            return Refusal("for clouds of points")
+        if request.knowledge is None:
+            return Refusal("nothing is known of how fast f moves")
+        known = request.knowledge.known
+        if not math.isinf(request.norm) or known.modulus is None:
+            return Refusal(
+                "on a PointCloud the norm must be 'inf' (it has no volume) and the Lipschitz constant one number "
+                "for the Euclidean distance",
+                error=UnsupportedError,
+            )
+        if known.jumps is not None:
+            return Refusal(
+                "jumps= is for L_p norms on boxes; a head on a PointCloud is bounded in the supremum norm",
+                error=UnsupportedError,
+            )
+        return None
+
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        """Balls that leave room for the fill distance, a finite temperature and rounding."""
+        cloud, modulus, knowledge, precision = *_usable(request), request.knowledge, request.precision
+        assert knowledge is not None
+        shares = _Shares.of(request)
+        allowed = shares.radius(modulus, request.tolerance)
+        cover = _cover(request, cloud, modulus, shares)
+        if isinstance(cover, Refusal):
+            return cover
+        radius, cells = cover.radius + cloud.fill_distance, len(cover.centers)
+        rate = shares.rate(cells, radius, allowed, request)
+        facts = scattered_facts(
+            cloud,
+            cover,
+            rate,
+            precision,
+            largest=knowledge.magnitude,
+            spread=2 * knowledge.magnitude,
+            value_error=knowledge.magnitude * (precision.unit + 64 * 2.0**-53),
         )
-    centers = torch.tensor(recipe.cover.centers).to(recipe.dtype)
-    exact = centers.double().numpy()
-    values, value_error = value_table(
-        target, lambda a, b: recipe.cover.centers[a:b], len(exact), recipe.dtype, progress=progress
-    )
-    head = ScatteredHead(
-        centers, recipe.rate, values, input_shapes=target.input_shapes, output_shape=target.output_shape
-    )
-    largest, spread = value_size(values)
-    facts = scattered_facts(cloud, recipe, largest=largest, spread=spread, value_error=value_error)
-    filled = f"every point of the domain is within {cloud.fill_distance:g} of a listed point"
-    assumptions = (
-        *vouched(target, known, declared=declared),
-        Assumption(filled, "caller"),
-        platform_assumption(recipe.dtype),
-    )
-    terms = scattered_terms(facts, known.modulus)
-    certificate = Certificate(
-        kind="proved_given" if declared or cloud.fill_distance > 0 else "proved",
-        norm="inf",
-        semantics=recipe.semantics,
-        tolerance=recipe.tolerance,
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=assumptions,
-        theorem="small-domain",
-        function=describe_function(target, recipe.cover.centers, values.double().numpy()),
-        domain={"arguments": [describe_domain(cloud)]},
-        model={
-            "sha256": model_digest(head.state_dict()),
-            "type": "scattered",
-            "radius": recipe.cover.radius,
-            "rate": recipe.rate,
-            "value_error": value_error,
-        },
-        known=known.to_json(),
-        facts={
-            "covering_radius": facts.radius,
-            "sharpness": recipe.rate * facts.radius**2,
-            **_parameter_counts(target, len(exact)),
-        },
-        environment=environment(),
-    )
-    return Construction(head, PowerDiagram(exact), certificate)
+        terms = scattered_terms(facts, modulus)
+        if total(terms) > request.tolerance:
+            return floor_refusal(request, terms)
+        parameters = cells * (cloud.dimension + request.target.num_outputs) + 1
+        return Plan(
+            request=request,
+            maker=self,
+            kind="proved_given" if knowledge.declared or cloud.fill_distance > 0 else "proved",
+            keys=cells,
+            parameters=parameters,
+            draft=CoverDraft(cover, rate),
+            why=(
+                f"{cells:,} keys: balls of radius {cover.radius:.4g} that cover {len(cloud.points):,} points",
+                f"the error is at most ω(√(ρ² + 2W/R)), ρ = {cover.radius:.4g} + {cloud.fill_distance:g} between points, "
+                f"which must stay below {allowed:.4g}",
+                f"what is known of f is {knowledge.source}",
+                f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
+            ),
+            error_bound=total(terms),
+            sharpness=rate * radius**2,
+            largest=knowledge.magnitude,
+            rounding=sum(t.value for t in terms if t.source != "approximation"),
+        )
+
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        request, draft = plan.request, plan.draft
+        target, knowledge, cover = request.target, request.knowledge, draft.cover
+        cloud, _ = _usable(request)
+        assert knowledge is not None
+        values, value_error = value_table(
+            target, lambda a, b: cover.centers[a:b], len(cover.centers), request.dtype, progress=progress
+        )
+        head = ScatteredHead(
+            torch.tensor(cover.centers).to(request.dtype),
+            draft.rate,
+            values,
+            input_shapes=target.input_shapes,
+            output_shape=target.output_shape,
+        )
+        given = Given(request.tolerance, known=knowledge.known, value_error=value_error, earlier=cover)
+        proved = CoverProof().prove(head, target, given)
+        radius = proved.terms[0].inputs["radius"]
+        certificate = claim(
+            head,
+            describe_function(target, cover.centers, values.double().numpy()),
+            target.domains,
+            proved.terms,
+            dtype=request.dtype,
+            theorem="small-domain",
+            tolerance=request.tolerance,
+            assumptions=(
+                *vouched(target, knowledge.known, declared=knowledge.declared),
+                _filled(cloud),
+            ),
+            details={
+                "type": "scattered",
+                "radius": cover.radius,
+                "rate": draft.rate,
+                "value_error": value_error,
+            },
+            known=knowledge.known.to_json(),
+            facts={
+                "covering_radius": radius,
+                "sharpness": draft.rate * radius**2,
+                **_parameter_counts(target, len(cover.centers)),
+            },
+            proof=proved.details,
+        )
+        return Construction(head, PowerDiagram(head.centers.double().numpy()), certificate)
 
 
-def scattered_facts(
-    cloud: PointCloud, recipe: CoverRecipe, *, largest: float, spread: float, value_error: float
-) -> ScatteredFacts:
-    """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
-    centers = torch.tensor(recipe.cover.centers).to(recipe.dtype).double().numpy()
-    u = UNIT_ROUNDOFF[recipe.semantics]
-    reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
-    moved = (
-        float(up(np.sqrt(((centers - recipe.cover.centers) ** 2).sum(axis=1)).max(), 8))
-        if recipe.dtype != torch.float64
-        else 0.0
-    )
-    radius = add_up(
-        recipe.cover.radius, cloud.fill_distance, moved, 2 * u * reach if recipe.dtype != torch.float64 else 0.0
-    )
-    near_exponent = math.log(len(centers)) + (20.0 if recipe.dtype == torch.float32 else 40.0)
-    near = 2 * radius + math.sqrt(2 * near_exponent / recipe.rate)
-    count = (
-        int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
-        if len(centers) > 1
-        else 1
-    )
-    return ScatteredFacts(
-        cells=len(centers),
-        dimension=cloud.dimension,
-        radius=radius,
-        rate=recipe.rate,
-        exponent_cut=exponent_cut(len(centers)),
-        near_cells=count,
-        reach=reach,
-        largest=largest,
-        spread=spread,
-        value_error=value_error,
-        center_shift=moved,
-        semantics=recipe.semantics,
-    )
+def _filled(cloud: PointCloud) -> Assumption:
+    """What lies between the points: the caller vouches for it, unless the points are the whole domain."""
+    text = f"every point of the domain is within {cloud.fill_distance:g} of a listed point"
+    return Assumption(text, "caller" if cloud.fill_distance > 0 else "construction", about="domain")
+
+
+def _usable(request: Request) -> tuple[PointCloud, Modulus]:
+    cloud, knowledge = request.target.domain, request.knowledge
+    if not isinstance(cloud, PointCloud) or knowledge is None or knowledge.known.modulus is None:
+        raise UnsupportedError("Theorem 5.1 needs a PointCloud and a modulus for the Euclidean distance.")
+    return cloud, knowledge.known.modulus
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """What is kept aside: `softness`, of ρ², for a finite temperature; `rounding`, of the tolerance, for the dtype."""
+
+    softness: float
+    rounding: float
+
+    @classmethod
+    def of(cls, request: Request) -> _Shares:
+        return cls(max(4e-2 / request.hard_sharpness, 1e-4), 2e-2 if request.precision.rounds_inputs else 1e-9)
+
+    def radius(self, modulus: Modulus, tolerance: float) -> float:
+        """The largest ρ with `ω(ρ√(1 + softness)) ≤ (1 − rounding)·tolerance`."""
+        if modulus.constant == 0:
+            return math.inf
+        reach = (tolerance * (1 - self.rounding) / modulus.constant) ** (1 / modulus.exponent)
+        return reach / (math.sqrt(1 + self.softness) * (1 + self.rounding))
+
+    def tolerance(self, modulus: Modulus, radius: float) -> float:
+        """The other way round: the tolerance that a radius can meet."""
+        reach = radius * math.sqrt(1 + self.softness) * (1 + self.rounding)
+        return modulus.constant * reach**modulus.exponent / (1 - self.rounding)
+
+    def rate(self, cells: int, radius: float, allowed: float, request: Request) -> float:
+        """R such that a finite temperature adds its share of ρ², or of the radius allowed where ρ is 0."""
+        if cells == 1 or math.isinf(allowed):
+            return 1.0
+        added = self.softness * radius**2 or 1e-4 * allowed**2
+        with np.errstate(over="ignore"):
+            rate = float(request.precision.rounded(np.array(rate_for(added, cells) if added else math.inf)))
+        if not request.precision.is_normal(rate):
+            raise DomainError(
+                f"the inverse temperature of this cover is out of range for {request.precision.name}",
+                "Rescale the variables.",
+            )
+        return rate
+
+
+def _cover(request: Request, cloud: PointCloud, modulus: Modulus, shares: _Shares) -> Cover | Refusal:
+    """The cover, or the best tolerance that the samples or the memory allow."""
+    allowed, item = shares.radius(modulus, request.tolerance), request.precision.item_bytes
+    if allowed < cloud.fill_distance:
+        return Refusal(
+            f"tolerance {request.tolerance:g} is below ω(fill_distance) = {shares.tolerance(modulus, cloud.fill_distance):.4g}: "
+            f"between samples that leave gaps of {cloud.fill_distance:g} nothing better can be promised",
+            "Give more points, or ask for more.",
+            ToleranceError,
+        )
+    most = (request.max_bytes // item - 1) // (cloud.dimension + request.target.num_outputs)
+    if most < 1:
+        return Refusal(f"max_bytes = {request.max_bytes:,} does not hold even a single key", "Raise it.", SizeError)
+    cover = farthest_point_cover(cloud.flat, radius=allowed - cloud.fill_distance, max_balls=most)
+    if cover.radius + cloud.fill_distance > allowed * (1 + 1e-12):
+        best = shares.tolerance(modulus, (cover.radius + cloud.fill_distance) * (1 + 1e-9))
+        return Refusal(
+            f"tolerance {request.tolerance:g} needs more than the {most:,} keys that max_bytes = "
+            f"{size_text(request.max_bytes)} holds",
+            f"The best tolerance that fits is about {best:.4g}; or raise max_bytes.",
+            SizeError,
+        )
+    return cover
 
 
 def _parameter_counts(target: Target, balls: int) -> dict[str, float]:

@@ -3,146 +3,123 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from partita.arithmetic.rounding import add_up, mul_up
-from partita.errors import CurvatureContradictedError
-from partita.functions.regularity import Curvature, Modulus
+from partita.errors import CurvatureContradictedError, UnsupportedError
+from partita.functions.regularity import Curvature
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.grid import ProductGrid
-from partita.heads.grid_head import GridHead
-from partita.methods.affine_grid import OVERLAP, SHARPNESS, affine_head, affine_terms, grid_of, largest_value
-from partita.methods.on_grid import GridRecipe, head_facts, norm_name
-from partita.proofs.center_values import Known, domain_factor, input_rounding
-from partita.proofs.certificate import Assumption, Certificate, Term, model_digest, total
-from partita.proofs.construction import (
-    Construction,
-    Progress,
-    describe_domain,
-    describe_function,
-    environment,
-    platform_assumption,
-    some_answers,
-)
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.methods.affine import affine_parameters, halving_text
+from partita.methods.grids import GridDraft, sharpness_of
+from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
+from partita.methods.request import Request
+from partita.proofs.cell_proof import ANSWER, OVERLAP, CurvatureProof, largest_value
+from partita.proofs.certificate import Assumption
+from partita.proofs.claim import Construction, claim, describe_function, some_answers
+from partita.proofs.proof import Given, Progress
+from partita.search.affine_cells import SHARPNESS
 
-__all__ = ["CurvedRecipe", "curved_grid", "curved_recipe", "curved_terms"]
+__all__ = ["Tangents"]
 
-_STEP = 1 / 32  # of a spacing: how far from a center f is asked for its slope
+_STEP = 1 / 32  # of a spacing: how far from a center f is evaluated for its slope
 _AIM = {torch.float64: 0.995, torch.float32: 0.85}  # of the tolerance, for the tangents; the rest is for rounding
 _ATTACKS = 4096
-_ANSWER = 2.0**-51  # relative error of f's own answers
 
 
-@dataclass(frozen=True)
-class CurvedRecipe:
-    """The grid of a head with tangent values, and the bound of second derivatives it relies on."""
+class Tangents(Method):
+    """A hard grid whose cells hold the tangents of f at their centers, slopes by differences. *Theorem*: `declared-curvature`.
 
-    grid: GridRecipe
-    curvature: Curvature
+    Hypotheses: f is twice differentiable with `|∇²f|₂ ≤ M` on the box, which the caller declares (`hessian=M`) and an attack on
+    second differences along random lines tries to refute.
+    """
 
-    @property
-    def tolerance(self) -> float:
-        return self.grid.tolerance
+    name = "affine"
 
-    @property
-    def semantics(self) -> str:
-        return self.grid.semantics
+    def applies(self, request: Request) -> Refusal | None:
+        if request.declared.curvature is None or request.target.graph is not None:
+            return Refusal("for black boxes with a declared bound of second derivatives (hessian=)")
+        if isinstance(request.target.domain, PointCloud):
+            return Refusal("needs a box, not a cloud of points")
+        return None
+
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        curvature, precision = _declared(request), request.precision
+        draft = _draft(request, curvature, share)
+        parameters = affine_parameters(request, draft.counts)
+        bent = f"½·{curvature.constant:g}·|z − c|²"
+        return Plan(
+            request=request,
+            maker=self,
+            kind="proved_given",
+            keys=math.prod(draft.counts),
+            parameters=parameters,
+            draft=draft,
+            why=(
+                keys_text(draft.counts),
+                f"affine: every cell stores the tangent of f, which f leaves by {bent} at most, as declared",
+                halving_text(draft.counts),
+                f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
+            ),
+            error_bound=request.tolerance,
+            sharpness=min(sharpness_of(request.box, draft), default=0.0),
+            counts=draft.counts,
+        )
+
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        """The head and its claim.
+
+        Raises:
+            CurvatureContradictedError: three points between which f bends more than declared.
+        """
+        request, box = plan.request, plan.request.box
+        target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
+        ratio = _attack(target, box, curvature, seed)
+        values, slopes, step = _tangents(target, grid, progress)
+        head = replace(plan.draft, values=values, slopes=slopes).head(request)
+        scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
+        known = {"curvature": curvature.constant, "differences": step, "scale": scale}
+        proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
+        lines = f"second differences along {_ATTACKS:,} random lines"
+        repeats = "f answers the same question the same way everywhere, within 2⁻⁵¹ of its value"
+        certificate = claim(
+            head,
+            describe_function(target, *some_answers(target)),
+            target.domains,
+            proved.terms,
+            dtype=request.dtype,
+            theorem="declared-curvature",
+            norm=request.norm,
+            tolerance=request.tolerance,
+            assumptions=(
+                Assumption(str(curvature), "caller", ratio, lines, "curvature"),
+                Assumption(repeats, "caller", about="function"),
+            ),
+            details={"type": "grid", "method": self.name},
+            known=known,
+            facts={"largest_value": largest_value(head, box), "covering_radius": grid.covering_radius},
+            proof=proved.details,
+        )
+        return Construction(head, grid, certificate)
 
 
-def curved_recipe(box: Box, curvature: Curvature, recipe: GridRecipe, *, aim: float) -> CurvedRecipe:
-    """The fewest cells with `½M Σ((½ + s)h_i)² + M Σ d_i(½ + s)h_i/2 ≤ aim`, spacings alike; `recipe` gives the rest."""
-    widths = 0.5 + OVERLAP
+def _declared(request: Request) -> Curvature:
+    if request.declared.curvature is None:
+        raise UnsupportedError("tangents need a declared bound of second derivatives, hessian=M.")
+    return request.declared.curvature
+
+
+def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
+    """The fewest cells with `½M Σ((½ + s)h_i)² + M Σ d_i(½ + s)h_i/2 ≤ aim`, spacings alike."""
+    box, widths = request.box, 0.5 + OVERLAP
     per_cell = 0.5 * curvature.constant * (widths**2 + widths * _STEP)  # times Σ h_i²
-    h = math.sqrt(_AIM[recipe.dtype] * aim / max(per_cell * box.dimension, 1e-300))
+    h = math.sqrt(_AIM[request.dtype] * share * request.aim / max(per_cell * box.dimension, 1e-300))
     counts = tuple(np.maximum(np.ceil(np.minimum(box.sides / h, 1e15)), 1).astype(np.int64).tolist())
-    sides = box.sides / np.array(counts)
-    storage = np.float32 if recipe.dtype == torch.float32 else np.float64
-    rates = tuple((SHARPNESS / sides**2).astype(storage).astype(float).tolist())
-    grid = GridRecipe(counts, rates, (1,) * box.dimension, recipe.norm, recipe.tolerance, recipe.dtype)
-    return CurvedRecipe(grid, curvature)
-
-
-def curved_grid(
-    target: Target, recipe: CurvedRecipe, *, progress: Progress | None = None, seed: int = 0
-) -> Construction:
-    """The head whose cells hold the tangents of f at their centers, slopes by differences. *Theorem*: `declared-curvature`.
-
-    Hypotheses: f is twice differentiable with `|∇²f|₂ ≤ M` on the box, which the caller declares and an attack on second
-    differences along random lines tries to refute.
-
-    Raises:
-        CurvatureContradictedError: three points between which f bends more than declared.
-    """
-    box = target.domain.bounding_box()
-    grid = grid_of(box, recipe.grid)
-    ratio = _attack(target, box, recipe.curvature, seed)
-    values, slopes, step = _tangents(target, grid, progress)
-    head = affine_head(target, grid, recipe.grid, values, slopes)
-    scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
-    terms = curved_terms(head, recipe.curvature, box, recipe.grid, step, scale)
-    certificate = Certificate(
-        kind="proved_given",
-        norm=norm_name(recipe.grid.norm),
-        semantics=recipe.semantics,
-        tolerance=recipe.tolerance,
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(
-            Assumption(str(recipe.curvature), "caller", ratio, f"second differences along {_ATTACKS:,} random lines"),
-            Assumption("f answers the same question the same way everywhere, within 2⁻⁵¹ of its value", "caller"),
-            platform_assumption(recipe.grid.dtype),
-        ),
-        theorem="declared-curvature",
-        function=describe_function(target, *some_answers(target)),
-        domain={"arguments": [describe_domain(d) for d in target.domains]},
-        model={"sha256": model_digest(head.state_dict()), "type": "grid", "method": "affine"},
-        known={"curvature": recipe.curvature.constant, "differences": step, "scale": scale},
-        facts={"largest_value": largest_value(head, box), "covering_radius": grid.covering_radius},
-        environment=environment(),
-        proof={"method": "curvature", "boxes": grid.num_cells},
-    )
-    return Construction(head, grid, certificate)
-
-
-def curved_terms(
-    head: GridHead, curvature: Curvature, box: Box, recipe: GridRecipe, step: float, scale: float
-) -> list[Term]:
-    """All terms: tangents against f by its second derivatives, then what rounding does to them.
-
-    Args:
-        step: d/h, how far from a center f was asked for its slope. scale: at least max |f| and what its tangents reach.
-    """
-    grid = ProductGrid(box, tuple(a.double().numpy() for a in head.axes))
-    gaps = [g.gap_max if g.count > 1 else float(s) for g, s in zip(grid.geometry, box.sides)]
-    terms = affine_terms(head, partial(_leaves_tangent, curvature, gaps, step, scale), box, recipe, None)
-    facts, u = head_facts(head, box, recipe, 0.0), UNIT_ROUNDOFF[recipe.semantics]
-    stored = mul_up(4.0, u, scale, 1.0 + len(gaps), domain_factor(facts, recipe.norm))
-    formula = "4u · (1 + m) · scale of the tangents · factor"
-    terms.append(Term("stored values", stored, formula, "declared-curvature", {"u": u, "scale": scale}))
-    if recipe.semantics != "float64":
-        slopes = head.get_buffer("value_slopes").double().numpy()
-        steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
-        reach = math.sqrt(sum(g * g for g in gaps))
-        known = Known(Modulus(add_up(steepest, mul_up(curvature.constant, reach, 1.0 + step))))
-        terms.append(input_rounding(facts, known, recipe.norm))
-    return terms
-
-
-def _leaves_tangent(
-    curvature: Curvature, gaps: list[float], step: float, scale: float, widths: float, _: float
-) -> float:
-    """`½M Σ(w h_i)² + Σ(½M d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i."""
-    wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
-    bent = mul_up(0.5, curvature.constant, add_up(*(mul_up(w, w) for w in wide)))
-    tilted = mul_up(0.5 * (1 + 1e-9), curvature.constant, add_up(*(mul_up(step, g, w) for g, w in zip(gaps, wide))))
-    noise = mul_up(_ANSWER, scale, add_up(1.0, len(gaps) * widths / step * (1 + 1e-9)))
-    return add_up(bent, tilted, noise)
+    rates = request.precision.rounded(SHARPNESS / (box.sides / np.array(counts)) ** 2)
+    return GridDraft(counts, tuple(rates.tolist()), (1,) * box.dimension)
 
 
 def _tangents(target: Target, grid: ProductGrid, progress: Progress | None) -> tuple[Array, Array, float]:
@@ -173,7 +150,7 @@ def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:
     first, middle, last = _evenly(box, ends[0], ends[0] + share * (ends[1] - ends[0]))
     answers = [target(z) for z in (first, middle, last)]
     bend = np.abs(answers[0] - 2 * answers[1] + answers[2]).max(axis=1)
-    noise = 8 * _ANSWER * max(float(np.abs(a).max()) for a in answers)
+    noise = 8 * ANSWER * max(float(np.abs(a).max()) for a in answers)
     allowed = curvature.constant * ((last - first) ** 2).sum(axis=1) / 4
     ratio = np.maximum(bend - noise, 0.0) / np.maximum(allowed, 1e-300)
     i = int(ratio.argmax())

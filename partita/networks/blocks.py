@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.networks.in_context import GradientDescent
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
 from partita.ramps.anchors import sharing_excess
 from partita.ramps.literal_ramps import refuse_many, rounded_layers
 from partita.ramps.multi_head_ramps import SharedRamp
@@ -232,7 +231,7 @@ def _norm_error(built: SharedRamp, reach: float, size: float, model: int) -> flo
 
     It moves u by `η max|u| + μ`, scores by δ, values by a factor; as in `shared-anchors` the heads' weights sum to at most 1 + 2S.
     """
-    u = UNIT_ROUNDOFF[semantics_of(torch.float64)]
+    u = Precision.of(torch.float64).unit
     low, high = built.ends
     n, kappa = built.network.tokens, float(built.certificate.terms[1].inputs["sharpness"])
     factor = reach**2 / (2 * size**2) + 8 * (model + 8) * u

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -21,9 +22,7 @@ from partita.networks.chains import Stage, read_chain
 from partita.networks.gates import Gate, gate_for
 from partita.networks.propagation import Carried, Layer, amplification, carry
 from partita.proofs.certificate import Certificate, Term, model_digest, total
-from partita.proofs.claim import proved_claim
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.claim import claim
 
 __all__ = ["AttentionNetwork", "GateLayer", "attention_from_mlp"]
 
@@ -102,7 +101,7 @@ class AttentionNetwork(nn.Module):
 
         Supposes torch's activations within 16 units in the last place.
         """
-        lo, u = self._points(x), UNIT_ROUNDOFF[semantics_of(dtype)]
+        lo, u = self._points(x), Precision.of(dtype).unit
         layers = [Layer(f.weight, f.bias, None if f.gate is None else _as_run(f.gate)) for f in self.facts]
         start = u * np.abs(lo) if dtype == torch.float32 else np.zeros_like(lo)
         return carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
@@ -156,13 +155,13 @@ def attention_from_mlp(
     _require_widths(stages, domain)
     facts, terms = _within(stages, domain, tolerance, dtype)
     network = AttentionNetwork(_modules(stages, facts, dtype), facts, domain, dtype)
-    network.certificate = proved_claim(
-        terms,
-        domain,
+    network.certificate = claim(
         network,
+        {"type": "mlp", "sha256": model_digest(mlp.state_dict())},
+        [domain],
+        terms,
         dtype=dtype,
         theorem="carried-errors",
-        function={"type": "mlp", "sha256": model_digest(mlp.state_dict())},
         details={"type": "attention network"},
         facts={"keys": float(network.keys), "layers": float(len(facts))},
         tolerance=tolerance,
@@ -183,10 +182,10 @@ def _within(
             terms = _terms(facts, box, dtype)
         if total(terms) <= tolerance:
             return facts, terms
-    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    u = Precision.of(dtype).unit
     floor = float(carry(facts, box, unit_roundoff=u, with_gaps=False)[-1].error.max())
     raise ToleranceError(
-        f"tolerance {tolerance:g} is below what can be promised here in {semantics_of(dtype)}: {total(terms):.3g}, of which "
+        f"tolerance {tolerance:g} is below what can be promised here in {Precision.of(dtype).name}: {total(terms):.3g}, of which "
         f"rounding alone is {floor:.2g}. Ask for more{', use float64' if dtype == torch.float32 else ''} or shrink the domain."
     )
 
@@ -239,7 +238,7 @@ def _chosen(
     sharp = [
         _numbers(s, None if s.activation is None else gate_for(s.activation, 1e-3 * allowed, math.inf)) for s in stages
     ]
-    first = carry(sharp, box, unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)], with_gaps=False)
+    first = carry(sharp, box, unit_roundoff=Precision.of(dtype).unit, with_gaps=False)
     slopes = [np.ones(1) if f.gate is None else f.gate.steepest(c.reach)[0] for f, c in zip(sharp, first)]
     gains = amplification(sharp, slopes)
     curved = max(1, sum(s.activation is not None for s in stages))
@@ -266,7 +265,7 @@ def _modules(stages: Sequence[Stage], facts: Sequence[Layer], dtype: torch.dtype
 
 
 def _final(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> Carried:
-    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    u = Precision.of(dtype).unit
     start = u * box.magnitude if dtype == torch.float32 else np.zeros(box.shape)
     return carry(facts, box, unit_roundoff=u, error=start)[-1]
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from partita.arithmetic.interval import Interval
+from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.heads.guards import certified
@@ -22,8 +23,6 @@ from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
 from partita.proofs.claim import require_ordinary
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
 
 __all__ = ["GradientDescent", "gradient_descent"]
 
@@ -211,7 +210,7 @@ def gradient_descent(
         step_size=float(step_size),
         ridge=float(ridge),
         epsilon=1.0,
-        unit_roundoff=UNIT_ROUNDOFF[semantics_of(dtype)],
+        unit_roundoff=Precision.of(dtype).unit,
         initial=start,
         reach_x=reach[0],
         reach_y=float(reach[1][0]),

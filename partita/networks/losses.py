@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from partita.arithmetic.interval import Interval
 from partita.errors import ExpressionError, NotContinuousError, SizeError
@@ -54,7 +54,7 @@ class LossSlope:
             points = np.stack([s.ravel(), y.ravel()], axis=1)
             columns = points if self.graph.num_inputs == 2 else points[:, :1] - points[:, 1:]
             return self.graph.evaluate(columns).reshape(s.shape)
-        return s - y if self.keys == 0 else expit(s) - y
+        return s - y if self.keys == 0 else scipy.special.expit(s) - y
 
 
 def squared_slope(s: Interval, y: Interval) -> LossSlope:

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import NotContinuousError, SizeError
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.expressions import parse
 from partita.functions.graph import Graph
-from partita.functions.regularity import AxisLipschitz
+from partita.functions.regularity import AxisLipschitz, Knowledge, Known
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
-from partita.methods.on_grid import GridRecipe
-from partita.methods.self_attention import self_attention
-from partita.methods.soft_grid import SoftRecipe, soft_grid
-from partita.proofs.center_values import Known
-from partita.proofs.construction import Construction
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.methods.grids import GridDraft
+from partita.methods.hard import values_at_centers
+from partita.methods.request import Request
+from partita.methods.soft_values import soft_construction
+from partita.proofs.claim import Construction
 from partita.search.grid_fit import fit_grid
 
 __all__ = ["Table", "tabulate", "tabulate_text"]
@@ -52,7 +51,7 @@ class Table:
 
     def rounding(self, semantics: str) -> float:
         """What dot-product scores, a dense softmax and sums in the dtype add, tensors stored in it: `δ/2·spread + γ max|V|`."""
-        u = UNIT_ROUNDOFF[semantics]
+        u = Precision.of(semantics).unit
         reach = np.maximum(np.abs(self.box.lo), np.abs(self.box.hi)).ravel()
         score = float((np.abs(self.slopes) @ reach + np.abs(self.offsets)).max())
         delta = mul_up(1.01 * u, 2 * (len(reach) + 6) * score + 24)
@@ -107,8 +106,8 @@ def _fitted(target: Target, box: Box, tolerance: float) -> Construction | None:
         if not fit.fitted:
             return None
         windows = tuple((count + 1) // 2 for count in fit.counts)
-        recipe = GridRecipe(fit.counts, fit.rates, windows, math.inf, tolerance, torch.float64)
-        built = soft_grid(target, SoftRecipe(recipe, "fitted", fit.ghosts, fit.values), None)
+        draft = GridDraft(fit.counts, fit.rates, windows, fit.ghosts, fit.values)
+        built = soft_construction(Request(target, tolerance), draft, None, name="fitted", theorem="fitted-values")
         if built.certificate.error_bound <= tolerance:
             return built
     return None
@@ -129,5 +128,5 @@ def _at_centers(target: Target, box: Box, lipschitz: tuple[float, ...], toleranc
     rates = tuple(float(_HARD_SHARPNESS / (s / n) ** 2) for s, n in zip(box.sides, counts))
     windows = tuple((count + 1) // 2 for count in counts)
     known = Known(per_axis=AxisLipschitz(tuple(float(c) for c in lipschitz)))
-    recipe = GridRecipe(counts, rates, windows, math.inf, tolerance, torch.float64)
-    return self_attention(target, recipe, known, declared=False)
+    knowledge = Knowledge(known, declared=False, magnitude=math.inf, source="proved by interval arithmetic")
+    return values_at_centers(Request(target, tolerance), GridDraft(counts, rates, windows), knowledge)

@@ -8,7 +8,7 @@ import torch
 from partita.geometry.domains import Box
 from partita.geometry.partitions import MaxAffine
 from partita.papers.tokenwise_head import build_tokenwise
-from partita.proofs.construction import Construction
+from partita.proofs.claim import Construction
 
 __all__ = ["indicator"]
 

@@ -15,7 +15,7 @@ from partita.heads.layers import SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.papers.tokenwise_head import build_tokenwise
-from partita.proofs.construction import Construction
+from partita.proofs.claim import Construction
 
 __all__ = ["reassignment", "reassignment_layers"]
 

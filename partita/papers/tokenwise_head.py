@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import leakage, temperature_for_leakage
 from partita.geometry.partitions import MaxAffine, PowerDiagram
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
-from partita.proofs.certificate import Assumption, Certificate, Term, model_digest, total
-from partita.proofs.construction import (
-    Construction,
-    describe_domain,
-    environment,
-    platform_assumption,
-    semantics_of,
-)
-from partita.proofs.running import UNIT_ROUNDOFF, running_terms
+from partita.proofs.certificate import Assumption, Term, total
+from partita.proofs.claim import Construction, claim
+from partita.proofs.running import running_terms
 
 __all__ = ["build_tokenwise"]
 
@@ -55,23 +50,21 @@ def build_tokenwise(
     terms = [leaked, *_running(diagram, far, rate, leaked.value, spread, float(largest.max()) * (1 + 1e-12), dtype)]
     if total(terms) > tolerance:
         raise ToleranceError(
-            f"tolerance {tolerance:g} is below what {semantics_of(dtype)} can promise here: {total(terms):.3g}, of which "
+            f"tolerance {tolerance:g} is below what {Precision.of(dtype).name} can promise here: {total(terms):.3g}, of which "
             f"{total(terms[1:]):.3g} is rounding."
         )
     promise = f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)"
-    certificate = Certificate(
-        kind="proved_given",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=tolerance,
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(Assumption(promise, "caller"), platform_assumption(dtype)),
+    certificate = claim(
+        head,
+        {"type": "piecewise", "cells": partition.num_cells},
+        [domain],
+        terms,
+        dtype=dtype,
         theorem=theorem,
-        function={"type": "piecewise", "cells": partition.num_cells},
-        domain={"arguments": [describe_domain(domain)], "margin": margin},
-        model={"sha256": model_digest(head.state_dict()), "type": "scattered", "rate": rate},
-        environment=environment(),
+        tolerance=tolerance,
+        assumptions=(Assumption(promise, "caller", about="domain"),),
+        details={"type": "scattered", "rate": rate},
+        facts={"margin": margin},
     )
     return Construction(head, partition, certificate)
 
@@ -92,7 +85,7 @@ def _running(
     diagram: PowerDiagram, far: Array, rate: float, leaked: float, spread: float, largest: float, dtype: torch.dtype
 ) -> list[Term]:
     """What rounding and leaving cells out add; `far` bounds |x − c_j| per cell and axis, `largest` every summand."""
-    u, cells, m = UNIT_ROUNDOFF[semantics_of(dtype)], diagram.num_cells, diagram.dimension
+    u, cells, m = Precision.of(dtype).unit, diagram.num_cells, diagram.dimension
     score = float(((far**2).sum(axis=1) + np.abs(diagram.powers)).max()) * rate / 2
     stored = float((far * np.abs(diagram.centers)).sum(axis=1).max()) * rate  # what storing centers and x moves
     return running_terms(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up
 from partita.errors import DomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph, GraphBuilder
@@ -18,11 +19,9 @@ from partita.functions.target import graph_target
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.scattered_head import ScatteredHead
-from partita.methods.affine_pieces import pieces_recipe, piecewise_affine
+from partita.methods.pieces import piecewise_affine, softest_pieces
 from partita.proofs.certificate import Term
-from partita.proofs.claim import proved_claim, require_ordinary
-from partita.proofs.construction import Construction, semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.claim import Construction, claim, require_ordinary
 
 __all__ = ["max_affine_head", "relu_head", "sigmoid_head", "silu_head", "tanh_head"]
 
@@ -48,7 +47,7 @@ def max_affine_head(
     require_ordinary(dtype, squared_length=_squared(domain))
     graph = _maximum(a, b)
     target = graph_target(graph, (domain,), f"max of {len(a)} affine functions")
-    return piecewise_affine(target, pieces_recipe(graph, domain, tolerance=tolerance, dtype=dtype))
+    return piecewise_affine(target, softest_pieces(graph, domain, tolerance=tolerance, dtype=dtype))
 
 
 def relu_head(
@@ -152,13 +151,13 @@ def _exact(
         input_shapes=(domain.shape,),
         output_shape=(1,),
     )
-    certificate = proved_claim(
-        _rounding(head, kept, powers, domain, w, offset),
-        domain,
+    certificate = claim(
         head,
+        {"type": name},
+        [domain],
+        _rounding(head, kept, powers, domain, w, offset),
         dtype=dtype,
         theorem="two-keys",
-        function={"type": name},
         details={"type": "scattered"},
     )
     return Construction(head, PowerDiagram(centers.double().numpy(), powers), certificate)
@@ -170,7 +169,7 @@ def _rounding(head: ScatteredHead, kept: Array, powers: Array, domain: Box, w: A
     The head squares x − c, |x − o| + |c − o| at most, o the middle. Storing c turns the slope by u|c|, which counts times |x − o|;
     powers hold `w·o + t`, computed in float64.
     """
-    u, dim = UNIT_ROUNDOFF[semantics_of(head.dtype)], len(w)
+    u, dim = Precision.of(head.dtype).unit, len(w)
     reach = np.maximum(np.abs(domain.lo), np.abs(domain.hi)).ravel()
     radius = domain.sides.ravel() / 2 * (1 + 1e-6) + 2 * u * reach
     far = radius + np.abs(kept)

@@ -1,16 +1,48 @@
-"""Bounds, certificates, rounding, and the attack on all of them."""
+"""What is claimed of heads and why it is true: certificates, proofs by name, and the search for points that refute them."""
 
-from partita.proofs.center_values import GridFacts, Known, grid_terms
+from partita.errors import UnsupportedError
+from partita.heads.head import FoldedHead
+from partita.proofs.bisection import BisectionProof
+from partita.proofs.cell_proof import CellProof, CurvatureProof
+from partita.proofs.center_values import GridFacts, MomentProof, grid_terms
 from partita.proofs.certificate import Assumption, Certificate, Term, Witness, model_digest
-from partita.proofs.cover_proof import ScatteredFacts, scattered_terms
+from partita.proofs.cover_proof import CoverProof, ScatteredFacts, scattered_terms
 from partita.proofs.form_rounding import dot_product_rounding, literal_rounding
+from partita.proofs.proof import Given, Proof, Proved
+from partita.proofs.soft_maximum import PiecesProof
+from partita.proofs.taylor_proof import TaylorProof
 from partita.proofs.worst_point import search_worst
 
+PROOFS: dict[str, Proof] = {
+    proof.name: proof
+    for proof in (
+        MomentProof(),
+        CoverProof(),
+        TaylorProof(),
+        CellProof(),
+        CurvatureProof(),
+        BisectionProof(),
+        PiecesProof(),
+    )
+}
+
+
+def proof_for(head: FoldedHead) -> Proof:
+    """The proof that bounds any such head against any expression."""
+    for proof in PROOFS.values():
+        if proof.handles(head):
+            return proof
+    raise UnsupportedError(f"nothing is proved of a {type(head).__name__}; grids and scattered heads are.")
+
+
 __all__ = [
+    "PROOFS",
     "Assumption",
     "Certificate",
+    "Given",
     "GridFacts",
-    "Known",
+    "Proof",
+    "Proved",
     "ScatteredFacts",
     "Term",
     "Witness",
@@ -18,6 +50,7 @@ __all__ = [
     "grid_terms",
     "literal_rounding",
     "model_digest",
+    "proof_for",
     "scattered_terms",
     "search_worst",
 ]

@@ -12,16 +12,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
-from partita.errors import BudgetSpentError, UnsupportedError
+from partita.errors import BudgetSpentError, FormatError, UnsupportedError
 from partita.functions.graph import Graph
+from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
+from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.proofs.certificate import Term
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.proof import Given, Proof, Proved
 
-__all__ = ["BoxProof", "box_terms", "prove_boxes"]
+__all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "prove_boxes"]
+
+DEGREE = 2  # of the Taylor models
 
 _RIVALS = 8  # cells of a box that the others are compared with
 _PAIRS_AT_ONCE = 1 << 16  # (box, cell) pairs measured together
@@ -57,6 +62,53 @@ class BoxProof:
     forgotten: float
     mean_bound: float
     unit_roundoff: float
+
+
+class BisectionProof(Proof):
+    """Any scattered head against an expression, by bisection into boxes. *Theorem*: `box-bisection`.
+
+    `given.details` may have `axes`, the directions along which boxes are cut, `degree`, and `boxes`, how many were needed before.
+    """
+
+    name = "boxes"
+
+    def handles(self, head: FoldedHead) -> bool:
+        return isinstance(head, ScatteredHead)
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        if not isinstance(head, ScatteredHead) or target.graph is None:
+            raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
+        box, aim = target.domain.bounding_box(), given.tolerance if given.aim is None else given.aim
+        axes = self._axes(head, given)
+        limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
+        proof = given.earlier or prove_boxes(
+            head,
+            target.graph,
+            box,
+            target=aim,
+            degree=int(given.details.get("degree", DEGREE)),
+            unit_roundoff=Precision.of(head.dtype).unit,
+            axes=axes,
+            progress=given.progress,
+            **limit,
+        )
+        details = {
+            "method": self.name,
+            "degree": DEGREE,
+            "boxes": proof.boxes,
+            "depth": proof.depth,
+            "axes": [] if axes is None else axes.ravel().tolist(),
+        }
+        return Proved(box_terms(head, proof, box), details, settled=proof.bound <= aim)
+
+    def _axes(self, head: ScatteredHead, given: Given) -> Array | None:
+        m, stated = head.dimension, np.array(given.details.get("axes", []), dtype=float)
+        if not stated.size:
+            return None
+        axes = stated.reshape(m, m) if stated.size == m * m else None
+        if axes is None or np.abs(axes @ axes.T - np.eye(m)).max() > 1e-12:
+            raise FormatError("the certificate's directions of boxes are not orthogonal.")
+        return axes
 
 
 def prove_boxes(
@@ -101,7 +153,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
 
     *Theorem*: `box-bisection`, `window-tail` and `score-rounding`. Scores, values and inputs were rounded inside the proof.
     """
-    u = UNIT_ROUNDOFF[str(head.dtype).removeprefix("torch.")]
+    u = Precision.of(head.dtype).unit
     if proof.unit_roundoff < u:
         raise UnsupportedError(
             f"this proof is about arithmetic with roundoff {proof.unit_roundoff:.3g}; the head runs with {u:.3g}, prove it so."
@@ -123,7 +175,12 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
             {"boxes": float(proof.boxes), "seen": proof.seen},
         ),
         Term(
-            "window", mul_up(mass, 2.0, largest), "mass left out · spread of the values", "window-tail", {"mass": mass}
+            "window",
+            mul_up(mass, 2.0, largest),
+            "mass left out · spread of the values",
+            "window-tail",
+            {"mass": mass},
+            source="rounding",
         ),
         Term(
             "summation",
@@ -131,6 +188,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
             "γ_K · (max|f| + error), and what cells that are not near hold",
             "score-rounding",
             {"operations": operations, "u": u, "forgotten": proof.forgotten},
+            source="rounding",
         ),
     ]
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from partita.arithmetic.precision import DOUBLE, SINGLE
 from partita.arithmetic.rounding import up
 from partita.errors import ShapeError
 from partita.functions.graph import Graph, GraphBuilder
@@ -21,7 +22,6 @@ Labels = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 U = 2.0**-53
-_SUBNORMAL = 2.0**-149  # what an input below float32's normal range may lose
 _STEEPEST = 1e100
 OUTWARD = 1 + 1e-12  # more than all roundings of one bound together
 
@@ -47,7 +47,6 @@ class CellTable:
             return np.zeros(shape) if tensor is None else tensor.detach().double().cpu().numpy()
 
         n, m, out = head.num_keys, head.dimension, head.values.shape[1]
-        reach = np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()
         return cls(
             centers=exact(head.centers),
             powers=exact(head.powers, n),
@@ -55,7 +54,7 @@ class CellTable:
             slopes=exact(head.value_slopes, n, out, m),
             rate=float(head.inverse_temperature),
             unit=unit,
-            shift=reach * unit * OUTWARD + _SUBNORMAL if unit > U else np.zeros(m),
+            shift=(SINGLE if unit > U else DOUBLE).moved(box.lo.ravel(), box.hi.ravel()),
         )
 
     def farthest(self, box: Box) -> Array:

@@ -1,26 +1,35 @@
 """Error bounds for values placed at the centers of a product grid (mathematics: grid-moments, lp-moments, score-rounding).
 
-One list of numbers, `GridFacts`, is all they need; the planner fills it before anything is allocated, the constructions
-from what was built, the re-checker from the stored tensors.
+One list of numbers, `GridFacts`, is all they need: predicted before anything is allocated, or read off the stored tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up
+import numpy as np
+import torch
+
+from partita.arithmetic.interval import Interval
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import UnsupportedError
-from partita.functions.regularity import AxisLipschitz, Jumps, Modulus, RoughBoxes
+from partita.functions.regularity import AxisLipschitz, Jumps, Known, Modulus, RoughBoxes
+from partita.functions.target import Target
+from partita.geometry.domains import Array, Box
+from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
+from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import UNIT_ROUNDOFF, added_terms, running_terms
 
 __all__ = [
     "GridFacts",
-    "Known",
+    "MomentProof",
     "approximation_term",
     "deployment_terms",
     "domain_factor",
@@ -30,39 +39,11 @@ __all__ = [
     "optimal_ratio",
     "score_error",
     "soft_terms",
+    "value_error",
+    "value_size",
+    "value_table",
     "window_for",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What the bound may use of f: any of the two moduli (the better bound wins), and where f jumps."""
-
-    modulus: Modulus | None = None
-    per_axis: AxisLipschitz | None = None
-    jumps: Jumps | RoughBoxes | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the certificate; rough boxes are found again from the graph."""
-        data: dict[str, Any] = {}
-        if self.modulus is not None:
-            data["modulus"] = {"constant": self.modulus.constant, "exponent": self.modulus.exponent}
-        if self.per_axis is not None:
-            data["per_axis"] = list(self.per_axis.constants)
-        if isinstance(self.jumps, Jumps):
-            data["jumps"] = {"height": self.jumps.height, "tube": list(self.jumps.coefficients)}
-        elif self.jumps is not None:
-            data["rough_boxes"] = len(self.jumps.lo)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Known:
-        """The moduli and declared jumps again (not the rough boxes)."""
-        return cls(
-            Modulus(**data["modulus"]) if "modulus" in data else None,
-            AxisLipschitz(tuple(data["per_axis"])) if "per_axis" in data else None,
-            Jumps(**data["jumps"]) if "jumps" in data else None,
-        )
 
 
 @dataclass(frozen=True)
@@ -87,6 +68,72 @@ class GridFacts:
     spread: float
     value_error: float
     semantics: str
+
+    @classmethod
+    def of(cls, head: GridHead, box: Box, value_error: float = 0.0) -> GridFacts:
+        """The stored head; below float64 its domain is widened by one rounding of its ends."""
+        largest, spread = value_size(head.values)
+        return cls.planned(
+            [a.double().numpy() for a in head.axes],
+            box,
+            rates=tuple(head.inverse_temperature.double().tolist()),
+            half_windows=head.half_windows,
+            precision=Precision.of(head.dtype),
+            outputs=head.values.shape[1],
+            largest=largest,
+            spread=spread,
+            value_error=value_error,
+        )
+
+    @classmethod
+    def planned(
+        cls,
+        axes: Sequence[Array],
+        box: Box,
+        *,
+        rates: tuple[float, ...],
+        half_windows: tuple[int, ...],
+        precision: Precision,
+        outputs: int,
+        largest: float,
+        spread: float,
+        value_error: float,
+    ) -> GridFacts:
+        """The same for a head that does not exist yet."""
+        lo, hi = precision.widened(box.lo.ravel(), box.hi.ravel())
+        return cls(
+            axes=tuple(AxisGeometry.of(a, x, y) for a, x, y in zip(axes, lo, hi)),
+            rates=rates,
+            half_windows=half_windows,
+            volume=box.volume,
+            outputs=outputs,
+            reach=float(up(math.sqrt((np.maximum(np.abs(lo), np.abs(hi)) ** 2).sum()), 8)),
+            largest=largest,
+            spread=spread,
+            value_error=value_error,
+            semantics=precision.name,
+        )
+
+
+class MomentProof(Proof):
+    """Values of f at the centers, a modulus of f, and the moments of the softmax. *Theorem*: `grid-moments`, `lp-moments`."""
+
+    name = "moments"
+    rests_on = "regularity"
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        if not isinstance(head, GridHead) or given.known is None:
+            raise UnsupportedError("a proof by moments is about a grid head and a function whose modulus is known.")
+        error = given.value_error
+        if error is None:
+            error = value_error(head, target, self.centers(head, target), given.known)
+        facts = GridFacts.of(head, target.domain.bounding_box(), error)
+        return Proved(grid_terms(facts, given.known, given.norm), {"method": self.name})
+
+    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
+        grid = head.partition(target.domain.bounding_box())
+        assert isinstance(grid, ProductGrid)
+        return lambda start, stop: grid.centers_of(np.arange(start, stop))
 
 
 def grid_terms(facts: GridFacts, known: Known, norm: float) -> list[Term]:
@@ -282,7 +329,8 @@ def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
         moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
     if known.per_axis is not None:
         moves.append(mul_up(add_up(*known.per_axis.constants), distance))
-    return Term("input rounding", mul_up(min(moves), factor), "ω(u·max|z|)", "score-rounding", {"distance": distance})
+    value = mul_up(min(moves), factor)
+    return Term("input rounding", value, "ω(u·max|z|)", "score-rounding", {"distance": distance}, source="input")
 
 
 def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
@@ -301,3 +349,72 @@ def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: f
             q += 1
         windows.append(q)
     return tuple(windows)
+
+
+def value_table(
+    target: Target,
+    centers: Callable[[int, int], Array],
+    count: int,
+    dtype: torch.dtype,
+    *,
+    rough: RoughBoxes | None = None,
+    progress: Progress | None = None,
+) -> tuple[torch.Tensor, float]:
+    """`V_j = f(v_j)` in `dtype`, `(count, out)`, and a bound of |V_j − f(v_j)|.
+
+    A graph is evaluated in intervals, so its rounding is enclosed; a black box is what it answers, and only storing it rounds.
+
+    Args:
+        centers: (start, stop) to the flat centers of those cells.
+        rough: centers in these boxes may lie on a jump; any value between its two sides will do there, for the points that
+            such a center concerns are those of the jump term.
+    """
+    out = torch.empty(count, target.num_outputs, dtype=dtype)
+    worst, step = 0.0, 1 << 16
+    for start in range(0, count, step):
+        points = centers(start, min(start + step, count))
+        if target.graph is not None:
+            target(points)  # raises where f is not finite
+            enclosure = target.graph.enclose(points, points)
+            middle = enclosure.mid
+            stored = torch.from_numpy(middle).to(dtype)
+            kept = stored.double().numpy()
+            distance = _stored_distance(enclosure, kept, points, rough)
+        else:
+            answers = target(points)
+            stored = torch.from_numpy(answers).to(dtype)
+            distance = np.zeros(1) if dtype == torch.float64 else up(np.abs(stored.double().numpy() - answers))
+        out[start : start + len(points)] = stored
+        worst = max(worst, float(distance.max()))
+        if progress is not None:
+            progress("values", min(start + step, count), count)
+    return out, worst
+
+
+def _stored_distance(enclosure: Interval, kept: Array, points: Array, rough: RoughBoxes | None) -> Array:
+    """How far stored values may be from f, `(n, out)`: 0 where a center lies in a rough box."""
+    distance = np.maximum(up(np.abs(enclosure.hi - kept)), up(np.abs(kept - enclosure.lo)))
+    if rough is not None:
+        wide = np.flatnonzero(distance.max(axis=1) > 1e-9 * np.abs(kept).max())
+        distance[wide[rough.contain(points[wide])]] = 0.0
+    return distance
+
+
+def value_size(values: torch.Tensor) -> tuple[float, float]:
+    """`max|V|` and the largest `max V − min V` of a component, rounded up."""
+    table = values.detach().double()
+    spread = float((table.max(dim=0).values - table.min(dim=0).values).max())
+    return float(table.abs().max()), float(up(spread)) if spread else 0.0
+
+
+def value_error(head: FoldedHead, target: Target, centers: Callable[[int, int], Array], known: Known) -> float:
+    """`max |V_j − f(v_j)|` of a stored head, f enclosed at the centers; a black box stays what it answered, so infinite for it."""
+    if target.graph is None:
+        return math.inf
+    rough = known.jumps if isinstance(known.jumps, RoughBoxes) else None
+    worst, step, table = 0.0, 1 << 16, head.get_buffer("values").detach()
+    for start in range(0, head.num_keys, step):
+        points = centers(start, min(start + step, head.num_keys))
+        kept = table[start : start + len(points)].double().numpy()
+        worst = max(worst, float(_stored_distance(target.graph.enclose(points, points), kept, points, rough).max()))
+    return worst

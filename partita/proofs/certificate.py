@@ -12,36 +12,58 @@ import torch
 
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
+from partita.functions.regularity import Curvature, Known
 
-__all__ = ["Assumption", "Certificate", "Kind", "Term", "Witness", "model_digest", "total"]
+__all__ = ["Assumption", "Certificate", "Kind", "Source", "Term", "Witness", "model_digest", "total"]
 
+SCHEMA = 2
 Kind = Literal["proved", "proved_given", "estimated"]
-_OF_RUNNING = frozenset(["window", "score rounding", "summation", "value rounding", "input rounding"])
+Source = Literal["approximation", "storage", "rounding", "input"]
+# certificates of schema 1 did not store the source of a term; these are the terms that were not approximation
+_SOURCES_OF_SCHEMA_1: Mapping[str, Source] = {
+    "stored values": "storage",
+    "stored centers": "storage",
+    "stored scores": "storage",
+    "window": "rounding",
+    "score rounding": "rounding",
+    "summation": "rounding",
+    "value rounding": "rounding",
+    "input rounding": "input",
+}
 _CONFIDENCE = 1e-6  # β of the statement that an estimate makes
 
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of an error bound, rounded up, with the formula it comes from and the numbers that went in."""
+    """One summand of an error bound, rounded up, with the formula it comes from and the numbers that went in.
+
+    `source` says what causes it: the `approximation` of f by the exact head, the `storage` of its numbers in the dtype, the
+    `rounding` of running it (cells left out included), or the rounding of an `input`.
+    """
 
     name: str
     value: float
     formula: str
     theorem: str
     inputs: Mapping[str, float] = field(default_factory=dict)
+    source: Source = "approximation"
 
 
 @dataclass(frozen=True)
 class Assumption:
     """Something the bound rests on, and who vouches for it: `caller`, `interval arithmetic`, `construction` or `platform`.
 
-    `worst_ratio`: the largest observed/allowed ratio in an attack on it (above 1 would refute it); None if not attackable.
+    Attributes:
+        worst_ratio: the largest observed/allowed ratio in an attack on it (above 1 would refute it); None if not attackable.
+        about: what it is about, for programs: `regularity` (moduli and jumps of f), `curvature`, `function`, `domain`, `platform`,
+            or empty.
     """
 
     statement: str
     vouched_by: str
     worst_ratio: float | None = None
     attack: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +152,16 @@ class Certificate:
         """The bound for the stored tensors in real arithmetic: without the terms that running them in floats adds."""
         if self.error_estimate is not None:
             return math.inf
-        return total(t for t in self.terms if t.name not in _OF_RUNNING)
+        return total(t for t in self.terms if t.source in ("approximation", "storage"))
+
+    @property
+    def rounding(self) -> float:
+        """What the terms other than the approximation itself sum to."""
+        return float(sum(t.value for t in self.terms if t.source != "approximation"))
+
+    def rests_on(self, about: str) -> bool:
+        """Whether the caller vouches for something of this kind (`Assumption.about`)."""
+        return any(a.vouched_by == "caller" and a.about == about for a in self.assumptions)
 
     @property
     def error(self) -> float:
@@ -139,7 +170,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; every float as a hex string, so that nothing is lost."""
-        data = {"schema": 1, **asdict(self)}
+        data = {"schema": SCHEMA, **asdict(self)}
         if self.kind == "estimated":
             data["error_bound"] = None  # JSON has no infinity
         return _hex_floats(data)
@@ -149,10 +180,13 @@ class Certificate:
         """The certificate that `to_json` wrote; anything else is a FormatError."""
         try:
             fields = _unhex(dict(data))
-            if fields.pop("schema") != 1:
-                raise FormatError("certificate.json: unknown schema; this version reads schema 1.")
+            schema = fields.pop("schema")
+            if schema not in (1, SCHEMA):
+                raise FormatError(f"certificate.json: schema {schema!r}; this version reads schemas 1 and {SCHEMA}.")
             if fields["error_bound"] is None:
                 fields["error_bound"] = math.inf
+            if schema == 1:
+                _upgrade(fields)
             fields["terms"] = tuple(Term(**t) for t in fields["terms"])
             fields["assumptions"] = tuple(Assumption(**a) for a in fields["assumptions"])
             if fields["witness"] is not None:
@@ -178,6 +212,9 @@ class Certificate:
             yield f"norm is {self.norm!r}, expected inf or a number ≥ 1"
         numbers = {"tolerance": self.tolerance} | {t.name: t.value for t in self.terms}
         numbers["error"] = self.error
+        unknown = {t.source for t in self.terms} - set(get_args(Source))
+        if unknown:
+            yield f"a term has the source {unknown.pop()!r}, expected one of {', '.join(get_args(Source))}"
         for name, value in numbers.items():
             if not (isinstance(value, float) and 0 <= value < math.inf):
                 yield f"{name} is {value!r}, expected a finite number ≥ 0"
@@ -190,6 +227,21 @@ class Certificate:
             isinstance(x, float) for x in (*self.witness.point, self.witness.error)
         ):
             yield f"the witness {self.witness!r} is no point with an error"
+
+
+def _upgrade(fields: dict[str, Any]) -> None:
+    """Add what schema 1 did not store: the sources of terms, and which assumptions are about the moduli of f.
+
+    Moduli are recognised by writing the stored constants out again, not by reading the statement.
+    """
+    known = Known.from_json(fields["known"]) if "curvature" not in fields["known"] else Known()
+    moduli = {str(k) for k in (known.modulus, known.per_axis, known.jumps) if k is not None}
+    curved = {str(Curvature(fields["known"]["curvature"]))} if "curvature" in fields["known"] else set()
+    for term in fields["terms"]:
+        term["source"] = _SOURCES_OF_SCHEMA_1.get(term["name"], "approximation")
+    for a in fields["assumptions"]:
+        said = a["statement"]
+        a["about"] = "regularity" if said in moduli else "curvature" if said in curved else ""
 
 
 def total(terms: Iterable[Term]) -> float:

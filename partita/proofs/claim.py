@@ -1,21 +1,116 @@
-"""The certificate of a construction whose function is known exactly: a ramp, a gate, a network."""
+"""One function that makes certificates, and the descriptions of functions, models and machines that they contain."""
 
 from __future__ import annotations
 
+import math
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from partita.arithmetic.precision import Precision
 from partita.errors import DomainError
-from partita.geometry.domains import Box
-from partita.proofs.certificate import Certificate, Term, model_digest, total
-from partita.proofs.construction import describe_domain, environment, platform_assumption, semantics_of
+from partita.functions.target import Target, sample_hash
+from partita.geometry.domains import Array, Domain
+from partita.geometry.partitions import Partition
+from partita.heads.head import FoldedHead
+from partita.proofs.certificate import Assumption, Certificate, Kind, Term, model_digest, total
+from partita.proofs.sampled import SampledError
 
-__all__ = ["LEAST", "proved_claim", "require_ordinary"]
+__all__ = ["Construction", "claim", "describe_function", "norm_name", "require_ordinary", "some_answers"]
 
-LEAST = {torch.float64: 2.0**-1074, torch.float32: 2.0**-149}  # what a product may lose to underflow
+
+@dataclass(frozen=True, eq=False)
+class Construction:
+    """A head, the partition it makes, and what is claimed of it."""
+
+    head: FoldedHead
+    partition: Partition
+    certificate: Certificate
+
+
+def claim(
+    model: nn.Module,
+    function: Mapping[str, Any],
+    domains: Sequence[Domain],
+    terms: Sequence[Term],
+    *,
+    dtype: torch.dtype,
+    theorem: str,
+    details: Mapping[str, Any],
+    norm: float = math.inf,
+    tolerance: float | None = None,
+    assumptions: Sequence[Assumption] = (),
+    known: Mapping[str, Any] | None = None,
+    facts: Mapping[str, float] | None = None,
+    proof: Mapping[str, Any] | None = None,
+    seen: SampledError | None = None,
+) -> Certificate:
+    """The certificate of a model's tensors as they are evaluated in `dtype`; the bound is the sum of the terms.
+
+    The kind follows from what the claim rests on: `estimated` if the error was only `seen`, `proved_given` if the caller vouches
+    for any of the assumptions, `proved` otherwise.
+
+    Args:
+        function: what is approximated, as JSON (`describe_function`).
+        details: what the model is, as JSON; its hash is added.
+        tolerance: the error asked for; None for the bound itself.
+        known: the moduli that the terms use. facts: numbers that people ask for. proof: what is needed to do the proof again.
+    """
+    precision = Precision.of(dtype)
+    if seen is not None:
+        kind: Kind = "estimated"
+        rests_on = (*assumptions, _SAME_ANSWERS)
+    else:
+        kind = "proved_given" if any(a.vouched_by == "caller" for a in assumptions) else "proved"
+        rests_on = (*assumptions, _platform(precision))
+    bound = math.inf if seen is not None else total(terms)
+    return Certificate(
+        kind=kind,
+        norm=norm_name(norm),
+        semantics=precision.name,
+        tolerance=bound if tolerance is None else float(tolerance),
+        error_bound=bound,
+        terms=tuple(terms) if seen is None else (seen.term(), *terms),
+        assumptions=rests_on,
+        theorem=theorem,
+        function=function,
+        domain={"arguments": [d.describe() for d in domains]},
+        model={"sha256": model_digest(model.state_dict()), **details},
+        known=known or {},
+        facts=facts or {},
+        environment=_environment(),
+        error_estimate=None if seen is None else seen.estimate,
+        samples=0 if seen is None else seen.samples,
+        proof=proof or {},
+    )
+
+
+_SAME_ANSWERS = Assumption(
+    "f answers the same question the same way everywhere, as it did when probed", "caller", about="function"
+)
+
+
+def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
+    """The graph itself, or a black box known by the hash of some of its answers."""
+    if target.graph is not None:
+        return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+    return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+
+
+def some_answers(target: Target) -> tuple[Array, Array]:
+    """Some answers of a black box, by which a certificate knows it; none of a graph, which is known itself."""
+    points = target.domain.sample(256, np.random.default_rng(0))[: 0 if target.graph is not None else None]
+    return points, target(points)
+
+
+def norm_name(norm: float) -> str:
+    """As certificates write it: "inf", or p."""
+    return "inf" if math.isinf(norm) else str(int(norm)) if norm.is_integer() else repr(norm)
 
 
 def require_ordinary(dtype: torch.dtype, **numbers: float) -> None:
@@ -23,44 +118,25 @@ def require_ordinary(dtype: torch.dtype, **numbers: float) -> None:
 
     Proofs of rounding count relative errors; within a factor 2²⁰ of underflow and 16 of overflow they would be wrong.
     """
-    least, most = 2.0**20 * torch.finfo(dtype).tiny, torch.finfo(dtype).max / 16
+    precision = Precision.of(dtype)
+    least, most = 2.0**20 * precision.smallest, precision.largest / 16
     for name, number in numbers.items():
         if not least <= number <= most:
             raise DomainError(
-                f"{name.replace('_', ' ')} = {number:.3g} in {semantics_of(dtype)}; expected a number from {least:.2g} to "
-                f"{most:.2g}. Rescale the variables{', or use float64' if dtype == torch.float32 else ''}."
+                f"{name.replace('_', ' ')} = {number:.3g} in {precision.name}; expected a number from {least:.2g} to {most:.2g}",
+                f"Rescale the variables{', or use float64' if precision.rounds_inputs else ''}.",
             )
 
 
-def proved_claim(
-    terms: Sequence[Term],
-    domain: Box,
-    model: nn.Module,
-    *,
-    dtype: torch.dtype,
-    theorem: str,
-    function: Mapping[str, Any],
-    details: Mapping[str, Any],
-    facts: Mapping[str, float] | None = None,
-    tolerance: float | None = None,
-) -> Certificate:
-    """`proved`, in the supremum norm, for the model's tensors as evaluated in `dtype`; the bound is the sum of the terms.
+def _platform(precision: Precision) -> Assumption:
+    text = f"{precision.name} arithmetic is IEEE 754 and exp is within 8 units in the last place"
+    return Assumption(text, "platform", about="platform")
 
-    Args:
-        function: what is approximated, `details`: what the model is, as JSON. tolerance: asked; the bound itself if nobody did.
-    """
-    return Certificate(
-        kind="proved",
-        norm="inf",
-        semantics=semantics_of(dtype),
-        tolerance=total(terms) if tolerance is None else float(tolerance),
-        error_bound=total(terms),
-        terms=tuple(terms),
-        assumptions=(platform_assumption(dtype),),
-        theorem=theorem,
-        function=function,
-        domain={"arguments": [describe_domain(domain)]},
-        model={"sha256": model_digest(model.state_dict()), **details},
-        facts=facts or {},
-        environment=environment(),
-    )
+
+def _environment() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+    }

@@ -1,16 +1,30 @@
-"""Error bounds for values placed at scattered centers, and for max-affine cells with a margin."""
+"""Values of f at the centers of balls that cover a point cloud."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up
-from partita.functions.regularity import Modulus
-from partita.geometry.moments import soft_maximum_gap
-from partita.proofs.certificate import Term
-from partita.proofs.running import UNIT_ROUNDOFF, running_terms
+import numpy as np
+from scipy.spatial import KDTree
 
-__all__ = ["ScatteredFacts", "rate_for", "scattered_terms"]
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
+from partita.errors import UnsupportedError
+from partita.functions.regularity import Modulus
+from partita.functions.target import Target
+from partita.geometry.covers import Cover
+from partita.geometry.domains import Array, Domain, PointCloud
+from partita.geometry.moments import soft_maximum_gap
+from partita.heads.head import FoldedHead
+from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.proofs.center_values import value_error, value_size
+from partita.proofs.certificate import Term
+from partita.proofs.proof import Given, Proof, Proved
+from partita.proofs.running import running_terms
+
+__all__ = ["CoverProof", "ScatteredFacts", "rate_for", "scattered_facts", "scattered_terms"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +52,91 @@ class ScatteredFacts:
     semantics: str
 
 
+class CoverProof(Proof):
+    """Values of f at the centers of balls that cover a cloud, and a modulus of f. *Theorem*: `small-domain`."""
+
+    name = "cover"
+    rests_on = "regularity"
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        known = given.known
+        if not isinstance(target.domain, PointCloud) or known is None or known.modulus is None:
+            raise UnsupportedError("a proof by a cover is about a PointCloud and a modulus for the Euclidean distance.")
+        error = given.value_error
+        if error is None:
+            error = value_error(head, target, self.centers(head, target), known)
+        largest, spread = value_size(head.get_buffer("values"))
+        cover, rate = given.earlier or _cover_again(head, target.domain), float(head.inverse_temperature)
+        facts = scattered_facts(
+            target.domain,
+            cover,
+            rate,
+            Precision.of(head.dtype),
+            largest=largest,
+            spread=spread,
+            value_error=error,
+        )
+        return Proved(scattered_terms(facts, known.modulus), {"method": self.name})
+
+    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
+        centers = _cover_again(head, target.domain).centers
+        return lambda start, stop: centers[start:stop]
+
+
+def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
+    """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
+    if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
+        raise UnsupportedError("a proof by a cover is about a scattered head and a PointCloud.")
+    _, labels = KDTree(cloud.flat).query(head.centers.double().numpy())
+    centers = cloud.flat[labels]
+    distance, _ = KDTree(centers).query(cloud.flat)
+    return Cover(centers, labels, float(up(distance.max(), 8)) if distance.max() else 0.0)
+
+
+def scattered_facts(
+    cloud: PointCloud,
+    cover: Cover,
+    rate: float,
+    precision: Precision,
+    *,
+    largest: float,
+    spread: float,
+    value_error: float,
+) -> ScatteredFacts:
+    """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
+    centers, rounds = precision.rounded(cover.centers), precision.rounds_inputs
+    reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
+    moved = float(up(np.sqrt(((centers - cover.centers) ** 2).sum(axis=1)).max(), 8)) if rounds else 0.0
+    radius = add_up(cover.radius, cloud.fill_distance, moved, 2 * precision.unit * reach if rounds else 0.0)
+    near_exponent = math.log(len(centers)) + (20.0 if rounds else 40.0)
+    near = 2 * radius + math.sqrt(2 * near_exponent / rate)
+    count = (
+        int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
+        if len(centers) > 1
+        else 1
+    )
+    return ScatteredFacts(
+        cells=len(centers),
+        dimension=cloud.dimension,
+        radius=radius,
+        rate=rate,
+        exponent_cut=exponent_cut(len(centers)),
+        near_cells=count,
+        reach=reach,
+        largest=largest,
+        spread=spread,
+        value_error=value_error,
+        center_shift=moved,
+        semantics=precision.name,
+    )
+
+
 def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
     """`|f − net| ≤ ω(√(ρ² + 2W((N−1)/e)/R))`, plus what the cut drops and the dtype rounds. *Theorem*: `small-domain`.
 
     The soft-maximum lemma with `y_j = −|z − v_j|²/2` bounds `E|z − v|²` by `ρ² + 2W((N−1)/e)/R`; Jensen does the rest.
     """
-    u = UNIT_ROUNDOFF[facts.semantics]
+    u = Precision.of(facts.semantics).unit
     softness = div_up(mul_up(2.0, soft_maximum_gap(facts.cells)), facts.rate)
     distance = sqrt_up(add_up(mul_up(facts.radius, facts.radius), softness))
     approximation = mul_up(modulus.constant, pow_up(distance, modulus.exponent))
@@ -71,12 +164,20 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
                 "ω(how far storing a center moved it)",
                 "small-domain",
                 {"shift": facts.center_shift},
+                source="storage",
             )
         )
     if facts.semantics != "float64":
         moved = mul_up(modulus.constant, pow_up(mul_up(u, facts.reach), modulus.exponent))
         terms.append(
-            Term("input rounding", moved, "ω(u·max|z|)", "score-rounding", {"distance": mul_up(u, facts.reach)})
+            Term(
+                "input rounding",
+                moved,
+                "ω(u·max|z|)",
+                "score-rounding",
+                {"distance": mul_up(u, facts.reach)},
+                source="input",
+            )
         )
     return terms
 

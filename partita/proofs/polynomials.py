@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.sparse import csr_array
+import scipy
 
 from partita.geometry.domains import Array
 
@@ -17,6 +17,9 @@ _U = 2.0**-53
 _TIGHT = 1.05  # bounds are refined until they are this close to a value attained,
 _COARSE = 0.05  # or below this share of the goal, or until so many pieces were looked at
 _TIGHT_PIECES = 1 << 14
+Maps = tuple[
+    tuple["scipy.sparse.csr_array", "scipy.sparse.csr_array"], ...
+]  # the lower and the upper half of each axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class Ranges:
 
 
 @lru_cache(maxsize=64)
-def half_maps(exponents: tuple[tuple[int, ...], ...]) -> tuple[tuple[csr_array, csr_array], ...]:
+def half_maps(exponents: tuple[tuple[int, ...], ...]) -> Maps:
     """Two sparse maps `(N, N)` per axis, on coefficients: p(t) to p with `t_i = ∓½ + ½τ_i`; columns sum to at most 1 in modulus.
 
     `t^k = Σ_j C(k, j) (∓½)^{k−j} (½)^j τ^j`: numbers with few bits, exact in floats for k ≤ 50.
@@ -50,9 +53,8 @@ def half_maps(exponents: tuple[tuple[int, ...], ...]) -> tuple[tuple[csr_array, 
         ]
         rows, columns, sizes, signs = (np.array(part) for part in zip(*entries))
         shape = (len(exponents), len(exponents))
-        maps.append(
-            (csr_array((sizes * signs, (rows, columns)), shape=shape), csr_array((sizes, (rows, columns)), shape=shape))
-        )
+        lower, upper = (scipy.sparse.csr_array((s, (rows, columns)), shape=shape) for s in (sizes * signs, sizes))
+        maps.append((lower, upper))
     return tuple(maps)
 
 
@@ -95,7 +97,7 @@ def bound_ranges(
 
 
 def _halved(
-    current: Array, rest: Array, owner: np.ndarray, maps: tuple[tuple[csr_array, csr_array], ...], weights: Array
+    current: Array, rest: Array, owner: np.ndarray, maps: Maps, weights: Array
 ) -> tuple[Array, Array, np.ndarray]:
     """Both halves of every cube, along the axis that matters most; rounding goes into the remainder."""
     size = np.abs(current)

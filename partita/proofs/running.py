@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from partita.arithmetic.precision import DOUBLE, SINGLE
 from partita.arithmetic.rounding import expm1_up, mul_up
 from partita.proofs.certificate import Term
 
 __all__ = ["UNIT_ROUNDOFF", "added_terms", "running_terms"]
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
+UNIT_ROUNDOFF = {p.name: p.unit for p in (DOUBLE, SINGLE)}
 
 
 def running_terms(
@@ -26,18 +27,23 @@ def running_terms(
 
     *Theorem*: `window-tail` for what is left out, `score-rounding` for the rest; `factor` carries the supremum over to L_p.
     """
-    left_out = mul_up(mass_left_out, spread, factor)
     scores = mul_up(expm1_up(mul_up(2.0, score_error)), approximation)
-    sums = mul_up(1.01, operations, unit_roundoff, largest, factor)
-    counted = {"operations": operations, "u": unit_roundoff, "largest": largest}
     terms = [
-        Term("window", left_out, "mass left out · spread of the values", "window-tail", {"mass": mass_left_out}),
-        Term("score rounding", scores, "(e^{2δ} − 1) · approximation", "score-rounding", {"delta": score_error}),
-        Term("summation", sums, "γ_K · max|V|", "score-rounding", counted),
+        _window(mass_left_out, spread, factor),
+        Term(
+            "score rounding",
+            scores,
+            "(e^{2δ} − 1) · approximation",
+            "score-rounding",
+            {"delta": score_error},
+            source="rounding",
+        ),
+        _summation(operations, unit_roundoff, largest, factor),
     ]
     if value_error:
         stored = mul_up(value_error, factor)
-        terms.append(Term("stored values", stored, "max |V_j − f(v_j)|", "score-rounding", {"error": value_error}))
+        inputs = {"error": value_error}
+        terms.append(Term("stored values", stored, "max |V_j − f(v_j)|", "score-rounding", inputs, source="storage"))
     return terms
 
 
@@ -56,27 +62,29 @@ def added_terms(
     Scores that are off by at most δ move at most `tanh(δ/2) ≤ δ/2` of the mass, hence the output by that times the spread of the
     values. *Theorem*: `score-rounding`.
     """
-    counted = {"operations": operations, "u": unit_roundoff, "largest": largest}
+    moved = mul_up(0.5, score_error, spread, factor)
     return [
-        Term(
-            "window",
-            mul_up(mass_left_out, spread, factor),
-            "mass left out · spread of the values",
-            "window-tail",
-            {"mass": mass_left_out},
-        ),
+        _window(mass_left_out, spread, factor),
         Term(
             "score rounding",
-            mul_up(0.5, score_error, spread, factor),
+            moved,
             "δ/2 · spread of the values",
             "score-rounding",
             {"delta": score_error},
+            source="rounding",
         ),
-        Term(
-            "summation",
-            mul_up(1.01, operations, unit_roundoff, largest, factor),
-            "γ_K · max|V|",
-            "score-rounding",
-            counted,
-        ),
+        _summation(operations, unit_roundoff, largest, factor),
     ]
+
+
+def _window(mass: float, spread: float, factor: float) -> Term:
+    value = mul_up(mass, spread, factor)
+    return Term(
+        "window", value, "mass left out · spread of the values", "window-tail", {"mass": mass}, source="rounding"
+    )
+
+
+def _summation(operations: float, unit: float, largest: float, factor: float) -> Term:
+    value = mul_up(1.01, operations, unit, largest, factor)
+    counted = {"operations": operations, "u": unit, "largest": largest}
+    return Term("summation", value, "γ_K · max|V|", "score-rounding", counted, source="rounding")

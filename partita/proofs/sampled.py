@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from partita.functions.target import Target
 from partita.heads.head import FoldedHead
-from partita.proofs.certificate import Assumption, Term
+from partita.proofs.certificate import Term
 
 __all__ = ["SampledError", "sampled_error"]
 
@@ -27,25 +25,10 @@ class SampledError:
     samples: int
     point: tuple[float, ...]
 
-    def fields(self, running: Sequence[Term] = ()) -> dict[str, Any]:
-        """The fields of a Certificate of kind `estimated`."""
-        seen = Term(
-            "seen",
-            self.estimate,
-            "largest |f − net| in fresh samples",
-            "sampled-estimate",
-            {"samples": float(self.samples)},
-        )
-        return {
-            "kind": "estimated",
-            "error_bound": math.inf,
-            "error_estimate": self.estimate,
-            "samples": self.samples,
-            "terms": (seen, *running),
-            "assumptions": (
-                Assumption("f answers the same question the same way everywhere, as it did when probed", "caller"),
-            ),
-        }
+    def term(self) -> Term:
+        """The estimate as the first term of a certificate."""
+        inputs = {"samples": float(self.samples)}
+        return Term("seen", self.estimate, "largest |f − net| in fresh samples", "sampled-estimate", inputs)
 
 
 def sampled_error(

@@ -10,21 +10,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from partita.arithmetic.precision import DOUBLE, Precision
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sub_down, up
-from partita.errors import DomainError, ShapeError, SizeError
+from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.piecewise import PiecewiseAffine, recognise
+from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.envelopes import Rows, within
 from partita.geometry.moments import soft_maximum_gap
+from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead
 from partita.proofs.certificate import Term
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.proof import Given, Proof, Proved
 
 __all__ = [
     "MAX_KEYS",
     "PieceFacts",
+    "PiecesProof",
     "exact",
     "halfway",
     "key_labels",
@@ -37,7 +40,6 @@ __all__ = [
 
 MAX_KEYS = 20_000
 _CUT = 45.0  # tuples that everywhere trail by ln(tuples) + 45 get no key
-_SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126}  # η: what is below may be flushed to 0
 _INFLATE = 1 + 1e-10  # covers the float64 rounding of sums of nonnegative numbers
 
 
@@ -71,7 +73,7 @@ class PieceFacts:
 
         *Theorem*: `max-affine-values`, where δ and the counts of roundings are derived for any order of summation.
         """
-        u, m = UNIT_ROUNDOFF[self.semantics], self.dimension
+        u, m = Precision.of(self.semantics).unit, self.dimension
         delta = mul_up(1.01, u, add_up(mul_up(float(m + 6), self.score_size), 17.0)) if self.cells > 1 else 0.0
         soft = [div_up(x, self.rate) for x in (soft_maximum_gap(self.cells), 2 * delta, 2 * self.score_error)]
         evaluated = mul_up(1.01, float(m + 3), u, self.value_size)
@@ -80,17 +82,26 @@ class PieceFacts:
         key = "max-affine-values"
         terms = [
             Term("temperature", soft[0], "W((N − 1)/e)/R", key, {"cells": float(self.cells), "rate": self.rate}),
-            Term("score rounding", soft[1], "2δ/R", key, {"delta": delta, "size": self.score_size}),
-            Term("stored scores", soft[2], "2δ/R", key, {"delta": self.score_error}),
-            Term("stored values", self.value_error, "sup |V_j(z) − piece_j(z)|", key),
-            Term("value rounding", evaluated, "γ·max(|V_j| + |J_j||z − c_j|)", key, {"size": self.value_size}),
-            Term("summation", mul_up(1.01, operations, u, seen), "γ_K·E|V_j|", key, {"operations": operations}),
+            Term("score rounding", soft[1], "2δ/R", key, {"delta": delta, "size": self.score_size}, "rounding"),
+            Term("stored scores", soft[2], "2δ/R", key, {"delta": self.score_error}, "storage"),
+            Term("stored values", self.value_error, "sup |V_j(z) − piece_j(z)|", key, source="storage"),
+            Term(
+                "value rounding", evaluated, "γ·max(|V_j| + |J_j||z − c_j|)", key, {"size": self.value_size}, "rounding"
+            ),
+            Term(
+                "summation",
+                mul_up(1.01, operations, u, seen),
+                "γ_K·E|V_j|",
+                key,
+                {"operations": operations},
+                "rounding",
+            ),
         ]
         if self.cells > 1:
             left_out = self._left_out(add_up(delta, self.score_error), add_up(*soft))
-            terms.append(Term("window", left_out, "mass left out · how far its pieces trail", key))
+            terms.append(Term("window", left_out, "mass left out · how far its pieces trail", key, source="rounding"))
         if self.moved:
-            terms.append(Term("input rounding", self.moved, "Σ_i L_i u max|z_i|", key))
+            terms.append(Term("input rounding", self.moved, "Σ_i L_i u max|z_i|", key, source="input"))
         return terms
 
     def _left_out(self, delta: float, approximation: float) -> float:
@@ -98,13 +109,26 @@ class PieceFacts:
 
         A tuple that trails by t holds at most `e^{−t}` and is off by at most t/R: together `3T e^{−45}/R`, δ aside.
         """
-        searched = mul_up(64.0 * (self.dimension + 8), UNIT_ROUNDOFF["float64"], self.score_size)
+        searched = mul_up(64.0 * (self.dimension + 8), DOUBLE.unit, self.score_size)
         mass = mul_up(3.0, exp_up(add_up(4 * delta, 4 * searched, -_CUT)))
         if mass > 1e-3:
             return math.inf
-        vanished = mul_up(float(self.keys), _SMALLEST[self.semantics], 2.1 * self.score_size)
+        vanished = mul_up(float(self.keys), Precision.of(self.semantics).smallest, 2.1 * self.score_size)
         trailing = div_up(add_up(mul_up(mass, add_up(self.tuples, _CUT)), vanished), self.rate)
         return div_up(add_up(trailing, mul_up(mass, approximation)), sub_down(1.0, mass))
+
+
+class PiecesProof(Proof):
+    """One key per affine piece of an expression: only the choice between them is approximate. *Theorem*: `max-affine-values`."""
+
+    name = "pieces"
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        if not isinstance(head, ScatteredHead) or target.graph is None:
+            raise UnsupportedError("a proof by pieces is about a scattered head and an expression.")
+        facts: PieceFacts | None = given.earlier
+        terms = facts.terms() if facts else pieces_terms(head, target.graph, target.domain.bounding_box())
+        return Proved(terms, {"method": self.name})
 
 
 def pieces_terms(head: ScatteredHead, graph: Graph, box: Box) -> list[Term]:
@@ -134,8 +158,8 @@ def _margins(box: Box, dtype: torch.dtype) -> Array | None:
     """How far a stored input may lie outside the box, `(m,)`: u·max|z_i|, and η for what is flushed to 0."""
     if dtype == torch.float64:
         return None
-    semantics = semantics_of(dtype)
-    return up(UNIT_ROUNDOFF[semantics] * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()) + _SMALLEST[semantics]
+    precision = Precision.of(dtype)
+    return up(precision.unit * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()) + precision.smallest
 
 
 def slope_scale(pieces: PiecewiseAffine) -> Fraction:
@@ -199,8 +223,8 @@ def _above(number: Fraction) -> float:
 @np.errstate(over="ignore")
 def piece_facts(head: ScatteredHead, box: Box, pieces: PiecewiseAffine, labels: NDArray[np.int64]) -> PieceFacts:
     """Stored against exact: both are affine, so suprema over the box are `|value at the middle| + Σ |change over half a side|`."""
-    u, smallest = UNIT_ROUNDOFF[semantics_of(head.dtype)], _SMALLEST[semantics_of(head.dtype)]
-    floor = smallest / u  # what may be flushed to 0, counted as if it were rounded
+    precision = Precision.of(head.dtype)
+    floor = precision.smallest / precision.unit  # what may be flushed to 0, counted as if it were rounded
     scores, values = key_rows(pieces, labels)
     middle, radii = (np.array(x, dtype=object) for x in (pieces.middle, pieces.radii))
     away, slopes = exact(head.centers) - middle, exact(_slopes(head))
@@ -220,7 +244,7 @@ def piece_facts(head: ScatteredHead, box: Box, pieces: PiecewiseAffine, labels: 
         keys=len(labels),
         dimension=len(middle),
         rate=float(Fraction(float(head.inverse_temperature)) * slope_scale(pieces)),
-        semantics=semantics_of(head.dtype),
+        semantics=precision.name,
         score_error=error,
         score_size=size,
         value_error=_above(wrong.max()),

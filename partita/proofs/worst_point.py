@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.domains import Array, Domain
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
 from partita.proofs.certificate import Witness
 
-__all__ = ["sample_pairs", "search_worst"]
+__all__ = ["search_worst"]
 
 
 def search_worst(
@@ -59,17 +59,3 @@ def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Ar
         gap = (hi - lo) / len(axis)
         columns.append(rng.choice(edges, count) + gap * rng.choice([0.0, 1e-9, -1e-9, 1e-3, -1e-3, 0.02, -0.02], count))
     return np.stack(columns, axis=1)
-
-
-def sample_pairs(domain: Domain, *, pairs: int = 1024, seed: int = 1) -> tuple[Array, Array]:
-    """Pairs of different domain points, far and near, `(n, m)` each: to test a modulus of continuity on."""
-    rng = np.random.default_rng(seed)
-    x, y = domain.sample(pairs, rng), domain.sample(pairs, rng)
-    if isinstance(domain, Box):
-        scale = 10.0 ** -rng.integers(0, 5, size=(pairs, 1)).astype(float)
-        y = domain.clamp(x + scale * (y - x))
-    else:  # half of the pairs are nearest neighbours in the cloud
-        x[::2] = domain.flat[rng.integers(len(domain.flat), size=len(x[::2]))]
-        y[::2] = domain.neighbours_of(x[::2])
-    keep = (x != y).any(axis=1)
-    return x[keep], y[keep]

@@ -21,9 +21,9 @@ from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum, SelfNetwork
 from partita.heads.scores import AffineScores
+from partita.proofs.center_values import value_table
 from partita.proofs.certificate import Certificate, Term
-from partita.proofs.claim import proved_claim
-from partita.proofs.construction import describe_function, value_table
+from partita.proofs.claim import claim, describe_function
 from partita.proofs.form_rounding import literal_rounding
 from partita.ramps.anchors import best_sharpness, ramp_constant
 from partita.ramps.literal_ramps import RampLayers, ramp_layers
@@ -144,13 +144,13 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     terms = _terms(target, grid, first, second, beta, value_error)
     network = TwoLayers(first.network, second)
     single = LayerThenSoftmax(first.network, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
-    certificate = proved_claim(
-        terms,
-        domain,
+    certificate = claim(
         network,
+        describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
+        [domain],
+        terms,
         dtype=dtype,
         theorem="bump-networks",
-        function=describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
         details={"type": "two layers"},
         facts={"anchors": float(anchors), "cells": float(grid.num_cells), "sharpness": beta},
     )

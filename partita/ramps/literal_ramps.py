@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up, sqrt_up
 from partita.errors import ShapeError, SizeError
 from partita.geometry.domains import Array
 from partita.geometry.moments import AxisGeometry, distance_bounds, soft_maximum_gap
 from partita.heads.layers import LinearSum, SelfAttention, SelfNetwork
 from partita.proofs.claim import require_ordinary
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
 from partita.ramps.anchors import ramp_constant
 from partita.ramps.single_ramp import Ramp, query_size
 
@@ -102,8 +101,9 @@ def refuse_many(built: Ramp) -> None:
         approximated, rounded = rounded_layers(built, max(middle, 2), max(middle, 2))
         fits, over = (middle, over) if rounded <= approximated else (fits, middle)
     raise SizeError(
-        f"{built.head.anchors:,} anchors as dot products in {semantics_of(built.head.dtype)}: rounding moves the output by up to "
-        f"{rounding:.2g}, the spacing by {approximation:.2g}. Here {semantics_of(built.head.dtype)} carries "
+        f"{built.head.anchors:,} anchors as dot products in {Precision.of(built.head.dtype).name}: rounding moves the output "
+        "by up to "
+        f"{rounding:.2g}, the spacing by {approximation:.2g}. Here {Precision.of(built.head.dtype).name} carries "
         f"{f'{fits:,}' if fits > 1 else 'no two'} anchors; "
         "run the folded head, whose differences are centred, use float64, or shrink the domain."
     )
@@ -127,7 +127,7 @@ def rounded_layers(built: Ramp, anchors: int, columns: int) -> tuple[float, floa
     approximation.
     """
     head = built.head
-    u = UNIT_ROUNDOFF[semantics_of(head.dtype)]
+    u = Precision.of(head.dtype).unit
     low, high = head.ends
     spacing, kappa = (high - low) / (anchors - 1), float(head.sharpness)
     rate, half = kappa / spacing**2, (high - low) / 2

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -18,9 +19,7 @@ from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum
 from partita.proofs.certificate import Certificate, Term, total
-from partita.proofs.claim import proved_claim
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.claim import claim
 from partita.ramps.anchors import ramp_constant, sharing_excess
 from partita.ramps.literal_ramps import require_ordinary_scores
 from partita.ramps.single_ramp import checked_affine, checked_ends, query_size, resolve_sharpness
@@ -145,13 +144,13 @@ def multi_head_ramp(
     network = MultiHeadRamp(linear, attention, tokens=n, dim=dim)
     terms = _terms(w, t, domain, (low, high), p, heads, kappa, dtype)
     _refuse_rounding(terms, p, n, high - low, dtype)
-    certificate = proved_claim(
-        terms,
-        domain,
+    certificate = claim(
         network,
+        {"type": "ramp", "ends": [low, high], "tokens": n},
+        [domain],
+        terms,
         dtype=dtype,
         theorem="shared-anchors",
-        function={"type": "ramp", "ends": [low, high], "tokens": n},
         details={"type": "multi-head ramp", "heads": heads, "sharpness": kappa},
         facts={"anchors": float(p), "embed_dim": float(embed), "sharpness_needed": sharpness_needed(p, 0.01)},
     )
@@ -189,7 +188,8 @@ def _refuse_rounding(terms: list[Term], anchors: int, tokens: int, width: float,
     rounding = min(total(terms[2:]), width)
     if rounding > terms[0].value:
         raise SizeError(
-            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {semantics_of(dtype)}: rounding moves the output by "
+            f"{anchors:,} anchors in heads of {tokens - 2} as dot products in {Precision.of(dtype).name}: rounding moves "
+            "the output by "
             f"up to {rounding:.2g}, the spacing by {terms[0].value:.2g}. Use float64, fewer tokens per head, or fewer heads."
         )
 
@@ -262,7 +262,7 @@ def _terms(
     Queries of head h are `u − c_h`, up to `max|u| + (b − a)/2`; its keys are within n/2 spacings of c_h.
     """
     low, high = ends
-    u = UNIT_ROUNDOFF[semantics_of(dtype)]
+    u = Precision.of(dtype).unit
     spacing = (high - low) / (p - 1) * (1 + 1e-12)
     n, dim = w.shape
     size = add_up(query_size(w, t, domain, dtype), abs(low + high) / 2)

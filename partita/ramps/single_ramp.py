@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, mul_up, up
 from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.proofs.certificate import Certificate, Term
-from partita.proofs.claim import LEAST, proved_claim, require_ordinary
-from partita.proofs.construction import semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
+from partita.proofs.claim import claim, require_ordinary
 from partita.ramps.anchors import best_sharpness, half_window_for, ramp_constant, require_ramp
 from partita.ramps.ramp_head import RampHead, anchor_grid
 
@@ -90,7 +89,7 @@ def ramp(
     kappa = resolve_sharpness(sharpness, anchors)
     if anchors > MOST_ANCHORS[dtype]:
         raise SizeError(
-            f"{anchors:,} anchors; {semantics_of(dtype)} tells {MOST_ANCHORS[dtype]:,} apart. Use float64, or fewer."
+            f"{anchors:,} anchors; {Precision.of(dtype).name} tells {MOST_ANCHORS[dtype]:,} apart. Use float64, or fewer."
         )
     require_ordinary(
         dtype, spacing=(high - low) / (anchors - 1), largest_number=max(high, -low, query_size(w, t, domain, dtype))
@@ -106,13 +105,13 @@ def ramp(
         output=output,
     )
     terms = _terms(head, domain, w, t, window)
-    certificate = proved_claim(
-        terms,
-        domain,
+    certificate = claim(
         head,
+        {"type": "ramp", "ends": [low, high], "tokens": len(w)},
+        [domain],
+        terms,
         dtype=dtype,
         theorem="ramp",
-        function={"type": "ramp", "ends": [low, high], "tokens": len(w)},
         details={"type": "ramp", "anchors": anchors, "sharpness": kappa},
         facts={"spacing": (high - low) / (anchors - 1), "constant": float(terms[0].inputs["constant"])},
     )
@@ -161,13 +160,13 @@ def query_size(w: Array, t: Array, domain: Box, dtype: torch.dtype) -> float:
     Numbers below the dtype's normal ones lose up to `LEAST` instead; that is added in units of the unit roundoff.
     """
     reach = np.maximum(np.abs(domain.lo), np.abs(domain.hi)).ravel()
-    lost = LEAST[dtype] / UNIT_ROUNDOFF[semantics_of(dtype)] * (np.abs(w).max(axis=0) + reach + 4).sum()
+    lost = Precision.of(dtype).tiniest / Precision.of(dtype).unit * (np.abs(w).max(axis=0) + reach + 4).sum()
     return float(up((np.abs(w) @ reach + np.abs(t)).max() * (1 + 1e-12) + lost, 2))
 
 
 def _terms(head: RampHead, domain: Box, w: Array, t: Array, window: int) -> list[Term]:
     """The approximation, and what the dtype's roundings of u, of its place among the anchors, of the weights and of the sum add."""
-    u = UNIT_ROUNDOFF[semantics_of(head.dtype)]
+    u = Precision.of(head.dtype).unit
     low, high = head.ends
     kappa, p, dim = float(head.sharpness), head.anchors, w.shape[1]
     spacing, largest = float(up((high - low) / (p - 1), 2)), max(abs(low), abs(high))

@@ -9,8 +9,8 @@ import torch
 
 from partita.geometry import Box, MaxAffine
 from partita.geometry.cells import polygons
-from partita.methods import Construction
 from partita.papers import reassignment
+from partita.proofs.claim import Construction
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita import compiler
+from partita.compiler.compile import compile
 from partita.geometry import PointCloud
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
 from partita.reproduction.statistics import log_slope
@@ -61,7 +61,7 @@ def run(setup: Setup) -> Tables:
             return np.sin(2 * (x @ direction))
 
         for tolerance in settings.tolerances:
-            c = compiler.compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
+            c = compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
             rows.append(
                 {
                     "domain": kind,

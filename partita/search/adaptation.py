@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from partita.errors import DomainError, ToleranceError, UnsupportedError
+from partita.arithmetic.precision import Precision
+from partita.errors import DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
-from partita.proofs.bisection import box_terms, prove_boxes
+from partita.heads.scattered_head import ScatteredHead
+from partita.proofs.bisection import DEGREE, BoxProof, box_terms, prove_boxes
 from partita.proofs.certificate import total
-from partita.proofs.construction import Progress, semantics_of
-from partita.proofs.running import UNIT_ROUNDOFF
-from partita.search.adapted import AdaptiveRecipe
+from partita.proofs.proof import Progress
 from partita.search.layouts import Layout, Pieces
 from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
 from partita.search.power_cells import PowerCells, fit_cells
 
-__all__ = ["DEGREE", "Adaptation", "Budget"]
+__all__ = ["Adaptation", "AdaptiveDraft", "Budget", "adaptive_cells"]
 
-DEGREE = 2  # of the Taylor models in proofs
 _SCANNED = 1 << 14  # points at random, to find out where f does something
 _PROBED = 128  # leaves after which the directions that matter are known
 _FIT = 0.9  # of the tolerance: what a leaf may err
@@ -43,6 +42,68 @@ class Budget:
     polish: int
 
 
+@dataclass(frozen=True, eq=False)
+class AdaptiveDraft:
+    """A head on scattered centers as it is stored, and what is known of it.
+
+    Attributes:
+        centers `(N, m)`, powers `(N,)` or None if equal, values `(N, out)`, slopes `(N, out, m)` or None, rate R: rounded to dtype.
+        axes: directions along which the boxes of the proof are cut, `(m, m)`, None for those of z.
+        proof: None for a black box. error_bound: of the stored head as it is run; infinite without a proof.
+        error_seen: the largest error in the last check. leaves, evaluations, active: of the search; `active` directions matter.
+    """
+
+    centers: Array
+    powers: Array | None
+    values: Array
+    slopes: Array | None
+    rate: float
+    tolerance: float
+    dtype: torch.dtype
+    error_seen: float
+    axes: Array | None = None
+    proof: BoxProof | None = None
+    error_bound: float = math.inf
+    leaves: int = 1
+    evaluations: int = 0
+    active: int = 0
+
+    @property
+    def keys(self) -> int:
+        return len(self.centers)
+
+    @property
+    def parameters(self) -> int:
+        """Stored scalars."""
+        parts = (self.centers, self.powers, self.values, self.slopes)
+        return sum(p.size for p in parts if p is not None) + 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether the tolerance is met: proved, or as far as the last check could see."""
+        return (self.error_seen if self.proof is None else self.error_bound) <= self.tolerance
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Drafts that hold come first, the smaller the better; among the others those with the smaller error."""
+        error = self.error_seen if self.proof is None else self.error_bound
+        return not self.holds, float(self.parameters) if self.holds else error
+
+    def head(self, target: Target) -> ScatteredHead:
+        def stored(array: Array | None) -> torch.Tensor | None:
+            return None if array is None else torch.tensor(array).to(self.dtype)
+
+        return ScatteredHead(
+            torch.tensor(self.centers).to(self.dtype),
+            self.rate,
+            torch.tensor(self.values).to(self.dtype),
+            powers=stored(self.powers),
+            value_slopes=stored(self.slopes),
+            input_shapes=target.input_shapes,
+            output_shape=target.output_shape,
+        )
+
+
 class Adaptation:
     """Grows leaves, keeps few of them as cells, and lets samples and proofs say where they are too few."""
 
@@ -59,18 +120,18 @@ class Adaptation:
         """Whether pieces fit on no more leaves than the budget has keys."""
         return not self._tree(affine).failed
 
-    def run(self, *, affine: bool) -> AdaptiveRecipe:
+    def run(self, *, affine: bool) -> AdaptiveDraft:
         """The best head found."""
-        found: list[AdaptiveRecipe] = []
+        found: list[AdaptiveDraft] = []
         for _ in range(1 + self.box.dimension):
             layout = Layout(self._tree(affine), self.tolerance)
             layout.pieces()
             self._rehearse(layout)
             for _ in range(1 + self.budget.polish):
                 layout.coarsen()
-                recipe, lost = self._proved(layout)
-                found.append(recipe)
-                if lost or not recipe.holds or layout.on_a_line:
+                draft, lost = self._proved(layout)
+                found.append(draft)
+                if lost or not draft.holds or layout.on_a_line:
                     break
             if not lost:  # else a direction that seemed not to matter does: start again with what was learned
                 break
@@ -78,12 +139,13 @@ class Adaptation:
 
     def _goal(self) -> float:
         """What the tolerance leaves to the proof when sums have rounded."""
-        u, largest = UNIT_ROUNDOFF[semantics_of(self.dtype)], float(np.abs(self.scanned).max())
-        rounding = (2 * _NEAR_CELLS + self.box.dimension + 16) * u * (1.1 * largest + self.tolerance)
+        precision, largest = Precision.of(self.dtype), float(np.abs(self.scanned).max())
+        rounding = (2 * _NEAR_CELLS + self.box.dimension + 16) * precision.unit * (1.1 * largest + self.tolerance)
         if not 0 < 2 * rounding < self.tolerance < math.inf:
             raise ToleranceError(
-                f"tolerance {self.tolerance:g} is not above what {semantics_of(self.dtype)} can promise for {self.target.label}: "
-                f"sums of values up to {largest:.3g} round by about {rounding:.2g}. Ask for more than {2 * rounding:.2g}."
+                f"tolerance {self.tolerance:g} is not above what {precision.name} can promise for {self.target.label}: sums of "
+                f"values up to {largest:.3g} round by about {rounding:.2g}",
+                f"Ask for more than {2 * rounding:.2g}.",
             )
         return self.tolerance - max(rounding, 1e-5 * self.tolerance)
 
@@ -150,29 +212,29 @@ class Adaptation:
         parts.append((sampler.frame.enter(self.scan), self.scanned))
         return np.concatenate([p for p, _ in parts]), np.concatenate([a for _, a in parts])
 
-    def _proved(self, layout: Layout) -> tuple[AdaptiveRecipe, bool]:
+    def _proved(self, layout: Layout) -> tuple[AdaptiveDraft, bool]:
         """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found."""
         pieces, seen = self._checked(layout)
         best = self._stored(layout, pieces, seen)
         if self.target.graph is None:
             return best, False
         tree = layout.tree
-        recipe = best = self._prove(best, tree.sampler.frame)
+        draft = best = self._prove(best, tree.sampler.frame)
         for _ in range(_PROOFS):
-            if recipe.holds or tree.failed:
+            if draft.holds or tree.failed:
                 break
-            if not self._learn(layout, recipe):
+            if not self._learn(layout, draft):
                 return best, True
-            recipe = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
-            best = min(best, recipe, key=lambda r: r.rank)
+            draft = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
+            best = min(best, draft, key=lambda r: r.rank)
         return best if best.holds else self._prove(best, tree.sampler.frame, patient=True), False
 
-    def _learn(self, layout: Layout, recipe: AdaptiveRecipe) -> bool:
+    def _learn(self, layout: Layout, draft: AdaptiveDraft) -> bool:
         """Ask f where the proof failed; where samples show no fault, mend all the same. False if f varies in new directions."""
-        if recipe.proof is None:
+        if draft.proof is None:
             return True
-        tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, recipe.proof.missed
-        chosen = np.argsort(-least, kind="stable")[: _lessons(recipe)]
+        tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, draft.proof.missed
+        chosen = np.argsort(-least, kind="stable")[: _lessons(draft)]
         points, answers = tree.sampler.ask(frame.enter(z[chosen]))
         self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
         if frame.active < self.box.dimension:
@@ -186,26 +248,26 @@ class Adaptation:
             layout.mend(points)
         return True
 
-    def _prove(self, recipe: AdaptiveRecipe, frame: Frame, *, patient: bool = False) -> AdaptiveRecipe:
+    def _prove(self, draft: AdaptiveDraft, frame: Frame, *, patient: bool = False) -> AdaptiveDraft:
         if self.target.graph is None:
-            return recipe
-        head, axes = recipe.head(self.target), frame.axes if frame.active < self.box.dimension else None
+            return draft
+        head, axes = draft.head(self.target), frame.axes if frame.active < self.box.dimension else None
         proof = prove_boxes(
             head,
             self.target.graph,
             self.box,
             target=self.goal,
             degree=DEGREE,
-            max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * recipe.keys),
-            give_up=None if patient else _lessons(recipe),
-            unit_roundoff=UNIT_ROUNDOFF[recipe.semantics],
+            max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * draft.keys),
+            give_up=None if patient else _lessons(draft),
+            unit_roundoff=Precision.of(draft.dtype).unit,
             axes=axes,
             progress=self.progress,
         )
         bound = total(box_terms(head, proof, self.box)) if math.isfinite(proof.bound) else math.inf
-        return replace(recipe, proof=proof, axes=axes, error_bound=bound)
+        return replace(draft, proof=proof, axes=axes, error_bound=bound)
 
-    def _stored(self, layout: Layout, pieces: Pieces, seen: float) -> AdaptiveRecipe:
+    def _stored(self, layout: Layout, pieces: Pieces, seen: float) -> AdaptiveDraft:
         """The pieces rounded to the dtype, values fitted anew to the cells as stored."""
         frame, tree = layout.tree.sampler.frame, layout.tree
         centers, powers = self._round(frame.leave(pieces.cells.centers)), self._round(pieces.cells.powers)
@@ -214,7 +276,7 @@ class Adaptation:
             raise DomainError("the centers or the inverse temperature are no ordinary numbers; rescale the variables.")
         cells, (points, answers) = PowerCells(frame.enter(centers), powers, rate), layout.samples()
         fits = fit_cells(cells, cells.rank(points), points, answers, affine=tree.affine)
-        return AdaptiveRecipe(
+        return AdaptiveDraft(
             centers=centers,
             powers=powers if np.ptp(powers) else None,
             values=self._round(fits.values),
@@ -236,9 +298,9 @@ class Adaptation:
             self.progress(what, done, of)
 
 
-def _lessons(recipe: AdaptiveRecipe) -> int:
+def _lessons(draft: AdaptiveDraft) -> int:
     """How many places are mended after one proof."""
-    return max(256, recipe.keys // 2)
+    return max(256, draft.keys // 2)
 
 
 def _usable_box(target: Target) -> Box:
@@ -251,3 +313,63 @@ def _usable_box(target: Target) -> Box:
             f"sides from {box.sides.min():.3g} to {box.sides.max():.3g}: squares of them overflow; rescale the variables."
         )
     return box
+
+
+_TRY_CONSTANTS_UP_TO = 256  # keys
+
+
+def adaptive_cells(
+    target: Target,
+    *,
+    tolerance: float,
+    dtype: torch.dtype = torch.float64,
+    affine: bool | None = None,
+    max_keys: int = 20_000,
+    max_evaluations: int = 5_000_000,
+    max_boxes: int = 500_000,
+    polish: int = 1,
+    progress: Progress | None = None,
+) -> AdaptiveDraft:
+    """Few cells whose affine (or constant) values are within the tolerance, found by sampling, and proved where f is a graph.
+
+    When a budget is spent, or f jumps, the best head found comes back with the bound it reached: `draft.holds` tells.
+
+    Args:
+        affine: None for whichever stores fewer numbers.
+        max_keys: leaves, from which the keys are chosen; max_evaluations: of f; max_boxes: of one proof.
+        polish: rounds of trying for fewer keys after a success.
+        progress: called with (what, done, of).
+
+    Raises:
+        UnsupportedError: the domain is no box. ToleranceError: below what the dtype rounds.
+        NonFiniteValueError: f is NaN or infinite, or has no finite bound.
+
+    >>> from partita.functions.target import make_target
+    >>> draft = adaptive_cells(make_target("abs(x + 0.7*y)", Box([-1, -1], [1, 1])), tolerance=0.01)
+    >>> draft.keys, draft.holds
+    (2, True)
+    """
+    search = Adaptation(target, tolerance, dtype, Budget(max_keys, max_evaluations, max_boxes, polish), progress)
+    found = search.run(affine=affine is not False)
+    _require_finite(target, found)
+    return found if affine is not None or not found.holds else _or_constants(search, found)
+
+
+def _require_finite(target: Target, found: AdaptiveDraft) -> None:
+    if found.proof is not None and math.isinf(found.error_bound):
+        raise NonFiniteValueError(
+            f"{target.label} has no finite bound near {np.round(found.proof.worst[0], 6).tolist()}; expected finite values on the "
+            "whole domain. Shrink the domain, or write f so that poles cancel."
+        )
+
+
+def _or_constants(search: Adaptation, found: AdaptiveDraft) -> AdaptiveDraft:
+    """Constant values where those need fewer numbers, `m + 1 + out` per key instead of `m + 1 + out·(1 + m)`."""
+    m, out = found.centers.shape[1], found.values.shape[1]
+    room = found.keys * (m + 1 + out * (m + 1)) // (m + 1 + out)
+    if room > _TRY_CONSTANTS_UP_TO:
+        return found
+    search.budget = replace(search.budget, keys=8 * room)
+    if not search.is_easy(affine=False):
+        return found
+    return min(found, search.run(affine=False), key=lambda r: r.rank)

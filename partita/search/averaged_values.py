@@ -200,6 +200,7 @@ def _continued(lines: Array, count: int) -> Array:
 
 def averaged_grid(
     target: Target,
+    slopes: Slopes,
     method: str,
     *,
     tolerance: float,
@@ -208,7 +209,7 @@ def averaged_grid(
     sharpness: float | None = None,
 ) -> AveragedGrid | str:
     """The smallest tuned or corrected grid whose sampled error meets the tolerance, or the reason why there is none."""
-    box, slopes = target.domain.bounding_box(), Slopes.of(target)
+    box = target.domain.bounding_box()
     if not slopes.finite:
         return "its derivatives are not finite everywhere"
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.fft
-import scipy.linalg
+import scipy
 
 from partita.geometry.domains import Array
 from partita.search.tensor_fit import softmax

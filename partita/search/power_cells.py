@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from partita.geometry.domains import Array
 
@@ -41,7 +41,7 @@ class PowerCells:
         """The `count` best cells of each point."""
         count = min(count, len(self))
         lifted = np.column_stack([self.centers, np.sqrt(np.maximum(self.powers.max() - self.powers, 0.0))])
-        _, labels = KDTree(lifted).query(np.column_stack([points, np.zeros(len(points))]), k=count)
+        _, labels = scipy.spatial.KDTree(lifted).query(np.column_stack([points, np.zeros(len(points))]), k=count)
         labels = np.reshape(labels, (len(points), count))
         distance = ((points[:, None, :] - self.centers[labels]) ** 2).sum(axis=2) - self.powers[labels]
         order = np.argsort(distance, axis=1, kind="stable")
@@ -120,7 +120,7 @@ def fit_cells(cells: PowerCells, ranking: Ranking, points: Array, answers: Array
     owner = ranking.labels[sample, column]
     lonely = np.flatnonzero(np.bincount(owner, minlength=len(cells)) == 0)
     if len(lonely):
-        _, nearest = KDTree(points).query(cells.centers[lonely])
+        _, nearest = scipy.spatial.KDTree(points).query(cells.centers[lonely])
         owner, sample = np.append(owner, lonely), np.append(sample, nearest)
     order = np.argsort(owner, kind="stable")
     starts = np.searchsorted(owner[order], np.arange(len(cells)))

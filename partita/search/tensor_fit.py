@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from partita.geometry.domains import Array
 

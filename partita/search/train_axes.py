@@ -13,7 +13,7 @@ from numpy.polynomial.chebyshev import chebvander
 
 from partita.errors import NonFiniteValueError, ShapeError
 from partita.geometry.domains import Array, Box
-from partita.proofs.construction import Progress
+from partita.proofs.proof import Progress
 
 __all__ = [
     "FRESH",

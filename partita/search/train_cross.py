@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import qr
 
 from partita.geometry.domains import Array
 from partita.search.train_axes import Spent
@@ -45,7 +45,7 @@ def _dominant_rows(matrix: Array, tolerance: float, rank: int) -> tuple[Index, A
     """Rows I and coefficients with `matrix ≈ B·matrix[I]`, `|B| ≤ 1.05`: maxvol on its leading singular vectors."""
     u, s, _ = np.linalg.svd(matrix, full_matrices=False)
     kept = int(np.clip((s > max(tolerance, 1e-14 * s[0])).sum(), 1, rank))
-    rows = np.array(qr(u[:, :kept].T, mode="economic", pivoting=True)[2][:kept], dtype=np.int64)
+    rows = np.array(scipy.linalg.qr(u[:, :kept].T, mode="economic", pivoting=True)[2][:kept], dtype=np.int64)
     b = np.linalg.solve(u[rows, :kept].T, u[:, :kept].T).T
     for _ in range(4 * kept + 16):
         i, j = divmod(int(np.abs(b).argmax()), kept)

@@ -25,17 +25,33 @@ from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.train_head import TrainHead
 from partita.proofs.certificate import Certificate, model_digest
+from partita.storage.files import hash_regular, read_regular
+from partita.storage.preconditions import require_runnable
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
 
 __all__ = ["Stored", "load_parts", "read_json"]
 
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
+_TENSOR_BYTES = 64 << 30  # sixteen times what `compile` makes unless it is told otherwise
 
 Stored = tuple[FoldedHead, Certificate, Target, str, tuple[str, ...]]
 
 
 def load_parts(folder: str | os.PathLike[str]) -> Stored:
-    """Head, certificate, target, `outside` and `why` from a folder, every hash and shape checked."""
+    """Read a saved head.
+
+    Every hash and shape is checked, the three files must agree with each other, and the head must be one that can be run.
+
+    Args:
+        folder: what `save` wrote.
+
+    Returns:
+        head, certificate, target, `outside` and `why`.
+
+    Raises:
+        TruncatedFileError: a file is missing or cut off. TamperedFileError: parts that do not belong together.
+        NewerVersionError: the format is newer than this version. FormatError: anything else that docs/format.md rules out.
+    """
     place = Path(folder)
     if not place.is_dir():
         raise TruncatedFileError(
@@ -51,17 +67,45 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         head = _read_head(description["head"], own, domains)
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
+        _require_agreement(place, description["head"], head, target, certificate)
+        require_runnable(head, target.domain, str(place / TENSORS))
     except PartitaError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
         raise FormatError(
             f"{place} does not hold a head as docs/format.md says: {type(error).__name__}: {error}"
         ) from None
-    if certificate.model.get("sha256") != model_digest(head.state_dict()):
-        raise TamperedFileError(
-            f"{place / CERTIFICATE} speaks of other tensors than {TENSORS} holds: this certificate is not about this head."
-        )
     return head, certificate, target, outside, why
+
+
+def _require_agreement(
+    place: Path, described: Mapping[str, Any], head: FoldedHead, target: Target, certificate: Certificate
+) -> None:
+    """A TamperedFileError unless certificate.json is about the head, the domain and the function of the other two files."""
+    function, model = certificate.function, certificate.model
+    named = ("text" if target.graph is not None else "label"), target.label
+    pairs: list[tuple[str, Any, Any]] = [
+        ("tensors, by their sha256,", model.get("sha256"), model_digest(head.state_dict())),
+        ("type of head", model.get("type", described["type"]), described["type"]),
+        ("domain", list(certificate.domain.get("arguments", [])), [d.describe() for d in target.domains]),
+        ("arithmetic", certificate.semantics, str(head.dtype).removeprefix("torch.")),
+        ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
+        ("name of the function", function.get(named[0]), named[1]),
+    ]
+    if target.graph is not None:
+        pairs.append(("function, by its sha256,", function.get("sha256"), target.graph.sha256))
+        pairs.append(("function", function.get("graph"), target.graph.to_json()))
+    for what, certified, found in pairs:
+        if certified != found:
+            raise TamperedFileError(
+                f"{place / CERTIFICATE} is not about this head: its {what} is {_short(certified)}, and the other files hold "
+                f"{_short(found)}. Use the certificate that was saved with the head."
+            )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}…"
 
 
 def _checked_description(place: Path) -> dict[str, Any]:
@@ -78,8 +122,8 @@ def _checked_description(place: Path) -> dict[str, Any]:
     seal = description.pop("seal", None)
     if seal != hashlib.sha256(canonical(description)).hexdigest():
         raise TamperedFileError(f"{place / DESCRIPTION} was changed after it was written: its seal does not match.")
-    for name in (TENSORS, CERTIFICATE):
-        found = hashlib.sha256(_read(place / name)).hexdigest()
+    for name, most in ((TENSORS, _TENSOR_BYTES), (CERTIFICATE, _JSON_BYTES)):
+        found = hash_regular(place / name, most)
         if found != description["sha256"].get(name):
             raise TamperedFileError(
                 f"{place / name} was changed or cut off after it was written: its sha256 is {found[:12]}…, "
@@ -88,22 +132,10 @@ def _checked_description(place: Path) -> dict[str, Any]:
     return description
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise TruncatedFileError(
-            f"{path} is missing; a head is a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
-        ) from None
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; NaN, Infinity, duplicate keys, deep nesting and huge files are refused."""
-    data = _read(path)
-    if len(data) > _JSON_BYTES:
-        raise FormatError(f"{path} has {len(data):,} bytes; at most {_JSON_BYTES:,} are read.")
+    """A JSON object from a regular file; NaN, Infinity, duplicate keys, deep nesting and huge files are refused."""
     try:
-        text = data.decode()
+        text = read_regular(path, _JSON_BYTES).decode()
         if _depth(text) > _JSON_DEPTH:
             raise FormatError(f"{path} is nested more than {_JSON_DEPTH} deep.")
         parsed = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
@@ -138,7 +170,7 @@ def _no_constants(name: str) -> None:
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
-        tensors = safetensors.torch.load(_read(path))
+        tensors: dict[str, torch.Tensor] = safetensors.torch.load(read_regular(path, _TENSOR_BYTES))
     except safetensors.SafetensorError as error:
         raise TruncatedFileError(f"{path} is not a complete safetensors file: {error}.") from None
     for name, tensor in tensors.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from partita.errors import FormatError, MissingExtraError, SizeError
+from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, SizeError
 from partita.heads.head import FoldedHead
+from partita.storage.files import kind_of_file
 
 __all__ = ["export_onnx"]
 
@@ -21,7 +23,16 @@ _LARGEST = (1 << 31) - (1 << 24)  # an ONNX file is one protocol buffer of at mo
 
 
 def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
-    """The head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q."""
+    """Write the head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q.
+
+    Args:
+        path: the file to write. It appears whole or not at all; an existing regular file is replaced.
+
+    Raises:
+        AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
+        MissingExtraError: the extra `onnx` is not installed. SizeError: more than an ONNX file can hold.
+    """
+    place = _require_replaceable(Path(path))
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -30,7 +41,6 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
     size = sum(t.numel() * t.element_size() for t in head.state_dict().values())
     if size > _LARGEST:
         raise SizeError(f"the head has {size / 2**30:.2f} GiB of tensors; an ONNX file holds at most 2 GiB.")
-    place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
     examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
@@ -48,7 +58,25 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
         if program is None:
             raise FormatError("torch.onnx.export returned nothing.")
         program.save(Path(draft) / "head.onnx")
-        os.replace(Path(draft) / "head.onnx", place)
+        os.replace(Path(draft) / "head.onnx", _require_replaceable(place))
+    return place
+
+
+def _require_replaceable(place: Path) -> Path:
+    """The path, if nothing is there or a regular file; of a link to a regular file the file's own path."""
+    try:
+        found = place.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            place = place.resolve()
+            found = place.stat()
+    except FileNotFoundError:  # also for a link that points nowhere
+        return place
+    except OSError as error:
+        raise AlreadyExistsError(f"{place} cannot be written: {error.strerror}. Choose another name.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise AlreadyExistsError(
+            f"{place} is a {kind_of_file(found.st_mode)}; expected a new name or a regular file. It is left alone."
+        )
     return place
 
 

@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from partita.errors import DomainError, SizeError, ToleranceError
-from partita.functions.regularity import AxisLipschitz, Modulus
+from partita.functions.regularity import AxisLipschitz, Known, Modulus
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import AxisGeometry, moment_bounds
-from partita.proofs.center_values import GridFacts, Known, grid_terms, is_averaged, window_for
+from partita.proofs.center_values import GridFacts, grid_terms, is_averaged, window_for
 from partita.proofs.certificate import Term, total
 
 __all__ = ["SpacingRule"]

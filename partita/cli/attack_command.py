@@ -1,0 +1,44 @@
+"""The command `partita attack`: the search for a point where a claim is false."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+import partita as pa
+from partita.cli.common import AsJson, Folder, Seed, emit, stderr
+from partita.cli.exits import NOTHING_CLAIMED, REFUSED
+
+__all__ = ["attack_command"]
+
+
+def attack_command(
+    folder: Folder,
+    bound: Annotated[
+        float | None, typer.Option("--bound", help="Attack this bound instead of the certificate's.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Random points.")] = 1 << 14,
+    restarts: Annotated[int, typer.Option("--restarts", min=0, help="Starting points of gradient ascent.")] = 64,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Search for a point where the claim is false. Finding none proves nothing.
+
+    Exit codes: 0 no such point was found, 1 the claim is false, 2 the certificate claims nothing (its error is an estimate).
+    """
+    found = pa.attack(pa.load(folder), bound=bound, samples=samples, restarts=restarts, seed=seed)
+    claimed = bool(getattr(found, "claimed", True))
+    emit({**asdict(found), "claimed": claimed, "refuted": claimed and found.refuted}, as_json, str(found))
+    if not claimed:
+        stderr.print(
+            "nothing was claimed: this head's error is an estimate, which a larger error does not refute. "
+            "Use --bound to attack a bound of your own.",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(NOTHING_CLAIMED)
+    if found.refuted:
+        raise typer.Exit(REFUSED)

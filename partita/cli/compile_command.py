@@ -1,0 +1,86 @@
+"""The command `partita compile`: a head with its certificate, saved in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import partita as pa
+from partita.cli.common import (
+    Accept,
+    AsJson,
+    Budget,
+    Domain,
+    Dtype,
+    Expression,
+    Lipschitz,
+    MaxBytes,
+    Method,
+    Norm,
+    Seed,
+    Sharpness,
+    Tolerance,
+    compile_options,
+    emit,
+    parse_domain,
+    shown_progress,
+)
+from partita.storage import require_free
+
+__all__ = ["compile_command"]
+
+
+def compile_command(
+    expression: Expression,
+    domain: Domain,
+    tolerance: Tolerance,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    norm: Norm = "inf",
+    dtype: Dtype = "float64",
+    lipschitz: Lipschitz = None,
+    method: Method = "auto",
+    accept: Accept = "strongest",
+    sharpness: Sharpness = None,
+    max_bytes: MaxBytes = None,
+    budget: Budget = None,
+    outside: Annotated[
+        str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
+    ] = "raise",
+    seed: Seed = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build the head, certify it, attack it, and save it."""
+    require_free(out, overwrite=overwrite)
+    box = parse_domain(domain)
+    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    with shown_progress("planning") as progress:
+        c = pa.compile(expression, box, outside=outside, seed=seed, budget=budget, progress=progress, **options)
+    place = c.save(out, overwrite=overwrite)
+    emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
+
+
+def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
+    counts, witness = getattr(c.head, "counts", None), c.certificate.witness
+    return {
+        "function": c.target.label,
+        "domain": [str(d) for d in c.target.domains],
+        "tolerance": tolerance,
+        "method": c.candidates[0].method,
+        "kind": c.certificate.kind,
+        "keys": c.num_keys,
+        "keys_per_axis": None if counts is None else list(counts),
+        "parameters": c.num_parameters,
+        "bytes": c.num_parameters * c.head.dtype.itemsize,
+        "sharpness": c.certificate.facts.get("sharpness"),
+        "dtype": c.certificate.semantics,
+        "error_bound": None if c.error_estimate is not None else c.error_bound,
+        "error_estimate": c.error_estimate,
+        "why": list(c.why),
+        "candidates": [asdict(row) for row in c.candidates],
+        "worst_error_seen": None if witness is None else witness.error,
+        "saved": str(place),
+    }

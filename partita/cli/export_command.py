@@ -1,0 +1,25 @@
+"""The command `partita export`: a head for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import partita as pa
+from partita.cli.common import AsJson, Folder, emit, stderr
+
+__all__ = ["export_command"]
+
+
+def export_command(
+    folder: Folder,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the head as an ONNX file with a dynamic batch axis."""
+    with stderr.status("exporting"):
+        place = pa.load(folder).export_onnx(onnx)
+    size = place.stat().st_size
+    emit({"onnx": str(place), "bytes": size}, as_json, f"wrote {place} ({size:,} bytes)")

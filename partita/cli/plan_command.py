@@ -1,0 +1,47 @@
+"""The command `partita plan`: sizes before anything is built."""
+
+from __future__ import annotations
+
+import partita as pa
+from partita.cli.common import (
+    Accept,
+    AsJson,
+    Domain,
+    Dtype,
+    Expression,
+    Lipschitz,
+    MaxBytes,
+    Method,
+    Norm,
+    Sharpness,
+    Tolerance,
+    compile_options,
+    emit,
+    parse_domain,
+)
+from partita.compiler.planner import report
+
+__all__ = ["plan_command"]
+
+
+def plan_command(
+    expression: Expression,
+    domain: Domain,
+    tolerance: Tolerance,
+    norm: Norm = "inf",
+    dtype: Dtype = "float64",
+    lipschitz: Lipschitz = None,
+    method: Method = "auto",
+    accept: Accept = "strongest",
+    sharpness: Sharpness = None,
+    max_bytes: MaxBytes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
+    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    planned = pa.plan(expression, parse_domain(domain), **options)
+    emit(
+        planned.to_json(),
+        as_json,
+        f"{planned}\n\n{report(planned.candidates)}\n\nthe certificate will be {planned.kind} (asked: {tolerance:g})",
+    )

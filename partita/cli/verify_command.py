@@ -1,0 +1,30 @@
+"""The command `partita verify`: a certificate's hashes and arithmetic again."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.table import Table
+
+import partita as pa
+from partita.cli.common import AsJson, Folder, stdout
+from partita.cli.exits import REFUSED
+
+__all__ = ["verify_command"]
+
+
+def verify_command(folder: Folder, as_json: AsJson = False) -> None:
+    """Check a certificate's hashes and arithmetic again; exit 1 if anything does not hold."""
+    checks = pa.recheck(pa.load(folder))
+    holds = all(c.holds for c in checks)
+    if as_json:
+        lines = [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in checks]
+        print(json.dumps({"holds": holds, "checks": lines}, ensure_ascii=False))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for check in checks:
+            table.add_row("[green]✓[/]" if check.holds else "[red]✗[/]", check.name, check.detail)
+        stdout.print(table)
+    if not holds:
+        raise typer.Exit(REFUSED)

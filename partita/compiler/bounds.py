@@ -1,0 +1,177 @@
+"""More than values: the error of a head's gradient, its range, and whether it rises in a variable."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from partita.arithmetic.rounding import add_up, sub_down
+from partita.errors import DomainError, UnsupportedError
+from partita.functions.differentiate import derivative
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.target import Target, graph_target
+from partita.geometry.domains import Array, Box
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.proofs import proof_for
+from partita.proofs.center_values import GridFacts, soft_terms
+from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
+from partita.proofs.proof import Given, Progress, Proved
+from partita.proofs.taylor_proof import soft_grid_of
+
+__all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bound_slope"]
+
+_SAMPLES = 4096
+_MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
+_GOALS = (1.005, 1.03, 1.1, 1.3, 2.0, 8.0)  # times what was seen: what to aim a proof at
+
+
+@dataclass(frozen=True)
+class Range:
+    """Every value lies in [lo, hi], proved; values as low as `seen_lo` and as high as `seen_hi` were seen."""
+
+    lo: float
+    hi: float
+    seen_lo: float
+    seen_hi: float
+
+    @property
+    def trend(self) -> str:
+        """Of a range of slopes: "increasing", "decreasing", or "unknown" where it holds both signs."""
+        return "increasing" if self.lo >= 0 else "decreasing" if self.hi <= 0 else "unknown"
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """`sup |∂f/∂z_i − ∂net/∂z_i| ≤ bounds[i]` over all outputs, for the stored tensors in exact arithmetic; `seen` at samples."""
+
+    bounds: tuple[float, ...]
+    seen: tuple[float, ...]
+
+
+def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> GradientError:
+    """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`."""
+    if target.graph is None:
+        raise UnsupportedError(
+            f"{target.label} is a black box: nothing can be proved of its gradient. Give an expression."
+        )
+    grid, box = soft_grid_of(head), target.domain.bounding_box()
+    slopes = _sampled_slopes(head, box)
+    bounds, seen = [], []
+    for axis in range(box.dimension):
+        graph = derivative(target.graph, axis)
+        truth = graph.evaluate(slopes.points).reshape(len(slopes.points), -1)
+        error = float(np.abs(truth - slopes.values[:, :, axis]).max())
+        prove = partial(_prove_slope, grid, box, graph, along=axis, progress=progress)
+        bounds.append(_tightest(prove, error, 1e-14 * max(float(np.abs(truth).max()), 1e-300)))
+        seen.append(error)
+    return GradientError(tuple(bounds), tuple(seen))
+
+
+def bound_slope(head: FoldedHead, box: Box, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
+    """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: its sign says whether the head rises or falls."""
+    if not 0 <= axis < box.dimension:
+        raise DomainError(f"axis is {axis}; expected 0 to {box.dimension - 1}.")
+    grid, slopes = soft_grid_of(head), _sampled_slopes(head, box).values[:, :, axis]
+    ranges = []
+    for output, seen in enumerate(slopes.T):
+        one = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])
+        prove = partial(_prove_slope, one, box, along=axis, progress=progress)
+        ranges.append(_range_of(seen, box.dimension, prove))
+    return tuple(ranges)
+
+
+def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:
+    """The range of each output over the domain, of the head as it is run."""
+    box = target.domain.bounding_box()
+    with torch.no_grad():
+        table = head.evaluate(torch.from_numpy(_points(box)).to(head.dtype)).double().numpy()
+    return tuple(_output_range(head, target, k, seen, progress) for k, seen in enumerate(table.T))
+
+
+def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
+    """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
+    hull = _hull(head, target.domain.bounding_box(), output, seen)
+    if hull is not None and head.num_keys > _MOST_CELLS:
+        return hull
+    proof, one = proof_for(head), _one_output(head, output)
+
+    def prove(graph: Graph, goal: float) -> Proved:
+        constant = graph_target(graph, target.domains, "a constant")
+        return proof.prove(one, constant, Given(aim=goal, sharpen=False, progress=progress))
+
+    found = _range_of(seen, target.domain.dimension, prove)
+    return found if hull is None else replace(found, lo=max(found.lo, hull.lo), hi=min(found.hi, hull.hi))
+
+
+def _hull(head: FoldedHead, box: Box, output: int, seen: Array) -> Range | None:
+    """An average of values lies between them; None for values that are not constant on their cells."""
+    if not isinstance(head, GridHead) or head.value_slopes is not None:
+        return None
+    values = head.values.detach().double().numpy()[:, output]
+    running = add_up(*(t.value for t in soft_terms(GridFacts.of(head, box), None, math.inf)))
+    low, high = sub_down(float(values.min()), running), add_up(float(values.max()), running)
+    return Range(low, high, float(seen.min()), float(seen.max()))
+
+
+def _prove_slope(
+    grid: SoftGrid, box: Box, graph: Graph, goal: float, *, along: int, progress: Progress | None = None
+) -> GridProof:
+    return prove_grid(grid, graph, box.lo.ravel(), box.hi.ravel(), goal=goal, along=along, progress=progress)
+
+
+def _tightest(prove: Callable[[float], GridProof | Proved], seen: float, floor: float) -> float:
+    """The bound of the first goal that is proved, from what was seen upwards; of the last, if none is."""
+    best = math.inf
+    for factor in _GOALS:
+        proof = prove(factor * seen + floor)
+        best = min(best, float(proof.bound))
+        if proof.settled:
+            break
+    return best
+
+
+def _range_of(seen: Array, dimension: int, prove: Callable[[Graph, float], GridProof | Proved]) -> Range:
+    """A range from a proof of `|net − c| ≤ r`, c the middle of what was seen."""
+    low, high = float(seen.min()), float(seen.max())
+    middle, half = (low + high) / 2, (high - low) / 2
+    builder = GraphBuilder(dimension)
+    graph = builder.finish([builder.add("const", parameters=(middle,))], (1,))
+    reach = _tightest(partial(prove, graph), half, 1e-13 * max(abs(low), abs(high), 1e-300))
+    return Range(float(np.nextafter(middle - reach, -np.inf)), float(np.nextafter(middle + reach, np.inf)), low, high)
+
+
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """Points `(n, m)` and the head's gradients there, `(n, out, m)`."""
+
+    points: Array
+    values: Array
+
+
+def _points(box: Box) -> Array:
+    return np.concatenate([box.sample(_SAMPLES, np.random.default_rng(5)), box.corners(256)])
+
+
+def _sampled_slopes(head: FoldedHead, box: Box) -> _Slopes:
+    points = _points(box)
+    z = torch.from_numpy(points).requires_grad_()
+    out = copy.deepcopy(head).double().evaluate(z)
+    columns = [torch.autograd.grad(out[:, k].sum(), z, retain_graph=True)[0] for k in range(out.shape[1])]
+    return _Slopes(points, torch.stack(columns, dim=1).double().numpy())
+
+
+def _one_output(head: FoldedHead, output: int) -> FoldedHead:
+    """The head with one of its outputs."""
+    one = copy.deepcopy(head)
+    one.output_shape = ()
+    one.values = head.get_buffer("values")[:, output : output + 1].clone()
+    if getattr(head, "value_slopes", None) is not None:
+        one.value_slopes = head.get_buffer("value_slopes")[:, output : output + 1].clone()
+    return one

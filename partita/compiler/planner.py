@@ -1,0 +1,224 @@
+"""The planner: every method is asked for its head, and the smallest with the strongest claim is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from partita.compiler.request_options import request_for
+from partita.errors import BudgetSpentError, DomainError, PartitaError, SizeError, ToleranceError
+from partita.functions.regularity import Declared, Jumps, Modulus
+from partita.geometry.domains import Box, Domain, PointCloud
+from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
+from partita.methods.method import Candidate, size_text
+from partita.methods.request import DEFAULT_MAX_BYTES
+from partita.proofs.proof import Progress
+
+__all__ = ["best_plan", "plan", "report"]
+
+_STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
+
+
+def plan(
+    function: Any,
+    domain: Domain | tuple[Box, Box],
+    *,
+    tolerance: float,
+    lipschitz: float | Sequence[float] | None = None,
+    modulus: Modulus | None = None,
+    hessian: float | None = None,
+    jumps: Jumps | None = None,
+    norm: float | str = "inf",
+    method: str = "auto",
+    accept: str = "strongest",
+    dtype: torch.dtype = torch.float64,
+    sharpness: float | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    vectorize: bool = False,
+    trace: bool | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
+
+    A hard head is planned without evaluating f; the others are found from samples of f inside the domain.
+
+    Raises:
+        PartitaError: as `compile`.
+
+    >>> import partita as pa
+    >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
+    7 keys
+    """
+    request = request_for(
+        function,
+        domain,
+        tolerance=tolerance,
+        norm=norm,
+        dtype=dtype,
+        sharpness=sharpness,
+        max_bytes=max_bytes,
+        method=method,
+        accept=accept,
+        declared=Declared(lipschitz, modulus, hessian, jumps),
+        vectorize=vectorize,
+        trace=trace,
+    )
+    return best_plan(request, progress=progress)
+
+
+def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progress: Progress | None = None) -> Plan:
+    """The best of the methods asked for; `without` names methods that were built and missed the tolerance.
+
+    Raises:
+        PartitaError: what stood in the way, if no method has a head.
+    """
+    plans: list[Plan] = []
+    rows: list[Candidate] = []
+    refusals: list[Refusal] = []
+    spent: BudgetSpentError | None = None
+    for name, methods in _methods_by_name(request):
+        if name in without:
+            continue
+        try:
+            found = _proposal(methods, request, plans, progress)
+        except BudgetSpentError as error:
+            spent = error
+            rows.append(Candidate(name, "", "the budget was spent before it was planned"))
+            break
+        if isinstance(found, Plan):
+            plans.append(found)
+        else:
+            rows.append(found.row(name))
+            refusals += [found] if isinstance(found, Refusal) else []
+    if not plans:
+        raise _no_head(request, refusals, rows, spent)
+    best, *others = sorted(plans, key=lambda p: _rank(p, request))
+    first = best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)
+    table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
+    if request.knowledge is not None and best.kind == "estimated" and request.accept == "strongest":
+        hard = next((c.note for c in rows if c.method == "hard"), "not planned")
+        note = f"only an estimate, although something is known of f; the hard head: {hard}"
+        best = replace(best, why=(*best.why, note))
+    return replace(best, candidates=table)
+
+
+def _methods_by_name(request: Request) -> Iterator[tuple[str, list[Method]]]:
+    """The methods to try; several of one name serve different domains or functions."""
+    if not request.is_auto:
+        names = [request.method]
+    elif isinstance(request.target.domain, PointCloud) or request.sharpness is not None:
+        names = ["hard"]
+    else:
+        names = list(dict.fromkeys(m.name for m in METHODS))
+    for name in names:
+        yield name, [m for m in METHODS if m.name == name]
+
+
+def _proposal(
+    methods: Sequence[Method], request: Request, plans: Sequence[Plan], progress: Progress | None
+) -> Plan | Size | Refusal:
+    """The plan of the first of these methods that applies, or why there is none."""
+    refusals = [m.applies(request) for m in methods]
+    method = next((m for m, refusal in zip(methods, refusals) if refusal is None), None)
+    if method is None:
+        # the one that came closest names its own error; domains that belong to another method come first
+        return next((r for r in reversed(refusals) if r is not None and r.error), refusals[0]) or Refusal("")
+    if method.estimates and _inputs_unbounded(request):
+        return Refusal(f"f may jump: what rounding its inputs to {request.precision.name} does has no bound")
+    try:
+        if request.is_auto:
+            forecast = method.worth(request, plans) or method.forecast(request)
+            if isinstance(forecast, Refusal) or (forecast is not None and _is_beaten(forecast, method, plans, request)):
+                return forecast
+        found = method.plan(_limited(request, plans), method.shares[0], progress)
+    except (SizeError, ToleranceError, DomainError) as error:
+        found = Refusal.of(error)
+    if isinstance(found, Plan):
+        found = replace(found, request=request)
+        if found.bytes > request.max_bytes:
+            return _too_large(found)
+    return found
+
+
+def _inputs_unbounded(request: Request) -> bool:
+    """Whether f is an expression that could be proved but for its inputs, which are rounded: no reason to sample instead."""
+    rounded = request.precision.rounds_inputs and request.accept == "strongest"
+    return request.target.graph is not None and request.knowledge is None and rounded
+
+
+def _is_beaten(forecast: Size, method: Method, plans: Sequence[Plan], request: Request) -> bool:
+    """Whether the head would be too large to look for, or a plan is smaller with a claim as strong as it could make."""
+    if method.most_keys is not None and forecast.keys > method.most_keys:
+        return True
+    strongest = _STRENGTH.get(forecast.kind, 0 if request.target.graph is not None else 2)
+    return any(
+        p.parameters <= forecast.parameters and (_STRENGTH[p.kind] <= strongest or request.accept == "estimated")
+        for p in plans
+    )
+
+
+def _limited(request: Request, plans: Sequence[Plan]) -> Request:
+    """The request with no more room than the smallest proved head takes: larger heads need not be searched for."""
+    proved = [p.bytes for p in plans if p.kind == "proved"]
+    return replace(request, max_bytes=min(request.max_bytes, *proved)) if request.is_auto and proved else request
+
+
+def _too_large(found: Plan) -> Refusal:
+    return Refusal(
+        f"its head of {found.keys:,} keys takes {size_text(found.bytes)}; max_bytes allows "
+        f"{size_text(found.request.max_bytes)}",
+        "Ask for a larger tolerance, or raise max_bytes.",
+        SizeError,
+        found.kind,
+        found.keys,
+        found.parameters,
+    )
+
+
+def _rank(found: Plan, request: Request) -> tuple[int, int]:
+    strength = _STRENGTH[found.kind]
+    return (found.parameters, strength) if request.accept == "estimated" else (strength, found.parameters)
+
+
+def _compared(found: Plan, best: Plan) -> str:
+    if found.kind != best.kind and found.parameters < best.parameters:
+        return "smaller, but a weaker claim"
+    ratio = found.parameters / best.parameters
+    return "as many numbers" if ratio == 1 else f"{ratio:.3g} times the numbers"
+
+
+def _no_head(
+    request: Request, refusals: Sequence[Refusal], rows: Sequence[Candidate], spent: BudgetSpentError | None
+) -> PartitaError:
+    """The error that helps most: the first obstacle, with what the other methods found."""
+    tried = "; ".join(f"{row.method}: {row.note}" for row in rows if row.note)
+    errors: list[PartitaError] = [e for e in (spent, request.obstacle) if e is not None]
+    first = next(iter([*errors, *(r.exception() for r in refusals if r.error is not None)]), None)
+    if first is None:
+        label, asked = request.target.label, f"with method={request.method!r}"
+        return ToleranceError(f"tolerance {request.tolerance:g} is out of reach for {label} {asked}: {tried}.")
+    return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
+
+
+def report(candidates: Sequence[Candidate]) -> str:
+    """A table of what was considered, the chosen one marked."""
+    rows: list[tuple[str, ...]] = [
+        ("", "method", "claim", "keys", "stored numbers", "max |V|", "rounding", "error", "")
+    ]
+    for c in candidates:
+        sign = "≈ " if c.kind == "estimated" or not c.chosen else "≤ "
+        figures = (
+            "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
+            for x in (c.keys, c.parameters, c.largest, c.rounding)
+        )
+        error = "" if c.error is None else f"{sign}{c.error:.3g}"
+        rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, error, c.note))
+    widths = [max(len(r[i]) for r in rows) for i in range(8)]
+    lines = (
+        (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:8], widths[3:])), r[8])
+        for r in rows
+    )
+    return "\n".join("  ".join(line).rstrip() for line in lines)

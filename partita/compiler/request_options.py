@@ -1,0 +1,89 @@
+"""From the arguments of `compile` and `plan` to a request, each checked once, before f is called for the first time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.errors import ToleranceError, UnsupportedError
+from partita.functions.regularity import Declared
+from partita.functions.target import make_target
+from partita.geometry.domains import Box, Domain
+from partita.methods import METHODS, Request
+
+__all__ = ["ACCEPT", "method_names", "request_for"]
+
+ACCEPT = ("strongest", "estimated")
+
+
+def method_names() -> list[str]:
+    """ "auto" and the names of all methods."""
+    return ["auto", *dict.fromkeys(m.name for m in METHODS)]
+
+
+def request_for(
+    function: Any,
+    domain: Domain | tuple[Box, Box],
+    *,
+    tolerance: float,
+    norm: float | str,
+    dtype: torch.dtype,
+    sharpness: float | None,
+    max_bytes: int,
+    method: str,
+    accept: str,
+    declared: Declared,
+    vectorize: bool,
+    trace: bool | None,
+) -> Request:
+    """The request, or the error that says which option is wrong."""
+    try:
+        power = math.inf if norm == "inf" else float(norm)
+    except (TypeError, ValueError):
+        power = math.nan
+    if not power >= 1:
+        raise UnsupportedError(f"norm is {norm!r}; expected 'inf' or a number p ≥ 1.")
+    if not (_is_number(tolerance) and 0 < tolerance < math.inf):
+        raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
+    if dtype not in (torch.float64, torch.float32):
+        raise UnsupportedError(
+            f"dtype is {dtype}; heads are certified in torch.float64 and torch.float32",
+            "Cast the finished head to another dtype if you can do without the certificate.",
+        )
+    if method not in method_names():
+        raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
+    if accept not in ACCEPT:
+        raise UnsupportedError(f"accept is {accept!r}; expected one of {', '.join(map(repr, ACCEPT))}.")
+    if sharpness is not None:
+        _require_sharpness(sharpness, method)
+    if not (_is_number(max_bytes) and 1 <= max_bytes < math.inf):
+        raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
+    return Request(
+        make_target(function, domain, vectorize=vectorize, trace=trace),
+        float(tolerance),
+        power,
+        dtype,
+        None if sharpness is None else float(sharpness),
+        int(max_bytes),
+        method,
+        accept,
+        declared,
+    )
+
+
+def _require_sharpness(sharpness: float, method: str) -> None:
+    name = "hard" if method == "auto" else method  # a sharpness chosen by the caller asks for values at the centers
+    least = next(m.least_sharpness for m in METHODS if m.name == name)
+    if least is None:
+        raise UnsupportedError(f"method {method!r} chooses its own sharpness; leave sharpness out.")
+    if not (_is_number(sharpness) and least <= sharpness < math.inf):
+        raise UnsupportedError(
+            f"sharpness is {sharpness}; expected a finite κ = R h² of at least {least:g} (from 8 on a head is called hard)."
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

@@ -1,0 +1,348 @@
+"""The loops of the native kernels: imported, and compiled by numba, when `kernels` decides that a batch is worth it.
+
+Only loops over arrays: operations on whole arrays would be compiled too, each with its own error messages, and take most of the
+time. Scratch arrays come from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+__all__ = ["CACHED", "sum_whole", "sum_windows"]
+
+_LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
+_SMALLEST_EXPONENT = -708.0  # e^x below is taken as 0
+_SHIFTER = 6755399441055744.0  # 1.5·2⁵²: adding it rounds to an integer and leaves that integer in the low bits
+
+
+def _can_be_cached() -> bool:
+    """Whether numba finds a folder to keep machine code in: beside this file, or the user's own cache."""
+    try:
+        njit(cache=True)(_can_be_cached)
+    except RuntimeError:  # neither can be written
+        return False
+    return True
+
+
+CACHED = _can_be_cached()
+
+# numpy's error model: a division does not branch, so that loops vectorise
+_loop: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy")
+# a·b + c may round once
+_fused: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy", fastmath={"contract"})
+
+
+@_fused
+def _exp(x):
+    """`e^x` for x ≤ 0, in float64 within 2 ulp: `2ⁿ·e^r`, `|r| ≤ ln 2/2`, by Taylor's polynomial of degree 13.
+
+    The remainder is below `0.35¹⁴/14! < 5·10⁻¹⁸`; ln 2 is subtracted in two parts, the first short enough that n
+    times it is exact. NaN stays NaN.
+    """
+    t = _SMALLEST_EXPONENT if x < _SMALLEST_EXPONENT else np.float64(x)
+    shifted = t * 1.4426950408889634 + _SHIFTER
+    n = shifted - _SHIFTER
+    r = (t - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
+    p = r / 6227020800 + 1 / 479001600
+    p = p * r + 1 / 39916800
+    p = p * r + 1 / 3628800
+    p = p * r + 1 / 362880
+    p = p * r + 1 / 40320
+    p = p * r + 1 / 5040
+    p = p * r + 1 / 720
+    p = p * r + 1 / 120
+    p = p * r + 1 / 24
+    p = p * r + 1 / 6
+    p = p * r + 1 / 2
+    power = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
+    return 0.0 if x < _SMALLEST_EXPONENT else ((p * r + 1) * r + 1) * power
+
+
+@_loop
+def _window_starts(x, centers, width, start):
+    """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
+    count = len(centers)
+    last = count - 2
+    first = np.float64(centers[0])  # differences in float32 could miss by more than a cell
+    per_unit = (count - 1) / (np.float64(centers[count - 1]) - first)
+    for i in range(len(x)):
+        guess = np.floor((np.float64(x[i]) - first) * per_unit)
+        guess = guess if guess > 0 else 0.0  # NaN too
+        start[i] = np.int64(guess if guess < last else last)
+    for i in range(len(x)):
+        k = start[i]
+        k = max(k - (x[i] < centers[np.uint64(k)]), 0)
+        k = min(k + (x[i] >= centers[np.uint64(k + 1)]), last)
+        start[i] = min(max(k - width // 2 + 1, 0), count - width)
+
+
+@_loop
+def _two_weights(x, centers, rate, start, gap, weights):
+    """The softmax over two centers: the nearer gets `1/(1 + e^{−|s₀−s₁|})`, one exponential."""
+    for i in range(len(x)):
+        left, right = x[i] - centers[np.uint64(start[i])], x[i] - centers[np.uint64(start[i] + 1)]
+        gap[i] = rate * left * left - rate * right * right
+    for i in range(len(x)):
+        e = _exp(-abs(gap[i]))
+        near = 1 / (1 + e)
+        far = e * near
+        weights[0, i] = near if gap[i] <= 0 else far
+        weights[1, i] = far if gap[i] <= 0 else near
+
+
+@_loop
+def _weights(x, centers, rate, start, smallest, weights):
+    """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
+    total, n = smallest, len(x)
+    for i in range(n):
+        smallest[i] = np.inf
+    for row in range(len(weights)):
+        if len(weights) == len(centers):  # the window is the axis: one center for all queries
+            c = centers[row]
+            for i in range(n):
+                d = x[i] - c
+                weights[row, i] = rate * d * d
+        else:
+            for i in range(n):
+                d = x[i] - centers[np.uint64(start[i] + row)]
+                weights[row, i] = rate * d * d
+        for i in range(n):
+            smallest[i] = min(smallest[i], weights[row, i])
+    for row in range(len(weights)):
+        for i in range(n):
+            weights[row, i] = _exp(smallest[i] - weights[row, i])
+    for i in range(n):
+        total[i] = 0
+    for row in range(len(weights)):
+        for i in range(n):
+            total[i] += weights[row, i]
+    for i in range(n):
+        total[i] = 1 / total[i]
+    for row in range(len(weights)):
+        for i in range(n):
+            weights[row, i] *= total[i]
+
+
+@_fused
+def _gather(values, cells, shift, step, weights, sums):
+    """`sums[i] = Σ_a weights[a, i]·values[cells[i] + shift + a·step]`; the first two in one pass."""
+    width, n = len(weights), len(cells)
+    if width == 1:
+        for i in range(n):
+            sums[i] = weights[0, i] * values[np.uint64(cells[i] + shift)]
+        return
+    first, second = weights[0], weights[1]
+    for i in range(n):
+        at = cells[i] + shift
+        sums[i] = first[i] * values[np.uint64(at)] + second[i] * values[np.uint64(at + step)]
+    for a in range(2, width):
+        for i in range(n):
+            sums[i] += weights[a, i] * values[np.uint64(cells[i] + shift + a * step)]
+
+
+@_fused
+def _fold(sums, filled, weights, n):
+    """`sums[b] ← Σ_a weights[a]·sums[b·width + a]` in place: one axis less; returns how many are left."""
+    width = len(weights)
+    for b in range(filled // width):
+        row = sums[b]
+        for i in range(n):
+            row[i] = weights[0, i] * sums[b * width, i]
+        for a in range(1, width):
+            for i in range(n):
+                row[i] += weights[a, i] * sums[b * width + a, i]
+    return filled // width
+
+
+@_fused
+def _gather_vectors(values, cells, rows, widths, weights, sums, out):
+    """The same for long vectors `V[cell]`, one query after the other; `sums`, `(rows, step)`, holds one vector per row."""
+    last, step = len(widths) - 1, out.shape[1]
+    for i in range(len(cells)):
+        for b in range(len(rows)):
+            row, at = sums[b], (cells[i] + rows[b]) * step
+            for o in range(step):
+                row[o] = 0
+            for a in range(widths[last]):
+                scale = weights[last, a, i]
+                for o in range(step):
+                    row[o] += scale * values[np.uint64(at + a * step + o)]
+        filled = len(rows)
+        for axis in range(last - 1, -1, -1):
+            filled //= widths[axis]
+            for b in range(filled):
+                row, first, scale = sums[b], sums[b * widths[axis]], weights[axis, 0, i]
+                for o in range(step):
+                    row[o] = scale * first[o]
+                for a in range(1, widths[axis]):
+                    other, scale = sums[b * widths[axis] + a], weights[axis, a, i]
+                    for o in range(step):
+                        row[o] += scale * other[o]
+        for o in range(step):
+            out[i, o] = sums[0, o]
+
+
+@_loop
+def _spread(weights, width, start, n):
+    """Window weights moved to their places among all centers of the axis, zeros elsewhere: adding those does not round."""
+    for row in range(len(weights) - 1, -1, -1):  # downwards: what is still to be moved lies below
+        for i in range(n):
+            k = row - start[i]
+            weights[row, i] = weights[np.uint64(k), i] if 0 <= k < width else 0
+
+
+@_fused
+def _two_rows(values, first, second, step, weights, r, s, n):
+    """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
+    for i in range(n):
+        r[i] = 0
+        s[i] = 0
+    fours = len(weights) - len(weights) % 4
+    for a in range(0, fours, 4):
+        p, q = first + a * step, second + a * step
+        p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
+        q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
+        w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
+        for i in range(n):
+            r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
+            s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
+    for a in range(fours, len(weights)):
+        p0, q0, w0 = values[first + a * step], values[second + a * step], weights[a]
+        for i in range(n):
+            r[i] += p0 * w0[i]
+            s[i] += q0 * w0[i]
+
+
+@_fused
+def _contract(values, step, column, counts, weights, sums, n):
+    """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[cell·step + column]`, depth first: sums in progress stay in the cache."""
+    last, row = len(counts) - 1, counts[-1] * step
+    r, s = sums[last], sums[last + 1]
+    own = weights[last, : counts[last]]
+    if last == 0:
+        _two_rows(values, column, column, step, own, r, s, n)
+        return
+    inner, total = weights[last - 1], sums[last - 1]
+    outer = 1
+    for axis in range(last - 1):
+        outer *= counts[axis]
+    for b in range(outer):
+        for i in range(n):
+            total[i] = 0
+        for a in range(0, counts[last - 1], 2):
+            first, both = column + (b * counts[last - 1] + a) * row, a + 1 < counts[last - 1]
+            _two_rows(values, first, first + row if both else first, step, own, r, s, n)
+            for i in range(n):
+                total[i] += inner[a, i] * r[i] + (inner[a + 1, i] * s[i] if both else 0)
+        index = b
+        for axis in range(last - 2, -1, -1):  # one entry more on this axis; the last one ends it
+            a = index % counts[axis]
+            if a == 0:
+                for i in range(n):
+                    sums[axis, i] = 0
+            for i in range(n):
+                sums[axis, i] += weights[axis, a, i] * sums[axis + 1, i]
+            if a + 1 < counts[axis]:
+                break
+            index //= counts[axis]
+
+
+@_fused
+def _add_tilted(points, origin, tilts, out):
+    """`out[i, o] += Σ_k (points[i, k] − origin[k])·tilts[i, o·m + k]`."""
+    m = len(origin)
+    for i in range(len(out)):
+        for o in range(out.shape[1]):
+            for k in range(m):
+                out[i, o] += (points[i, k] - origin[k]) * tilts[i, o * m + k]
+
+
+@_loop
+def _axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start, scratch, cells, weights):
+    """Softmax weights `(m, width, n)` of a block's queries, and the first cell of their windows; `whole`: of all centers."""
+    n = len(x)
+    for j in range(n):
+        cells[j] = 0
+    for i in range(len(counts)):
+        axis = centers[firsts[i] : firsts[i] + counts[i]]
+        for j in range(n):
+            x[j] = points[j, i]
+            start[j] = 0
+        if widths[i] < counts[i]:
+            _window_starts(x, axis, widths[i], start)
+        for j in range(n):
+            cells[j] = cells[j] * counts[i] + start[j]
+        if widths[i] == 2:
+            _two_weights(x, axis, rates[i], start, scratch, weights[i])
+        else:
+            _weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
+        if whole and widths[i] < counts[i]:
+            _spread(weights[i, : counts[i]], widths[i], start, n)
+
+
+@_loop
+def _sum_window(values, cells, scaled, rows, widths, weights, sums, vectors, out):
+    """One table of values, `(cells, step)` flat, for the queries of a block: `out`, `(n, step)`."""
+    n, m, step = len(cells), len(widths), out.shape[1]
+    if step >= _LONG_VECTOR:
+        _gather_vectors(values, cells, rows, widths, weights, vectors, out)
+        return
+    for i in range(n):
+        scaled[i] = cells[i] * step
+    for o in range(step):
+        for b in range(len(rows)):
+            _gather(values, scaled, rows[b] * step + o, step, weights[m - 1, : widths[m - 1]], sums[b])
+        filled = len(rows)
+        for i in range(m - 2, -1, -1):
+            filled = _fold(sums, filled, weights[i, : widths[i]], n)
+        for i in range(n):
+            out[i, o] = sums[0, i]
+
+
+@_loop
+def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, weights, sums, vectors, tilts, out):
+    """Fill `out` with the sums over each point's window; see `kernels.grid_sum`.
+
+    axes: what describes the grid. rows: cell numbers of the window's innermost rows, relative to its first cell. Scratch: floats
+    and integers `(2, block)`, weights `(m, width, block)`, sums `(rows, block)`, vectors `(rows, out)`, tilts `(block, out·m)`.
+    """
+    centers, firsts, counts, rates, widths = axes
+    block = floats.shape[1]
+    for begin in range(0, len(points), block):
+        end = min(begin + block, len(points))
+        n, some, answers = end - begin, points[begin:end], out[begin:end]
+        x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
+        _axis_weights(some, centers, firsts, counts, rates, widths, False, x, start, floats[1], cells, weights)
+        _sum_window(values, cells, start, rows, widths, weights, sums, vectors, answers)
+        if len(slopes):
+            _sum_window(slopes, cells, start, rows, widths, weights, sums, vectors, tilts[:n])
+            _add_tilted(some, origin, tilts, answers)
+
+
+@_loop
+def _sum_all(values, counts, weights, sums, out):
+    """One table of values, all cells, for the queries of a block."""
+    for o in range(out.shape[1]):
+        _contract(values, out.shape[1], o, counts, weights, sums, len(out))
+        for i in range(len(out)):
+            out[i, o] = sums[0, i]
+
+
+@_loop
+def sum_whole(points, axes, values, slopes, origin, floats, integers, weights, sums, tilts, out):
+    """The same over all cells, with weight zero outside the window: every query reads the same values. sums: `(m + 1, block)`."""
+    centers, firsts, counts, rates, widths = axes
+    block = floats.shape[1]
+    for begin in range(0, len(points), block):
+        end = min(begin + block, len(points))
+        n, some, answers = end - begin, points[begin:end], out[begin:end]
+        x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
+        _axis_weights(some, centers, firsts, counts, rates, widths, True, x, start, floats[1], cells, weights)
+        _sum_all(values, counts, weights, sums, answers)
+        if len(slopes):
+            _sum_all(slopes, counts, weights, sums, tilts[:n])
+            _add_tilted(some, origin, tilts, answers)

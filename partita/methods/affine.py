@@ -1,0 +1,132 @@
+"""Affine values on a hard product grid: every cell stores f and its slopes, and the error is of second order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from partita.geometry.domains import PointCloud
+from partita.methods.grids import GridDraft, sharpness_of
+from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
+from partita.methods.request import Request
+from partita.methods.soft_values import can_be_proved, input_assumptions
+from partita.proofs.cell_proof import CellProof, largest_value
+from partita.proofs.claim import Construction, claim, describe_function, some_answers
+from partita.proofs.proof import Given, Progress
+from partita.proofs.sampled import sampled_error
+from partita.search.affine_cells import smallest_affine_grid
+
+__all__ = ["Affine", "affine_parameters", "halving_text"]
+
+_MOST_CELLS = 1 << 18
+_MOST_SAMPLED = 1 << 12  # cells of a head whose error is only sampled: finer ones would hide from the samples
+
+
+class Affine(Method):
+    """`net(z) = Σ_j w_j(z)(A_j + J_j(z − o))` on a hard grid, A and J from f at each center and at the faces of its cell.
+
+    Proved cell by cell where f is an expression, estimated where not. *Theorem*: `affine-values`.
+    """
+
+    name = "affine"
+    shares = (1.0, 0.85, 0.6)
+    estimates = True
+    most_keys = 1 << 16
+
+    def applies(self, request: Request) -> Refusal | None:
+        if isinstance(request.target.domain, PointCloud):
+            return Refusal("needs a box, not a cloud of points")
+        if request.declared.curvature is not None and request.target.graph is None:
+            return Refusal("second derivatives are declared: tangents are proved from them")
+        return None
+
+    def forecast(self, request: Request) -> Size | Refusal:
+        """By `Σ_i sup|∂_ii f| h_i²/16 ≤ ε`."""
+        if request.target.graph is not None and request.knowledge is None:
+            return Refusal("f may jump")
+        box, aim, second = request.box, request.aim, request.slopes.second
+        curved = second * box.sides**2 > 16 * aim / box.dimension
+        cells = np.where(curved, box.sides * np.sqrt(second * max(1, curved.sum()) / (16 * aim)), 1.0)
+        if not np.isfinite(cells).all():
+            return Refusal("its second derivatives are not finite everywhere")
+        counts = tuple(math.ceil(c) for c in cells)
+        return Size(math.prod(counts), affine_parameters(request, counts))
+
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        target, box, precision = request.target, request.box, request.precision
+        numbers = target.num_outputs * (1 + box.dimension)
+        cells = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
+        found = smallest_affine_grid(
+            target,
+            request.slopes,
+            tolerance=share * request.aim,
+            storage=precision.number,
+            max_cells=int(min(cells, request.max_bytes // (precision.item_bytes * numbers))),
+        )
+        if isinstance(found, str):
+            return Refusal(found)
+        windows = (1,) * box.dimension
+        draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
+        parameters, proved = affine_parameters(request, found.counts), can_be_proved(request)
+        return Plan(
+            request=request,
+            maker=self,
+            kind="proved" if proved else "estimated",
+            keys=math.prod(found.counts),
+            parameters=parameters,
+            draft=draft,
+            why=(
+                keys_text(found.counts),
+                f"affine: every cell stores f and its slopes; {found.error_estimate:.3g} is the largest error sampled",
+                halving_text(found.counts),
+                f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
+            ),
+            error_bound=request.tolerance if proved else math.inf,
+            error_estimate=found.error_estimate * request.domain_factor,
+            sharpness=min(sharpness_of(box, draft), default=0.0),
+            largest=float(np.abs(found.values).max()),
+            counts=found.counts,
+        )
+
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        request, draft = plan.request, plan.draft
+        target, head, grid = request.target, draft.head(request), draft.grid(request)
+        known = None if request.knowledge is None else request.knowledge.known
+        common: dict[str, Any] = {
+            "dtype": request.dtype,
+            "theorem": "affine-values",
+            "norm": request.norm,
+            "tolerance": request.tolerance,
+            "details": {"type": "grid", "method": self.name},
+            "known": {} if known is None else known.to_json(),
+            "facts": {"largest_value": largest_value(head, request.box), "covering_radius": grid.covering_radius},
+        }
+        function = describe_function(target, *some_answers(target))
+        if not can_be_proved(request):
+            seen = sampled_error(head, target, request.norm, seed=seed)
+            return Construction(head, grid, claim(head, function, target.domains, (), seen=seen, **common))
+        given = Given(request.tolerance, request.norm, known, progress=progress)
+        proved = CellProof().prove(head, target, given)
+        certificate = claim(
+            head,
+            function,
+            target.domains,
+            proved.terms,
+            assumptions=input_assumptions(request),
+            proof=proved.details,
+            **common,
+        )
+        return Construction(head, grid, certificate)
+
+
+def affine_parameters(request: Request, counts: tuple[int, ...]) -> int:
+    """Stored numbers of a grid with affine values: values and slopes, centers, rates and the origin."""
+    m, outputs = len(counts), request.target.num_outputs
+    return math.prod(counts) * outputs * (1 + m) + sum(counts) + 2 * m
+
+
+def halving_text(counts: tuple[int, ...]) -> str:
+    """The price of a second-order method in words."""
+    return f"halving the tolerance multiplies the keys by about {2 ** (sum(c > 1 for c in counts) / 2):.3g}"

@@ -1,0 +1,277 @@
+"""Theorems 4.1 and 4.2 and their corollaries: f at the centers of a product grid, and a softmax so sharp that it picks a cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from partita.errors import SizeError, ToleranceError
+from partita.functions.regularity import Knowledge, RoughBoxes
+from partita.geometry.domains import Array, PointCloud
+from partita.geometry.grid import ProductGrid
+from partita.methods.grids import GridDraft
+from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
+from partita.methods.request import Request
+from partita.proofs.assumptions import PairTable, vouched
+from partita.proofs.center_values import GridFacts, MomentProof, grid_terms, optimal_ratio, value_table
+from partita.proofs.certificate import Term, total
+from partita.proofs.claim import Construction, claim, describe_function
+from partita.proofs.proof import Given, Progress
+from partita.search.spacing import SpacingRule
+
+__all__ = ["Hard", "floor_refusal", "values_at_centers"]
+
+
+class Hard(Method):
+    """`net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) f(v_j)` over the centers v_j of a product grid.
+
+    Claim, with ω the modulus of f and E the mean under the softmax: `sup|net − f| ≤ ω(√Σ_i sup E(x_i − v_i)²)`, which at
+    sharpness κ = R h² ≥ 8 is within 0.14 % of ω(covering radius). No rule that sees f only at those centers can promise less.
+
+    For a pair of boxes the cells are pairs of a K-grid and a Q-grid. Folded, that is the product grid in `m_K + m_Q` dimensions,
+    so the bound is the same; in the layers the part in z_K is made by `Linear_K`, and v_j sits in the key where it meets z_Q in the
+    query.
+
+    *Theorem*: `self-attention` (4.1, its proof replaced by `grid-moments`), `cross-attention` (4.2); in L_p `self-attention-lp`
+    (4.1.1, by `lp-moments` and `lp-jumps`, without Lusin) and `cross-attention-lp` (4.2.1).
+
+    Hypotheses: f obeys its modulus (interval arithmetic vouches if f is an expression, else the caller); f is finite at every
+    center (checked).
+    """
+
+    name = "hard"
+    least_sharpness = 1.0
+
+    def applies(self, request: Request) -> Refusal | None:
+        if isinstance(request.target.domain, PointCloud):
+            return Refusal("needs a box, not a cloud of points")
+        return None if request.knowledge is not None else Refusal("nothing is known of how fast f moves")
+
+    def forecast(self, request: Request) -> Size:
+        """By the spacing rule alone: nothing is allocated, however many keys it takes."""
+        knowledge = _known(request)
+        counts = _rule(request, knowledge).counts(request.tolerance)
+        kind = "proved_given" if knowledge.declared else "proved"
+        return Size(
+            math.prod(counts), _parameters(request, counts), kind, largest=knowledge.magnitude, error=request.tolerance
+        )
+
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        """The coarsest grid whose predicted bound meets the tolerance."""
+        knowledge = _known(request)
+        rule = _rule(request, knowledge)
+        found = _meeting(request, knowledge, rule)
+        if isinstance(found, Refusal):
+            return found
+        draft, terms = found
+        parameters = _parameters(request, draft.counts)
+        window = " × ".join(str(min(2 * q, c)) for q, c in zip(draft.half_windows, draft.counts))
+        size = size_text(parameters * request.precision.item_bytes)
+        return Plan(
+            request=request,
+            maker=self,
+            kind="proved_given" if knowledge.declared else "proved",
+            keys=math.prod(draft.counts),
+            parameters=parameters,
+            draft=draft,
+            why=(
+                keys_text(draft.counts),
+                *rule.explain(draft.counts, terms),
+                f"what is known of f is {knowledge.source}",
+                f"{parameters:,} stored numbers, {size} in {request.precision.name}; a query looks at {window} of the keys",
+            ),
+            error_bound=total(terms),
+            sharpness=request.hard_sharpness,
+            largest=knowledge.magnitude,
+            rounding=sum(t.value for t in terms if t.source != "approximation"),
+            counts=draft.counts,
+        )
+
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        return values_at_centers(plan.request, plan.draft, _known(plan.request), progress)
+
+
+def values_at_centers(
+    request: Request, draft: GridDraft, knowledge: Knowledge, progress: Progress | None = None
+) -> Construction:
+    """Evaluate f at every center, attach the answers, and add up the terms of the bound."""
+    target, known, grid = request.target, knowledge.known, draft.grid(request)
+    values, error = value_table(
+        target,
+        lambda a, b: grid.centers_of(np.arange(a, b)),
+        grid.num_cells,
+        request.dtype,
+        rough=known.jumps if isinstance(known.jumps, RoughBoxes) else None,
+        progress=progress,
+    )
+    head = draft.head(request, values)
+    pairs = _steepest_neighbours(grid, values) if knowledge.declared else None
+    assumptions = vouched(target, known, declared=knowledge.declared, table=pairs)
+    proved = MomentProof().prove(head, target, Given(request.tolerance, request.norm, known, error))
+    if len(target.domains) == 2:
+        theorem = "cross-attention" if math.isinf(request.norm) else "cross-attention-lp"
+    else:
+        theorem = "self-attention" if math.isinf(request.norm) else "self-attention-lp"
+    certificate = claim(
+        head,
+        describe_function(target, *_first_answers(grid, values)),
+        target.domains,
+        proved.terms,
+        dtype=request.dtype,
+        theorem=theorem,
+        norm=request.norm,
+        tolerance=request.tolerance,
+        assumptions=assumptions,
+        details={
+            "type": "grid",
+            "counts": list(draft.counts),
+            "rates": list(draft.rates),
+            "half_windows": list(draft.half_windows),
+            "value_error": error,
+        },
+        known=known.to_json(),
+        facts=_facts(request, draft, grid, knowledge, proved.bound),
+        proof=proved.details,
+    )
+    return Construction(head, grid, certificate)
+
+
+def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
+    """Why a tolerance cannot be met in this dtype, with the numbers."""
+    rest = [t for t in terms if t.source != "approximation"]
+    floor = sum(t.value for t in rest)
+    parts = ", ".join(f"{t.name} {t.value:.2g}" for t in rest)
+    name = request.precision.name
+    return Refusal(
+        f"tolerance {request.tolerance:g} is below what {name} can promise for {request.target.label}: "
+        f"rounding and window alone are {floor:.3g} ({parts})",
+        f"{'Use dtype=torch.float64, or ask' if name == 'float32' else 'Ask'} for more than {2.1 * floor:.3g}.",
+        ToleranceError,
+    )
+
+
+def _known(request: Request) -> Knowledge:
+    if request.knowledge is None:
+        raise request.obstacle or ToleranceError("nothing is known of how fast f moves")
+    return request.knowledge
+
+
+def _rule(request: Request, knowledge: Knowledge) -> SpacingRule:
+    return SpacingRule(
+        knowledge.known,
+        request.norm,
+        request.hard_sharpness,
+        request.box,
+        request.target.num_outputs,
+        request.precision.number,
+    )
+
+
+def _parameters(request: Request, counts: Sequence[int]) -> int:
+    return math.prod(counts) * request.target.num_outputs + sum(counts) + len(counts)
+
+
+def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple[GridDraft, list[Term]] | Refusal:
+    """The coarsest grid that will do; what rounding takes is taken from the spacing's aim."""
+    aim, terms = request.tolerance, []
+    for _ in range(100):
+        counts = rule.counts(aim)
+        if _bytes(request, counts) > request.max_bytes:
+            return _too_large(request, knowledge, rule, counts)
+        draft = GridDraft(counts, tuple(rule.rates(counts).tolist()), rule.half_windows(counts))
+        terms = _predicted(request, knowledge, draft)
+        bound = total(terms)
+        if bound <= request.tolerance:
+            return draft, terms
+        rest = bound - sum(t.value for t in terms if t.source == "approximation")
+        aim = min(aim * (1 - 1e-9), aim - (bound - request.tolerance) * (1 + 1e-9))
+        if rest >= 0.5 * request.tolerance or aim <= 0:
+            break
+    return floor_refusal(request, terms)
+
+
+def _predicted(request: Request, knowledge: Knowledge, draft: GridDraft) -> list[Term]:
+    """The terms of the bound, with |f| ≤ magnitude in place of the values, which are not known yet."""
+    precision, magnitude = request.precision, knowledge.magnitude
+    stored = precision.unit if precision.rounds_inputs else 0.0  # a black box's float64 answers are stored as they are
+    computed = 64 * 2.0**-53 if request.target.graph is not None else 0.0
+    facts = GridFacts.planned(
+        draft.grid(request).axes,
+        request.box,
+        rates=draft.rates,
+        half_windows=draft.half_windows,
+        precision=precision,
+        outputs=request.target.num_outputs,
+        largest=magnitude,
+        spread=2 * magnitude,
+        value_error=(stored + computed) * magnitude,
+    )
+    return grid_terms(facts, knowledge.known, request.norm)
+
+
+def _bytes(request: Request, counts: Sequence[int]) -> int:
+    return _parameters(request, counts) * request.precision.item_bytes
+
+
+def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts: tuple[int, ...]) -> Refusal:
+    """The refusal with the best tolerance that fits into max_bytes."""
+    if _bytes(request, (1,) * len(counts)) > request.max_bytes:
+        return Refusal(f"max_bytes = {request.max_bytes:,} does not hold even a single key", "Raise it.", SizeError)
+    low = high = request.tolerance
+    while _bytes(request, rule.counts(high)) > request.max_bytes:
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = math.sqrt(low * high)
+        fits = _bytes(request, rule.counts(middle)) <= request.max_bytes
+        low, high = (low, middle) if fits else (middle, high)
+    return Refusal(
+        f"tolerance {request.tolerance:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
+        f"{size_text(_bytes(request, counts))} of tensors; max_bytes allows {size_text(request.max_bytes)}",
+        f"The best tolerance that fits is about {high * 1.001:.4g} ({math.prod(rule.counts(high)):,} keys, one value per cell); "
+        "or raise max_bytes.",
+        SizeError,
+        "proved_given" if knowledge.declared else "proved",
+        keys=math.prod(counts),
+        parameters=_parameters(request, counts),
+        largest=knowledge.magnitude,
+        reached=request.tolerance,
+    )
+
+
+def _first_answers(grid: ProductGrid, values: torch.Tensor) -> tuple[Array, Array]:
+    """The first centers and their values: what a black box is known by."""
+    count = min(grid.num_cells, 4096)
+    return grid.centers_of(np.arange(count)), values[:count].double().numpy()
+
+
+def _facts(
+    request: Request, draft: GridDraft, grid: ProductGrid, knowledge: Knowledge, bound: float
+) -> dict[str, float]:
+    sharpness = [r * g.gap_min**2 for r, g in zip(draft.rates, grid.geometry) if g.count > 1]
+    found = {"covering_radius": grid.covering_radius, "sharpness": min(sharpness, default=0.0)}
+    ratio = optimal_ratio(bound, knowledge.known, grid.covering_radius) if math.isinf(request.norm) else None
+    return found if ratio is None else {**found, "optimal_ratio": ratio}
+
+
+def _steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
+    """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
+    table = values.double().numpy().reshape(*grid.counts, -1)
+    scale = float(np.abs(table).max())
+    slack = scale * (2.0**-22 if values.dtype == torch.float32 else 0.0)  # storing the values moved them
+    x, y, moved = [], [], []
+    for i, axis in enumerate(grid.axes):
+        if len(axis) < 2:
+            continue
+        moves = np.abs(np.diff(table, axis=i)).max(axis=-1)
+        gaps = np.diff(axis).reshape([-1 if k == i else 1 for k in range(grid.dimension)])
+        index = list(np.unravel_index(int((moves / gaps).argmax()), moves.shape))
+        moved.append(max(float(moves[tuple(index)]) - slack, 0.0))
+        x.append(np.ravel_multi_index(index, grid.counts))
+        index[i] += 1
+        y.append(np.ravel_multi_index(index, grid.counts))
+    if not x:
+        return None
+    return PairTable(grid.centers_of(x), grid.centers_of(y), np.array(moved), scale, "all neighbouring centers")

@@ -1,0 +1,224 @@
+"""What a method is: it turns (function, domain, tolerance) into (head, certificate), in the steps that the planner asks for."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from partita.errors import PartitaError, ToleranceError
+from partita.functions.regularity import Knowledge
+from partita.functions.target import Target
+from partita.methods.request import Request
+from partita.proofs.certificate import Kind
+from partita.proofs.claim import Construction
+from partita.proofs.proof import Progress
+
+__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "size_text"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make the head, as the report shows it; None where a figure was not found out.
+
+    `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built.
+    """
+
+    method: str
+    kind: str
+    note: str
+    keys: int | None = None
+    parameters: int | None = None
+    largest: float | None = None
+    rounding: float | None = None
+    error: float | None = None
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """A forecast of a method's head: nothing was built. `kind` is empty where the claim cannot be foreseen."""
+
+    keys: int
+    parameters: int
+    kind: Kind | str = ""
+    largest: float | None = None
+    error: float | None = None
+
+    def row(self, method: str, note: str = "a forecast, not built") -> Candidate:
+        return Candidate(method, self.kind, note, self.keys, self.parameters, self.largest, error=self.error)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a method has no head for a request.
+
+    Attributes:
+        reason: as a row of the report shows it. hint: what to do about it.
+        error: the exception that is raised if no other method has a head either; None leaves that to the planner.
+        keys, parameters, reached: how large a head was found and what error it reached, if that is known.
+    """
+
+    reason: str
+    hint: str = ""
+    error: type[PartitaError] | None = None
+    kind: str = ""
+    keys: int | None = None
+    parameters: int | None = None
+    largest: float | None = None
+    reached: float | None = None
+
+    @classmethod
+    def of(cls, error: PartitaError) -> Refusal:
+        """What an exception says, as data."""
+        return cls(error.reason, error.hint, type(error))
+
+    def row(self, method: str) -> Candidate:
+        return Candidate(method, self.kind, self.reason, self.keys, self.parameters, self.largest, error=self.reached)
+
+    def exception(self) -> PartitaError:
+        return (self.error or ToleranceError)(self.reason, self.hint)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A head before it exists: how large, how sharp, how good, and why.
+
+    Attributes:
+        request: what was asked for. maker: the method that made the plan and will build it.
+        kind: of the claim that building it will give.
+        keys, parameters: of the folded head. sharpness: κ, the smallest of its axes. counts: keys per axis; None if scattered.
+        error_bound: what the certificate will say or slightly more; infinite if the claim will be an estimate.
+        error_estimate: the largest error sampled while planning, None if nothing was sampled.
+        largest: of the values. rounding: the part of the error that running in floats adds.
+        why: sentences that explain the numbers.
+        draft: what the method needs to build it.
+        candidates: every method that was considered.
+    """
+
+    request: Request
+    maker: Method
+    kind: Kind
+    keys: int
+    parameters: int
+    draft: Any
+    why: tuple[str, ...]
+    error_bound: float = math.inf
+    error_estimate: float | None = None
+    sharpness: float = 0.0
+    largest: float = math.nan
+    rounding: float = 0.0
+    counts: tuple[int, ...] | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """How the values are chosen."""
+        return self.maker.name
+
+    @property
+    def target(self) -> Target:
+        return self.request.target
+
+    @property
+    def knowledge(self) -> Knowledge | None:
+        return self.request.knowledge
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors of the head."""
+        return self.parameters * self.request.precision.item_bytes
+
+    def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
+        """The plan as a row of the report."""
+        error = self.error_bound if self.error_estimate is None else self.error_estimate
+        return Candidate(
+            self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, for `--json`."""
+        return {
+            "function": self.target.label,
+            "domain": [str(d) for d in self.target.domains],
+            "tolerance": self.request.tolerance,
+            "method": self.method,
+            "kind": self.kind,
+            "keys": self.keys,
+            "keys_per_axis": self.counts,
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "sharpness": self.sharpness,
+            "dtype": self.request.precision.name,
+            "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
+            "error_estimate": self.error_estimate,
+            "why": list(self.explanation),
+            "candidates": [asdict(c) for c in self.candidates],
+        }
+
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """Why these numbers, and where the function comes from."""
+        return (*self.why, self.target.origin) if self.target.origin else self.why
+
+    def __str__(self) -> str:
+        return "\n".join(self.explanation)
+
+
+class Method(ABC):
+    """One way to choose centers, temperature and values. The planner asks in this order: applies, worth, forecast, plan, build.
+
+    Attributes:
+        name: as the caller writes it. Methods of one name share it between kinds of domains or functions.
+        shares: of the tolerance, to plan for: the first, then smaller ones if the finished head misses it.
+        estimates: whether its claims about expressions fall back to an estimate where no proof is possible.
+        most_keys: forecasts beyond are not planned under "auto".
+        least_sharpness: the smallest κ that a caller may choose; None if the method chooses its own.
+    """
+
+    name: ClassVar[str]
+    shares: ClassVar[tuple[float, ...]] = (1.0,)
+    estimates: ClassVar[bool] = False
+    most_keys: ClassVar[int | None] = None
+    least_sharpness: ClassVar[float | None] = None
+
+    @abstractmethod
+    def applies(self, request: Request) -> Refusal | None:
+        """Why this method is not for such a domain, norm or function; None if it is."""
+
+    def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
+        """Asked under "auto" only: why it is not worth trying, given what other methods found."""
+        return None
+
+    def forecast(self, request: Request) -> Size | Refusal | None:
+        """The size of its head by formula, before anything is sampled at length; None if there is no formula."""
+        return None
+
+    @abstractmethod
+    def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        """The head that meets this share of the tolerance, not built yet.
+
+        Raises:
+            SizeError, ToleranceError, DomainError: taken by the planner as refusals.
+        """
+
+    @abstractmethod
+    def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
+        """The head of a plan with its certificate, which may exceed the tolerance."""
+
+
+def keys_text(counts: Sequence[int]) -> str:
+    """ "3 × 4 = 12 keys", or "7 keys" on one axis."""
+    keys = math.prod(counts)
+    return f"{' × '.join(map(str, counts))} = {keys:,} keys" if len(counts) > 1 else f"{keys:,} keys"
+
+
+def size_text(count: float) -> str:
+    """Bytes in words: 1536 is "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return ""

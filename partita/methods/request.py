@@ -1,0 +1,104 @@
+"""What the caller asked for: function, domain, tolerance, options, and what is declared of the function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from partita.arithmetic.precision import Precision
+from partita.errors import NotContinuousError, NothingKnownError, PartitaError
+from partita.functions.regularity import Declared, Knowledge, gather
+from partita.functions.target import Target
+from partita.geometry.domains import Box
+from partita.search.averaged_values import Slopes
+
+__all__ = ["DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "Request"]
+
+HARD_SHARPNESS = 64.0  # κ = R h²: two centers per axis hold all but 1e-13 of the mass
+DEFAULT_MAX_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request to `compile` or `plan`. Plans carry it, so that planning again loses nothing of it.
+
+    Attributes:
+        target: f and its domain.
+        tolerance: ε. norm: p, math.inf for the supremum. dtype: of the head.
+        sharpness: κ = R h², None for each method's own choice.
+        max_bytes: the most that all tensors of the head's state_dict may take together.
+        method: the name of a method, "auto" for the smallest head.
+        accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
+        declared: what the caller says of f.
+    """
+
+    target: Target
+    tolerance: float
+    norm: float = math.inf
+    dtype: torch.dtype = torch.float64
+    sharpness: float | None = None
+    max_bytes: int = DEFAULT_MAX_BYTES
+    method: str = "auto"
+    accept: str = "strongest"
+    declared: Declared = field(default_factory=Declared)
+    _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
+
+    @property
+    def precision(self) -> Precision:
+        return Precision.of(self.dtype)
+
+    @property
+    def hard_sharpness(self) -> float:
+        return HARD_SHARPNESS if self.sharpness is None else self.sharpness
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the caller leaves the method to the planner."""
+        return self.method == "auto"
+
+    @cached_property
+    def box(self) -> Box:
+        """The box around the domain."""
+        return self.target.domain.bounding_box()
+
+    @cached_property
+    def domain_factor(self) -> float:
+        """`(volume · outputs)^{1/p}`: what carries a supremum over to L_p."""
+        outputs = self.target.num_outputs
+        return 1.0 if math.isinf(self.norm) else (self.box.volume * outputs) ** (1 / self.norm)
+
+    @property
+    def aim(self) -> float:
+        """The tolerance for the supremum: what meets it meets the tolerance in the norm asked for."""
+        return self.tolerance / self.domain_factor
+
+    @property
+    def knowledge(self) -> Knowledge | None:
+        """What is known of how fast f moves; None where nothing is (`obstacle` says why)."""
+        return self._gathered()[0]
+
+    @property
+    def obstacle(self) -> PartitaError | None:
+        """Why nothing is known of f."""
+        return self._gathered()[1]
+
+    def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
+        if "knowledge" not in self._found:
+            try:
+                self._found["knowledge"] = gather(self.target, norm=self.norm, declared=self.declared), None
+            except (NothingKnownError, NotContinuousError) as error:
+                self._found["knowledge"] = None, error
+        found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
+        return found
+
+    @property
+    def slopes(self) -> Slopes:
+        """Sampled estimates of the derivatives of f: for sizes, never for claims."""
+        if "slopes" not in self._found:
+            self._found["slopes"] = Slopes.of(self.target)
+        found: Slopes = self._found["slopes"]
+        return found

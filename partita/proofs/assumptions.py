@@ -1,0 +1,120 @@
+"""What a claim rests on besides arithmetic: moduli of f, attacked where the caller vouches for them, and where f has a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.errors import LipschitzContradictedError
+from partita.functions.regularity import Known, sample_pairs
+from partita.functions.target import Target
+from partita.geometry.domains import Array
+from partita.proofs.certificate import Assumption
+
+__all__ = ["PairTable", "undefined_roots", "vouched", "worst_ratio"]
+
+
+_PLACES = 4096  # boxes in which f is looked for a value
+
+
+def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | None = None) -> list[Assumption]:
+    """The moduli as assumptions, attacked where the caller vouches for them: on sampled pairs, and on `table` if there is one.
+
+    Raises:
+        LipschitzContradictedError: a pair of points moves faster than declared.
+    """
+    statements = [str(k) for k in (known.modulus, known.per_axis) if k is not None]
+    partial = undefined_roots(target) + _undefined_places(target)
+    if not declared:
+        off = "" if known.jumps is None else f", {known.jumps}"
+        return [Assumption(" and ".join(statements) + off, "interval arithmetic", about="regularity"), *partial]
+    tables = [t for t in (_sampled_table(target), table) if t is not None]
+    ratio = max((worst_ratio(target.label, known, t) for t in tables), default=0.0)
+    attack = " and ".join(t.name for t in tables)
+    if known.jumps is not None:
+        found = [Assumption(s, "caller", about="regularity") for s in statements]
+        found.append(Assumption(str(known.jumps), "caller", ratio, f"its height, on {attack}", "regularity"))
+    else:
+        found = [Assumption(s, "caller", ratio, attack, "regularity") for s in statements]
+    found += partial
+    if target.graph is None:
+        text = "f answers the same question the same way everywhere, as it did when probed"
+        found.append(Assumption(text, "caller", about="function"))
+    return found
+
+
+def undefined_roots(target: Target) -> list[Assumption]:
+    """What a claim about an expression with square roots is about."""
+    if target.graph is None or all(node.operation != "sqrt" for node in target.graph.nodes):
+        return []
+    return [Assumption("where a square root has no value, the claim is about its extension by 0", "construction")]
+
+
+def _undefined_places(target: Target) -> list[Assumption]:
+    """A modulus of f speaks of where f has a value; said unless it is proved to have one everywhere."""
+    if target.graph is None:
+        return []
+    box = target.domain.bounding_box()
+    parts = max(1, int(_PLACES ** (1 / box.dimension)))
+    radius = box.sides / parts / 2
+    reach = radius * (1 + 1e-9) + 1e-15 * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()
+    middles = [a + r * (2 * np.arange(parts) + 1) for a, r in zip(box.lo.ravel(), radius)]
+    centers = np.stack([g.ravel() for g in np.meshgrid(*middles, indexing="ij")], axis=1)
+    if np.isfinite(target.graph.taylor(centers, np.broadcast_to(reach, centers.shape), 1).remainder).all():
+        return []
+    return [Assumption("the claim is about the points of the domain at which f has a value", "construction")]
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`; `scale` is max|f|, to which f's own rounding relates."""
+
+    x: Array
+    y: Array
+    moved: Array
+    scale: float
+    name: str
+
+
+def _sampled_table(target: Target) -> PairTable | None:
+    x, y = sample_pairs(target.domain)
+    if not len(x):
+        return None
+    f_x, f_y = target(x), target(y)
+    return PairTable(x, y, np.abs(f_x - f_y).max(axis=1), float(np.abs(f_x).max()), f"{len(x):,} pairs")
+
+
+def worst_ratio(label: str, known: Known, table: PairTable) -> float:
+    """The largest observed/allowed movement; an error if it exceeds 1 by more than rounding can explain."""
+    step = np.abs(table.y - table.x)
+    distance = np.sqrt((step**2).sum(axis=1))
+    noise = 1e-14 * table.scale
+    worst = 0.0
+    for allowed, text in _allowances(known, step, distance):
+        with np.errstate(divide="ignore", over="ignore"):
+            ratio = np.where(table.moved > noise, (table.moved - noise) / np.maximum(allowed, 1e-300), 0.0)
+        i = int(ratio.argmax())
+        worst = max(worst, float(ratio[i]))
+        if ratio[i] > 1 + 1e-9:
+            raise LipschitzContradictedError(
+                f"{label} moves by {table.moved[i]:.6g} between {table.x[i].tolist()} and {table.y[i].tolist()} "
+                f"(distance {distance[i]:.3g}), {ratio[i]:.4g} times what the declared {text} allows; "
+                f"the smallest value consistent with the samples is {ratio[i]:.6g} times larger. "
+                "(Rounding inside f counts too: a function that answers in float32 needs a little more than its exact constant.)"
+            )
+    return worst
+
+
+def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str]]:
+    """How far f may move between points `step` apart, by each thing that is known; across a jump by its height only."""
+    if known.jumps is not None:
+        return [(np.full_like(distance, known.jumps.height), f"height {known.jumps.height:g} of its jumps")]
+    found = []
+    if known.modulus is not None:
+        found.append(
+            (known.modulus.constant * distance**known.modulus.exponent, f"constant {known.modulus.constant:g}")
+        )
+    if known.per_axis is not None:
+        found.append((step @ np.array(known.per_axis.constants), f"constants {known.per_axis.constants} per axis"))
+    return found

@@ -1,0 +1,233 @@
+"""Heads on a grid whose cells hold affine functions: every cell's own function against f, on the cell and a little beyond."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
+from partita.errors import BudgetSpentError, UnsupportedError
+from partita.functions.graph import Graph
+from partita.functions.regularity import Curvature, Known, Modulus
+from partita.functions.target import Target
+from partita.geometry.domains import Array, Box
+from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import dropped_mass
+from partita.heads.grid_head import GridHead
+from partita.heads.head import FoldedHead
+from partita.proofs.center_values import GridFacts, domain_factor, input_rounding, score_error
+from partita.proofs.certificate import Term
+from partita.proofs.polynomials import bound_ranges
+from partita.proofs.proof import Given, Progress, Proof, Proved
+
+__all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
+
+CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
+
+OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
+ANSWER = 2.0**-51  # relative error of a black box's own answers
+_DEGREE = 3
+_CELLS_AT_ONCE = 2048
+
+
+class CellProof(Proof):
+    """Affine cells against an expression, cell by cell, by Taylor models. *Theorem*: `affine-values`."""
+
+    name = "cells"
+
+    def handles(self, head: FoldedHead) -> bool:
+        return isinstance(head, GridHead) and head.value_slopes is not None
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        grid_head = _with_slopes(head)
+        if target.graph is None:
+            raise UnsupportedError("a proof cell by cell is about an expression.")
+        box = target.domain.bounding_box()
+        error = partial(_graph_cells, grid_head, target.graph, box, progress=given.progress)
+        terms = _affine_terms(grid_head, error, box, given)
+        details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
+        return Proved(terms, details, settled=terms[0].value <= (given.tolerance if given.aim is None else given.aim))
+
+
+class CurvatureProof(Proof):
+    """Tangents against a function whose second derivatives are declared. *Theorem*: `declared-curvature`.
+
+    `given.details` has `curvature`, M; `differences`, d/h: how far from a center f was evaluated for its slope; and `scale`, at
+    least max |f| and what its tangents reach.
+    """
+
+    name = "curvature"
+    rests_on = "curvature"
+
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        grid_head, box = _with_slopes(head), target.domain.bounding_box()
+        curvature = Curvature(float(given.details["curvature"]))
+        step, scale = float(given.details["differences"]), float(given.details["scale"])
+        grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))
+        gaps = [g.gap_max if g.count > 1 else float(s) for g, s in zip(grid.geometry, box.sides)]
+        error = partial(_leaves_tangent, curvature, gaps, step, scale)
+        terms = _affine_terms(grid_head, error, box, Given(given.tolerance, given.norm))
+        facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
+        stored = mul_up(4.0, precision.unit, scale, 1.0 + len(gaps), domain_factor(facts, given.norm))
+        formula, inputs = "4u · (1 + m) · scale of the tangents · factor", {"u": precision.unit, "scale": scale}
+        terms.append(Term("stored values", stored, formula, "declared-curvature", inputs, source="storage"))
+        if precision.rounds_inputs:
+            slopes = head.get_buffer("value_slopes").double().numpy()
+            steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
+            reach = math.sqrt(sum(g * g for g in gaps))
+            known = Known(Modulus(add_up(steepest, mul_up(curvature.constant, reach, 1.0 + step))))
+            terms.append(input_rounding(facts, known, given.norm))
+        return Proved(terms, {"method": self.name, "boxes": grid.num_cells})
+
+
+def _with_slopes(head: FoldedHead) -> GridHead:
+    if not isinstance(head, GridHead) or head.value_slopes is None:
+        raise UnsupportedError("a proof cell by cell is about a grid head with affine values.")
+    return head
+
+
+def _leaves_tangent(
+    curvature: Curvature, gaps: list[float], step: float, scale: float, widths: float, _: float
+) -> float:
+    """`½M Σ(w h_i)² + Σ(½M d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i."""
+    wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
+    bent = mul_up(0.5, curvature.constant, add_up(*(mul_up(w, w) for w in wide)))
+    tilted = mul_up(0.5 * (1 + 1e-9), curvature.constant, add_up(*(mul_up(step, g, w) for g, w in zip(gaps, wide))))
+    noise = mul_up(ANSWER, scale, add_up(1.0, len(gaps) * widths / step * (1 + 1e-9)))
+    return add_up(bent, tilted, noise)
+
+
+def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given) -> list[Term]:
+    """All terms from the stored tensors: every cell's own function against f on the cell and a little beyond.
+
+    `cell_error(w, goal)` is `max_j sup |f − V_j|` over w spacings to each side of center j; above the goal it may be rough.
+
+    `|net − f| ≤ Σ_j w_j(z)|V_j(z) − f(z)|`: cells whose widened box holds z have at most the largest error over those boxes, all
+    others in the window, two centers wide, at most `mass · (the largest error two cells away)`. *Theorem*: `affine-values`.
+    """
+    facts, precision = GridFacts.of(head, box), Precision.of(head.dtype)
+    factor, u = domain_factor(facts, given.norm), precision.unit
+    aim = given.tolerance if given.aim is None else given.aim
+    goal = div_down(aim, factor)
+    near, far = cell_error(0.5 + OVERLAP, goal), cell_error(1.6, math.inf)
+    beyond = add_up(*(_beyond_overlap(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1))
+    approximation = add_up(near, mul_up(beyond, far))
+    largest = largest_value(head, box)
+    left_out = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
+    operations = float(4 * len(head.counts) + 8 * len(head.counts) + 10)
+    delta = score_error(facts)
+    terms = [
+        Term(
+            "approximation",
+            mul_up(approximation, factor),
+            "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor",
+            "affine-values",
+            {"cells": near, "beyond": beyond, "far": far, "factor": factor},
+        ),
+        Term(
+            "window",
+            mul_up(left_out, 2.0, largest, factor),
+            "mass left out · 2 max|V|",
+            "window-tail",
+            {"mass": left_out},
+            source="rounding",
+        ),
+        Term(
+            "score rounding",
+            mul_up(expm1_up(mul_up(2.0, delta)), approximation, factor),
+            "(e^{2δ} − 1) · approximation",
+            "score-rounding",
+            {"delta": delta},
+            source="rounding",
+        ),
+        Term(
+            "summation",
+            mul_up(1.01, operations, u, largest, factor),
+            "γ_K · max(|A| + |J||z − o|)",
+            "score-rounding",
+            {"operations": operations, "u": u, "largest": largest},
+            source="rounding",
+        ),
+    ]
+    if precision.rounds_inputs and given.known is not None:
+        terms.append(input_rounding(facts, given.known, given.norm))
+    return terms
+
+
+def _beyond_overlap(rate: float, gap: float) -> float:
+    """The mass, on one axis, of centers whose widened cell does not hold x: `e^{−κ(s + s²)/2}` for either neighbour."""
+    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (OVERLAP + OVERLAP**2)
+    return mul_up(2.0, exp_up(exponent))
+
+
+def largest_value(head: GridHead, box: Box) -> float:
+    """`max_j sup_z |A_j| + Σ_i |J_ji||z_i − o_i|` over the box, rounded up."""
+    slopes = head.value_slopes
+    if slopes is None:
+        return float(head.values.detach().abs().max())
+    reach = box.sides / 2 * (1 + 1e-6) + 1e-6 * np.abs(box.lo.ravel() + box.hi.ravel())
+    size = head.values.detach().double().abs().numpy() + slopes.detach().double().abs().numpy() @ reach
+    return float(size.max()) * (1 + 1e-12)
+
+
+def _graph_cells(
+    head: GridHead,
+    graph: Graph,
+    box: Box,
+    widths: float,
+    goal: float,
+    *,
+    progress: Progress | None = None,
+) -> float:
+    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models."""
+    axes = tuple(a.double().numpy() for a in head.axes)
+    grid = ProductGrid(box, axes)
+    gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
+    lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+    values = head.values.detach().double().numpy()
+    slopes = head.get_buffer("value_slopes").double().numpy()
+    origin = head.get_buffer("origin").double().numpy()
+    worst, least = 0.0, 0.0
+    for start in range(0, grid.num_cells, _CELLS_AT_ONCE):
+        cells = np.arange(start, min(start + _CELLS_AT_ONCE, grid.num_cells))
+        centers = grid.centers_of(cells)
+        left, right = np.maximum(centers - widths * gaps, lo), np.minimum(centers + widths * gaps, hi)
+        middle = (left + right) / 2
+        radius = np.maximum(right - middle, middle - left) * (1 + 1e-15) + 1e-16 * np.abs(middle)
+        model = graph.taylor(middle, radius, _DEGREE)
+        difference = _minus_affine(
+            model.coefficients, model.exponents, values[cells], slopes[cells], middle - origin, radius
+        )
+        rounding = 1e-15 * (
+            np.abs(values[cells]).T + np.einsum("jom,jm->oj", np.abs(slopes[cells]), np.abs(middle - origin) + radius)
+        )
+        remainder = model.remainder + rounding * (origin.size + 2)
+        if not np.isfinite(remainder).all():
+            return math.inf
+        flat = np.moveaxis(difference, 0, 1).reshape(len(model.exponents), -1)
+        exponents = tuple(map(tuple, model.exponents.tolist()))
+        found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least)
+        worst, least = max(worst, found.largest), max(least, found.least)
+        try:
+            if progress is not None:
+                progress("proof", start + len(cells), grid.num_cells)
+        except BudgetSpentError:
+            progress = None  # what is left takes less time than a new beginning
+    return worst
+
+
+def _minus_affine(
+    coefficients: Array, exponents: np.ndarray, values: Array, slopes: Array, at: Array, radius: Array
+) -> Array:
+    """`f − V_j` on every cell: constants and linear coefficients change, `(out, N, cells)`."""
+    difference = coefficients.copy()
+    difference[:, 0] -= (values + np.einsum("jom,jm->jo", slopes, at)).T
+    listed = exponents.tolist()
+    for i in range(radius.shape[1]):
+        n = listed.index([int(k == i) for k in range(radius.shape[1])])
+        difference[:, n] -= (slopes[:, :, i] * radius[:, i, None]).T
+    return difference

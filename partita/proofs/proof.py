@@ -1,0 +1,87 @@
+"""A proof is one class with one entry: from a head's stored tensors, a function and what is given, to the terms of a bound.
+
+Compiling, re-checking and bounding ranges all call the same objects; a certificate stores the name of the one it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from partita.functions.regularity import Known
+from partita.functions.target import Target
+from partita.geometry.domains import Array
+from partita.heads.head import FoldedHead
+from partita.proofs.certificate import Term, total
+
+__all__ = ["Given", "Progress", "Proof", "Proved"]
+
+Progress = Callable[[str, int, int], None]  # (what, done, of)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a proof may use besides the head and the function.
+
+    Attributes:
+        tolerance: what the bound should come below; proofs work harder to meet it. norm: math.inf, or p.
+        known: moduli and jumps of f, where the proof needs them.
+        value_error: a bound of `|V_j − f(v_j)|`; None to compute it from the expression.
+        details: what an earlier proof stored in its certificate (`Proved.details` and `Certificate.known`).
+        aim: what the approximation alone should come below, if an earlier proof reached it; otherwise the tolerance.
+        earlier: what a search found already and need not be found again: the boxes of a bisection, a cover, the
+            figures of a head made of pieces.
+        sharpen: whether to look for a bound close to the truth once the tolerance is met.
+    """
+
+    tolerance: float = math.inf
+    norm: float = math.inf
+    known: Known | None = None
+    value_error: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    aim: float | None = None
+    earlier: Any = None
+    sharpen: bool = True
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Proved:
+    """The terms of a bound and what the certificate stores of the proof.
+
+    `settled`: the approximation met what was aimed at, so that aiming higher would only loosen it.
+    """
+
+    terms: Sequence[Term]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    settled: bool = True
+
+    @property
+    def bound(self) -> float:
+        return total(self.terms)
+
+
+class Proof(ABC):
+    """One way to bound `‖f − net‖` on the domain for a head's tensors as they are run."""
+
+    name: ClassVar[str]
+    rests_on: ClassVar[str] = ""  # what of f it uses besides the expression: its "regularity" or its "curvature"
+
+    @abstractmethod
+    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+        """The terms of the bound.
+
+        Raises:
+            UnsupportedError: this proof is not about such a head or function.
+        """
+
+    def handles(self, head: FoldedHead) -> bool:
+        """Whether it proves any such head against any expression, whatever its values are."""
+        return False
+
+    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array] | None:
+        """(start, stop) to the points at which the stored values are those of f; None if this proof does not rely on them."""
+        return None

@@ -1,0 +1,86 @@
+"""Few cells of a uniform grid whose affine values fit f: f at each center and at the faces around it, sizes by sampling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partita.functions.target import Target
+from partita.geometry.domains import Array
+from partita.geometry.grid import ProductGrid
+from partita.search.averaged_values import Slopes, smallest_scale
+
+__all__ = ["SHARPNESS", "AffineCells", "affine_cells", "smallest_affine_grid"]
+
+SHARPNESS = 4096.0  # κ: a cell is left within a hundredth of its width, so that neighbours' slopes hardly enter
+_AIM = 0.88  # of the tolerance, that the sampled error may take
+
+
+def affine_cells(target: Target, grid: ProductGrid) -> tuple[Array, Array]:
+    """Values at the middle of the box and slopes of the affine function of each cell, from f at its center and at its faces.
+
+    `J_i = (f₊ − f₋)/h_i`; half of the second differences is added to the value, which centres the residual of a parabola.
+    """
+    centers = grid.centers_of(np.arange(grid.num_cells))
+    spacing = grid.box.sides / np.array(grid.counts)
+    lo, hi = grid.box.lo.ravel(), grid.box.hi.ravel()
+    here = target(centers)
+    values, slopes = here.copy(), np.zeros((*here.shape, grid.dimension))
+    for i, h in enumerate(spacing):
+        left, right = centers.copy(), centers.copy()
+        left[:, i] = np.maximum(centers[:, i] - h / 2, lo[i])
+        right[:, i] = np.minimum(centers[:, i] + h / 2, hi[i])
+        below, above = target(left), target(right)
+        slopes[:, :, i] = (above - below) / (right - left)[:, i, None]
+        values += ((above + below) / 2 - here) / 2
+    origin = (lo + hi) / 2
+    return values - np.einsum("jom,jm->jo", slopes, centers - origin), slopes
+
+
+@dataclass(frozen=True, eq=False)
+class AffineCells:
+    """A uniform grid with affine values, and the largest error seen at test points."""
+
+    counts: tuple[int, ...]
+    rates: tuple[float, ...]
+    values: Array
+    slopes: Array
+    error_estimate: float
+
+
+def smallest_affine_grid(
+    target: Target, slopes: Slopes, *, tolerance: float, storage: type[np.floating[Any]], max_cells: int
+) -> AffineCells | str:
+    """The fewest cells of a uniform grid whose affine values meet the tolerance at test points, or why there are none."""
+    box = target.domain.bounding_box()
+    test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
+    need = slopes.cells_needed(box, tolerance)
+
+    def at(scale: float) -> AffineCells | None:
+        counts = tuple(np.maximum(np.ceil(scale * need), 1).astype(int).tolist())
+        if math.prod(counts) > max_cells:
+            return None
+        rates = (SHARPNESS / (box.sides / np.array(counts)) ** 2).astype(storage).astype(float)
+        grid = ProductGrid.uniform(box, counts, dtype=storage)
+        values, tilts = affine_cells(target, grid)
+        cells, points = _corners_of_cells(grid)
+        cells, points = np.concatenate([cells, grid.cell(test)]), np.concatenate([points, test])
+        origin = (box.lo.ravel() + box.hi.ravel()) / 2
+        got = values[cells] + np.einsum("jom,jm->jo", tilts[cells], points - origin)
+        error = np.abs(got - target(points)).max()
+        return AffineCells(counts, tuple(rates.tolist()), values, tilts, float(error))
+
+    return smallest_scale(at, _AIM * tolerance, max_cells)
+
+
+def _corners_of_cells(grid: ProductGrid, most: int = 1 << 14) -> tuple[np.ndarray, Array]:
+    """Labels of cells and a corner of each, `(n, m)`: where an affine function is farthest from f."""
+    rng = np.random.default_rng(13)
+    cells = np.arange(grid.num_cells) if grid.num_cells <= most else rng.integers(grid.num_cells, size=most)
+    cells = np.repeat(cells, max(1, min(2**grid.dimension, most // len(cells))))
+    half = grid.box.sides / np.array(grid.counts) / 2
+    corners = grid.centers_of(cells) + half * rng.choice([-1.0, 1.0], (len(cells), grid.dimension))
+    return cells, grid.box.clamp(corners)

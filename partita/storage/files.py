@@ -1,0 +1,79 @@
+"""Regular files, read whole: pipes, devices and files that are too large are refused before a byte is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+from partita.errors import FormatError, TruncatedFileError
+
+__all__ = ["hash_regular", "kind_of_file", "read_regular"]
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file.
+
+    Args:
+        path: a symbolic link is followed; what it points to must be a regular file.
+        most: the largest size that is read, in bytes.
+
+    Raises:
+        TruncatedFileError: nothing is there.
+        FormatError: a pipe, device, socket or folder, a file that is too large, or one that may not be read.
+    """
+    with _opened(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise FormatError(f"{path} changed while it was read; expected {size:,} bytes.")
+    return data
+
+
+def hash_regular(path: Path, most: int) -> str:
+    """The sha256 of a regular file, without holding it in memory; raises what `read_regular` raises."""
+    with _opened(path, most) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _opened(path: Path, most: int) -> Iterator[BufferedReader]:
+    try:
+        _require_readable(path, path.stat(), most)
+        with open(path, "rb", opener=_without_waiting) as file:
+            _require_readable(path, os.fstat(file.fileno()), most)  # it may have been replaced since
+            yield file
+    except FileNotFoundError:
+        raise TruncatedFileError(f"{path} is missing.") from None
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def kind_of_file(mode: int) -> str:
+    """The kind of a file in words, from `st_mode`."""
+    kinds = {
+        stat.S_IFREG: "regular file",
+        stat.S_IFDIR: "folder",
+        stat.S_IFIFO: "pipe",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "device",
+        stat.S_IFLNK: "symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "special file")
+
+
+def _require_readable(path: Path, found: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FormatError(f"{path} is a {kind_of_file(found.st_mode)}; expected a regular file.")
+    if found.st_size > most:
+        raise FormatError(f"{path} has {found.st_size:,} bytes; at most {most:,} are read.")
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Opening a pipe would wait for someone to write into it."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))

@@ -1,0 +1,6 @@
+"""One thread per test process: `make test` runs two of them, and threads that wait for each other take most of the time."""
+
+import os
+
+for library in ("OMP", "MKL", "OPENBLAS", "NUMBA"):  # before torch and numpy are imported; children inherit it
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
