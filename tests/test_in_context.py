@@ -261,3 +261,15 @@ def test_ten_thousand_examples_of_every_loss():
         data = prompt(10_000, y_box)
         drift = np.linalg.norm(gd.trajectory(data).numpy() - gd.exact(data), axis=1)
         assert (drift <= gd.error_bounds_at(data)).all()
+
+
+@pytest.mark.parametrize(("x", "w", "dim"), [(3.0, 20.0, 2), (3.0, 20.0, 1), (1.0, 20.0, 2)])
+def test_a_loss_over_huge_boxes_is_tabulated_or_refused(x, w, dim):
+    """exp(0.3 s) over s in ±120 spans fifteen orders of magnitude; the search for a table once ended in an IndexError."""
+    boxes = {"x": pa.Box([-x] * dim, [x] * dim), "y": pa.Box([-1.0], [1.0]), "w": pa.Box([-w] * dim, [w] * dim)}
+    try:
+        found = pa.in_context.gradient_descent("exp(0.3*s) - s*y", 3, 0.1, **boxes)
+    except pa.errors.SizeError as refused:
+        assert "shrink the boxes" in str(refused)
+    else:
+        assert np.isfinite(found.error_bound(10))

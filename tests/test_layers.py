@@ -7,7 +7,7 @@ from registry import CASES, compiled, inputs_for, sample
 
 import partita as pa
 from partita.errors import ShapeError, SizeError, UnsupportedError
-from partita.heads import LinearSum, SelfAttention, literal_layers, token_mixing
+from partita.heads import LinearSum, ScatteredHead, SelfAttention, literal_layers, token_mixing, tokenwise_layers
 from partita.proofs import dot_product_rounding, literal_rounding
 
 NAMES = [c.name for c in CASES]
@@ -152,3 +152,32 @@ def test_attention_skips_only_columns_that_w_o_drops():
     z = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
     attention = SelfAttention(w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o)
     assert torch.allclose(attention(z), w_v @ z @ attention.weights(z) @ w_o)
+
+
+@pytest.mark.parametrize("form", ["log", "indexed"])
+def test_a_large_batch_takes_no_more_memory_than_a_step(form, monkeypatch):
+    """6,000 inputs of a log form with 1,720 columns once asked for 140 GB at one go."""
+    c = compiled("sine 1-D typed")
+    layers = c.layers(form)
+    z = torch.from_numpy(sample(c))[:40]
+    whole, most = layers(z), []
+    linear = type(layers.linear).forward
+
+    def spied(self, batch):
+        most.append(len(batch) * self.constant.numel())
+        return linear(self, batch)
+
+    monkeypatch.setattr(type(layers.linear), "forward", spied)
+    monkeypatch.setattr("partita.heads.layers._AT_ONCE", 3 * layers.linear.constant.numel())
+    assert torch.allclose(layers(z), whole, rtol=1e-12, atol=1e-12)
+    assert max(most) <= 3 * layers.linear.constant.numel() and len(most) == 14
+    assert layers(z[:0]).shape == whole[:0].shape
+
+
+@pytest.mark.parametrize(("cells", "tokens", "affine"), [(20_000, 2, False), (3_000, 8, True), (200, 1_000, True)])
+def test_tokenwise_layers_are_refused_before_anything_is_allocated(cells, tokens, affine):
+    slopes = torch.zeros(cells, 1, 2) if affine else None
+    shapes = {"input_shapes": ((2,),), "output_shape": (1,)}
+    head = ScatteredHead(torch.rand(cells, 2), 9.0, torch.zeros(cells, 1), value_slopes=slopes, **shapes)
+    with pytest.raises(SizeError, match="GiB"):
+        tokenwise_layers(head, tokens)

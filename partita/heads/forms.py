@@ -25,11 +25,12 @@ __all__ = [
     "literal_layers",
     "log_cross",
     "log_self",
+    "require_scalars",
     "token_mixing",
 ]
 
 LOG_FORM_COLUMNS = 8192  # the identity block is (2 d G)²: half a gigabyte in float64
-_INDEXED_SCALARS = 1 << 28
+_SCALARS = 1 << 28  # that the indexed and the token-wise layers may hold
 
 
 def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
@@ -172,10 +173,17 @@ def token_mixing(tokens: int) -> tuple[float, Array]:
 
 
 def _refuse_indexed(columns: int, rows: int) -> None:
-    if columns * rows > _INDEXED_SCALARS:
+    require_scalars(
+        rows * columns, f"the indexed form, {rows:,} × {count_text(columns)} numbers", "run the folded head"
+    )
+
+
+def require_scalars(scalars: int, what: str, instead: str) -> None:
+    """A SizeError, before anything is allocated, if layers would hold more than 2²⁸ numbers."""
+    if scalars > _SCALARS:
         raise SizeError(
-            f"the indexed form would store {rows:,} × {count_text(columns)} numbers per tensor "
-            f"({count_text(8 * rows * columns // 2**30)} GiB); run the folded head, or compile with a larger tolerance."
+            f"{what} would take {count_text(8 * scalars // 2**30)} GiB in float64; the limit is {8 * _SCALARS // 2**30} GiB. "
+            f"{instead[0].upper()}{instead[1:]}, or compile with a larger tolerance."
         )
 
 
@@ -296,7 +304,8 @@ def indexed_cross(
     (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
     m_k, m_q = math.prod(input_shapes[0]), math.prod(input_shapes[1])
     columns, height = n * cells, 1 + m_q + n + d
-    _refuse_indexed(columns, height + m_k * _matrix_shape(input_shapes[0])[1])
+    on_keys, on_queries = m_k * _matrix_shape(input_shapes[0])[1], m_q * (m_q + _matrix_shape(input_shapes[1])[1])
+    _refuse_indexed(columns, height + on_keys + on_queries)
     s, unmix = token_mixing(n)
     of_cell = np.repeat(np.arange(cells), n)
     constant = np.zeros((height, columns))

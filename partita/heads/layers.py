@@ -16,6 +16,8 @@ from partita.errors import ShapeError
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 
+_AT_ONCE = 1 << 24  # numbers that Linear(Z) may hold for one step of a batch
+
 __all__ = ["CrossAttention", "CrossNetwork", "LinearSum", "LiteralNetwork", "SelfAttention", "SelfNetwork"]
 
 
@@ -111,6 +113,13 @@ class LiteralNetwork(nn.Module):
         parts = flat.split([math.prod(s) for s in shapes], dim=1)
         return [p.reshape(-1, s[0] if len(s) == 2 else 1, s[-1]).transpose(1, 2) for p, s in zip(parts, shapes)], lead
 
+    def _in_steps(self, linear: LinearSum, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
+        """The batch in parts that fit in memory: `Linear(Z)` has as many numbers as its constant, for every input."""
+        step = max(1, _AT_ONCE // linear.constant.numel())
+        if torch.compiler.is_compiling() or matrices[0].shape[0] <= step:
+            return [matrices]
+        return list(zip(*(m.split(step) for m in matrices)))
+
     def _shaped(self, out: Tensor, lead: tuple[int, ...]) -> Tensor:
         return out.transpose(1, 2).reshape((*lead, *self.output_shape))
 
@@ -142,7 +151,8 @@ class SelfNetwork(LiteralNetwork):
     @certified
     def forward(self, z: Any) -> Tensor:
         (matrix,), lead = self._matrices((z,), (self.input_shape,))
-        return self._shaped(self.attention(self.linear(matrix)), lead)
+        parts = [self.attention(self.linear(z)) for (z,) in self._in_steps(self.linear, matrix)]
+        return self._shaped(parts[0] if len(parts) == 1 else torch.cat(parts), lead)
 
 
 class CrossNetwork(LiteralNetwork):
@@ -169,4 +179,6 @@ class CrossNetwork(LiteralNetwork):
     @certified
     def forward(self, z_k: Any, z_q: Any) -> Tensor:
         (k, q), lead = self._matrices((z_k, z_q), self.input_shapes)
-        return self._shaped(self.attention(self.linear_k(k), self.linear_q(q)), lead)
+        pairs = self._in_steps(self.linear_k, k, q)
+        parts = [self.attention(self.linear_k(a), self.linear_q(b)) for a, b in pairs]
+        return self._shaped(parts[0] if len(parts) == 1 else torch.cat(parts), lead)

@@ -7,6 +7,7 @@ import torch
 
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
+from partita.heads.forms import require_scalars
 from partita.heads.layers import LinearSum, SelfAttention, SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
 
@@ -24,7 +25,16 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     Args:
         tokens: n.
         token_sharpness: S, for affine values with n > 1.
+
+    Raises:
+        SizeError: layers of more than 2 GiB. UnsupportedError: fewer cells than tokens.
     """
+    affine = head.value_slopes is not None
+    columns = head.num_keys * (tokens if affine else 1)
+    held = (
+        columns * (head.num_keys * tokens + 2 * (head.dimension + tokens) + head.num_outputs) if affine else columns**2
+    )
+    require_scalars(held, f"token-wise layers of {head.num_keys:,} cells for {tokens:,} tokens", "run the head itself")
     scores = head.affine_scores()
     d, r = head.dimension, head.sharpest_rate()
     slopes, offsets, values = scores.slopes / r, scores.offsets / r, scores.values

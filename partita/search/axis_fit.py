@@ -207,8 +207,9 @@ class AxisSearch:
         """(ghosts, lattice index of κ) to begin with: everywhere, or about the poles that suited nearly as many keys."""
         most = min((count - 1) // 2, _MOST_GHOSTS)
         close = sorted((abs(c - count), c) for c in self._found if c > 1 and abs(c - count) <= count // 2)
+        everywhere = [(g, j) for g in range(most + 1) for j in _COARSE]
         if count <= _SCANNED or not close:
-            return [(g, j) for g in range(most + 1) for j in _COARSE]
+            return everywhere
         alike = [c for _, c in close if (c - count) % 2 == 0] or [c for _, c in close]
         pairs = []
         for known in (choice for c in alike[:2] for choice in self._found[c]):
@@ -217,7 +218,7 @@ class AxisSearch:
                 ratio = inside / (count - 2 * g)
                 same_poles, same_rate = _index(known.sharpness * ratio), _index(known.sharpness * ratio**2)
                 pairs += [(g, same_poles + step) for step in _NEAR] + [(g, same_rate)]
-        return pairs
+        return [p for p in pairs if abs(p[1]) <= _EXTREME] or everywhere
 
     def _best(self, count: int, kept: int) -> list[tuple[int, int]]:
         """The best sharpness for each number of ghosts, the best few of them."""
