@@ -1,4 +1,4 @@
-"""Oracles in ball arithmetic: expression graphs and claims at single points. Nothing of the library computes here."""
+"""Oracles in ball and rational arithmetic: expression graphs and claims at single points. Nothing of the library computes here."""
 
 from __future__ import annotations
 
@@ -75,6 +75,25 @@ def values(graph, point: Sequence[float | Fraction]) -> list[arb]:
         else:
             results.append(BALLS[node.operation](*(results[k] for k in node.arguments), *node.parameters))
     return [results[k] for k in graph.outputs]
+
+
+EXACT: dict[str, Callable[..., Fraction]] = {
+    **{name: BALLS[name] for name in ("add", "sub", "mul", "div", "neg", "sum", "abs")},
+    "pow": lambda a, k: a**k,
+    "min": min,
+    "max": max,
+}
+
+
+def exact_value(graph, point: Sequence[float | Fraction] = ()) -> Fraction:
+    """The first output at a point in rational arithmetic, for graphs of sums, products, quotients, powers and extrema."""
+    results: list[Fraction] = []
+    for node in graph.nodes:
+        if node.operation in ("input", "const"):
+            results.append(Fraction(point[node.parameters[0]] if node.operation == "input" else node.parameters[0]))
+        else:
+            results.append(EXACT[node.operation](*(results[k] for k in node.arguments), *node.parameters))
+    return results[graph.outputs[0]]
 
 
 def settle(question: Callable[[], bool | None]) -> bool | None:

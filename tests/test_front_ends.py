@@ -8,6 +8,7 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
+from balls import exact_value
 from torch import nn
 
 import partita as pa
@@ -15,6 +16,7 @@ from partita.arithmetic import Interval
 from partita.errors import ExpressionError, NotTraceableError
 from partita.functions import parse
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.piecewise import recognise
 from partita.functions.program import Linear, program
 from partita.functions.sympy_trees import from_sympy
 from partita.functions.target import make_target
@@ -92,13 +94,39 @@ def test_traces_say_what_torch_says(name):
     assert (enclosed.lo - 1e-14 <= flat).all() and (flat <= enclosed.hi + 1e-14).all()
 
 
+def _swallowing(attempt, error=Exception):
+    """A function that catches what tracing raises, and goes on as if nothing had happened."""
+
+    def function(z):
+        try:
+            attempt(z)
+        except error:
+            return torch.sin(z[:, 0])
+        return torch.sin(z[:, 0]) + (torch.abs(z[:, 0] - 0.3) < 1e-7)
+
+    return function
+
+
+def _narrow_writing(z):
+    out = torch.zeros_like(z, dtype=torch.float32)
+    out[:, 0] = z[:, 0]
+    return out[:, 0] + 1000.0
+
+
+def _doubled(z):
+    count = (z[:, 0] > 0).long()
+    for _ in range(60):
+        count = count + count
+    return count * z[:, 1]
+
+
 REFUSED = {
     "random": (lambda z: z[:, 0] + torch.rand(len(z)), "random"),
     "control flow": (lambda z: z[:, 0] if z[0, 0] > 0 else z[:, 1], "_local_scalar_dense"),
     "numpy": (lambda z: torch.from_numpy(np.sin(np.asarray(z)))[:, 0], "numpy"),
     "other rows": (lambda z: z[:, 0] - z[:, 0].mean(), "other rows"),
     "row numbers": (lambda z: z[:, 0] * torch.arange(len(z)), "differently"),
-    "constant": (lambda z: torch.ones(len(z)), "does not come from its input"),
+    "constant": (lambda z: torch.ones(len(z)), "did not compute from its input"),
     "zero": (lambda z: torch.zeros_like(z)[:, 0], "does not depend"),
     "selection": (lambda z: z[z[:, 0] > 0], "selects"),
     "rounding": (lambda z: z.round(), "aten::round"),
@@ -108,8 +136,42 @@ REFUSED = {
     "truth of numbers": (lambda z: torch.where(torch.logical_not((z - 0.3).abs()), z + 5, z), "numbers as truth"),
     "truth or numbers": (lambda z: torch.cat([z, z.abs() > 1e-7], dim=1), "side by side"),
     "largest truth": (lambda z: torch.where((z > 0).amax(1), z[:, 0], z[:, 1]), "amax on truth values"),
-    "truth written": (lambda z: z.clone().gt_(0.0), "truth values over numbers"),
-    "integers asked for": (lambda z: z.sum(1, dtype=torch.int64), "torch.int64"),
+    "integers asked for": (lambda z: z.sum(1, dtype=torch.int64), "int64"),
+    "swallowed bool": (_swallowing(lambda z: bool((z > 0).any())), "catches an error that tracing raises"),
+    "swallowed item": (_swallowing(lambda z: z[0, 0].item()), "catches"),
+    "swallowed numpy": (_swallowing(lambda z: z.numpy()), "catches"),
+    "swallowed array": (_swallowing(lambda z: np.sin(z)), "catches"),
+    "swallowed list": (_swallowing(lambda z: z.tolist()), "catches"),
+    "swallowed operator": (_swallowing(lambda z: z.round()), "catches"),
+    "swallowed randomness": (_swallowing(lambda z: torch.rand(2), BaseException), "catches"),
+    "half": (lambda z: 1e6 + z[:, 0].half().double(), "rounds float64 to float16"),
+    "float": (lambda z: 1000 + z[:, 0].float().double(), "rounds float64 to float32"),
+    "bfloat16": (lambda z: z.to(torch.bfloat16).sum(1), "rounds float64 to bfloat16"),
+    "as tensor": (lambda z: torch.as_tensor(z, dtype=torch.float32), "rounds float64 to float32"),
+    "type as": (lambda z: z.type_as(torch.ones(1)), "rounds float64 to float32"),
+    "written narrow": (_narrow_writing, "rounds float64 to float32"),
+    "added narrow": (lambda z: torch.zeros_like(z, dtype=torch.float32).add_(z), "rounds float64 to float32"),
+    "narrow beside a number": (
+        lambda z: torch.stack([row[0] * torch.ones(2) for row in z]),
+        "rounds float64 to float32",
+    ),
+    "sum in float32": (lambda z: z.sum(1, dtype=torch.float32), "rounds float64 to float32"),
+    "softmax in float32": (lambda z: z.softmax(1, dtype=torch.float32), "rounds float64 to float32"),
+    "sums of masks in float32": (
+        lambda z: (z[:, 0] > 0) * 0.1 + 0.7 + 0 * z[:, 0],
+        "computes aten::add.Tensor in float32",
+    ),
+    "quotients of counts": (lambda z: (z > 0).sum(1) / 3 + 0 * z[:, 0], "computes aten::div.Tensor in float32"),
+    "integers that overflow": (_doubled, "integers beyond 2"),
+    "integers that float64 lacks": (lambda z: ((z[:, 0] > 0) * (2**53 + 1) - 2**53) * z[:, 1], "integers beyond 2"),
+    "small integers": (lambda z: (z > 0).to(torch.uint8) * z, "turns bool into uint8"),
+    "truncated": (lambda z: z.long() * 1.0, "turns float64 into int64"),
+    "bits": (lambda z: z.view(torch.int64) * 1.0, "bits"),
+    "complex": (lambda z: (z * 1j).imag, "complex"),
+    "unwritten": (lambda z: torch.empty_like(z) + z, "before writing"),
+    "place returned": (lambda z: z.max(dim=1).indices, "place of a maximum"),
+    "rounding mode": (lambda z: torch.div(z, 2, rounding_mode="floor"), "rounding_mode"),
+    "numbers into truth": (lambda z: (z > 0).copy_(z) * z, "into a tensor of bool"),
     "infinite": (lambda z: z[:, 0] + math.inf, "not finite"),
     "dropout": (nn.Sequential(nn.Dropout(0.5)), "random"),
 }
@@ -120,6 +182,48 @@ def test_what_is_no_graph_is_refused_with_the_reason(name):
     function, reason = REFUSED[name]
     with pytest.raises(NotTraceableError, match=reason):
         trace(function, [(2,)])
+
+
+def test_casts_that_round_nothing_are_traced():
+    graph = trace(lambda z: z.double() + (z > 0).float() * z + (z > 0).half(), [(2,)])
+    z = torch.from_numpy(POINTS)
+    assert np.array_equal(graph.evaluate(POINTS), (z + (z > 0) * z + (z > 0)).numpy())
+    single = trace(lambda z: z.double() * 3 + z, [(2,)], dtype=torch.float32)
+    assert single.infix() == "x0*3 + x0, x1*3 + x1"
+    with pytest.raises(NotTraceableError, match="rounds float64 to float32"):
+        trace(lambda z: (z.double() / 3).float(), [(2,)], dtype=torch.float32)
+
+
+def test_numbers_are_those_of_the_dtype():
+    """In float32 torch compares with float32(0.1); so does the trace, where 0.1 itself would change the value by 1."""
+    edge = float(np.float32(0.1))
+    function = lambda z: torch.where(z[:, 0] > 0.1, 1.0, 0.0) + z[:, 0]  # noqa: E731
+    graph = trace(function, [(1,)], dtype=torch.float32)
+    assert graph.evaluate([[edge]])[0] == function(torch.tensor([[edge]])).item() == edge
+    mask = trace(lambda z: (z[:, 0] > 0) * 0.1 + z[:, 0], [(1,)])  # a mask times 0.1 is float32
+    assert mask.evaluate([[0.5]])[0] == 0.5 + edge
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, when it first compiles
+def test_functions_under_torch_compile_are_used_as_written():
+    @torch.compile(backend="eager")
+    def f(z):
+        return torch.sin(z[:, 0])
+
+    network = nn.Sequential(nn.Linear(1, 3), nn.Tanh())
+    for function, label in ((f, "f"), (torch.compile(network), "Sequential")):
+        target = make_target(function, pa.Box([0], [1]), trace=True)
+        assert target.graph is not None and label in target.origin
+    inside = make_target(lambda z: f(z) + 1 if isinstance(z, torch.Tensor) else np.sin(z[:, 0]) + 1, pa.Box([0], [1]))
+    assert inside.graph is not None and inside.graph.infix() == "sin(x0) + 1"
+
+
+def test_targets_say_what_f_means():
+    box = pa.Box([0], [1])
+    assert make_target("x/3 + 0.5", box).meaning == ""
+    assert make_target("0.1*x + pi", box).meaning == "in the expression, 0.1, pi mean the nearest float64 number"
+    assert "torch's own rounding in float64" in make_target(lambda z: z[:, 0], box).meaning
+    assert "black box (not traced)" in make_target(lambda z: z[:, 0], box, trace=False).origin
 
 
 def test_products_of_truth_values_are_truth_values():
@@ -151,7 +255,7 @@ def test_a_trace_that_differs_is_refused():
     def fickle(z):
         return z[:, 0] if len(z) < 100 else z[:, 0] + 1e-3
 
-    with pytest.raises(NotTraceableError, match="not what its trace says"):
+    with pytest.raises(NotTraceableError, match="differs from its trace"):
         make_target(fickle, pa.Box([0], [1]), trace=True)
     target = make_target(fickle, pa.Box([0], [1]))
     assert target.graph is None and "black box" in target.origin
@@ -163,7 +267,7 @@ def test_comparison_sees_small_differences():
     answers = POINTS.sum(axis=1, keepdims=True)
     assert compare(graph, answers, POINTS) is None
     answers[17] += 1e-6
-    assert "the function says" in str(compare(graph, answers, POINTS))
+    assert "the function returns" in str(compare(graph, answers, POINTS))
 
 
 def test_tracing_can_be_asked_for_and_left_out():
@@ -215,9 +319,70 @@ def test_sympy_vectors_and_compile():
     assert c.certificate.kind == "proved" and all(check.holds for check in pa.recheck(c))
 
 
-def test_thirds_are_exact_in_sympy_trees():
-    third = from_sympy(sympy.Rational(1, 3) + 0 * x + x, ["x"])
-    assert third.infix() == "sum(1/3, x0)"
+NUMBERS = [
+    *(sympy.Integer(n) for n in (0, -7, 2**53, 2**53 + 1, -(2**60 + 1), 3**80, 10**300 + 1)),
+    *(
+        sympy.Rational(p, q)
+        for p, q in ((1, 3), (-2, 7), (10**17 + 1, 10**17), (2**70 + 1, 3**60), (10**400 + 1, 10**400))
+    ),
+    *(sympy.Rational(1, q) for q in (10**30, 2**60 + 1, 10**350)),
+    *(
+        sympy.Float(text, digits)
+        for text, digits in (("0.1", 15), ("0.1", 50), ("1e-300", 40), ("5e-324", 15), ("-1e300", 300))
+    ),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{str(n)[:12]}, {len(str(n))} characters")
+def test_numbers_of_sympy_trees_are_exact(number):
+    graph = from_sympy(number + 0 * x, ["x"])
+    exact = Fraction(int(sympy.Rational(number).p), int(sympy.Rational(number).q))
+    assert exact_value(graph) == exact
+    found, near = graph.enclose([[0.0]], [[0.0]]), float(exact)
+    assert Fraction(float(found.lo[0, 0])) <= exact <= Fraction(float(found.hi[0, 0]))
+    assert found.hi[0, 0] - found.lo[0, 0] <= 1e-14 * abs(near) + 1e-306
+    assert parse(graph.infix(), ["x0"]) == graph
+
+
+def test_thirds_and_named_numbers_are_exact_in_sympy_trees():
+    assert from_sympy(sympy.Rational(1, 3) + 0 * x + x, ["x"]).infix() == "sum(1/3, x0)"
+    assert from_sympy(sympy.pi * x, ["x"]).infix() == "4*atan(1)*x0"
+    for number in (sympy.pi, sympy.E, sympy.GoldenRatio, sympy.TribonacciConstant):
+        found = from_sympy(number, ["x"]).enclose([[0.0]], [[0.0]])
+        lo, hi = (sympy.Rational(float(end[0, 0])) for end in (found.lo, found.hi))
+        assert lo < number.evalf(60) < hi and hi - lo < 1e-13
+
+
+CANCELLING = {
+    "integer": (sympy.Max((2**53 + 1) * x, 0) - sympy.Max(2**53 * x, 0), Fraction(3, 4)),
+    "rational": (10**17 * (sympy.Max(sympy.Rational(10**17 + 1, 10**17) * x, 0) - sympy.Max(x, 0)), Fraction(3, 4)),
+    "power": ((2**60 + 1) * x**2 - 2**60 * x**2, Fraction(9, 16)),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_no_interpretation_rounds_a_number_of_a_sympy_tree(name):
+    """f(3/4) is not 0: rounded to float64, the two numbers are one."""
+    tree, truth = CANCELLING[name]
+    graph = from_sympy(tree, ["x"])
+    assert exact_value(graph, [0.75]) == truth
+    point = np.array([[0.75]])
+    model = graph.taylor(point, np.zeros((1, 1)), 2)
+    near, far = float(model.coefficients[0, 0, 0]), float(model.remainder[0, 0])
+    for found in (
+        graph.enclose(point, point),
+        graph.enclose_gradient(point, point)[0],
+        Interval([[near - far]], [[near + far]]),
+    ):
+        assert found.lo[0, 0] <= truth <= found.hi[0, 0]
+    if name != "power":
+        assert recognise(graph, pa.Box([-1], [1])).evaluate([0.75]) == (truth,)
+
+
+def test_branches_with_long_numbers_meet():
+    long = sympy.Rational(2**60 + 1, 3)
+    graph = from_sympy(sympy.Piecewise((long * x, x > 0), (2 * long * x, True)), ["x"])
+    assert all(node.operation != "where" for node in graph.nodes)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +391,11 @@ def test_thirds_are_exact_in_sympy_trees():
         (sympy.Symbol("w") + 1, "symbol w"),
         (sympy.gamma(x), "gamma"),
         (sympy.Piecewise((x, x > 0)), "everything else"),
+        (sympy.Integer(10) ** 400 * x, "too large"),
+        (sympy.Float("1e-700") * x, "too small"),
+        (sympy.Rational(3**2000, 2**3000 + 1) * x, "too long"),
+        (sympy.Catalan * x, "Catalan"),
+        (sympy.Function("exp")(x), "found exp"),
         (sympy.Piecewise((x, sympy.Eq(x, 0)), (1, True)), "condition"),
     ],
 )

@@ -1,6 +1,7 @@
-"""Expressions from strangers: text of every kind is read or refused, never run; what is read means one thing everywhere.
+"""Functions from strangers: text, sympy trees and torch functions are read or refused; what is read means one thing everywhere.
 
-Texts are drawn by kind and seed: valid ones from a grammar, mutated ones, garbage, deep, huge and long ones.
+Texts are drawn by kind and seed: valid ones from a grammar, mutated ones, garbage, deep, huge and long ones; they are never run.
+Trees are drawn with long integers and fractions, torch functions with chains of casts.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
+from functools import reduce
 
 import numpy as np
 import pytest
-from balls import holds, settle, values
+import sympy
+import torch
+from balls import exact_value, holds, settle, values
 
 from partita.arithmetic import Interval
-from partita.errors import ExpressionError, ExpressionLimitError
-from partita.functions import Graph, expressions, infix, parse
+from partita.errors import ExpressionError, ExpressionLimitError, NotTraceableError
+from partita.functions import Graph, expressions, infix, parse, tracing
 from partita.functions.expressions import FUNCTIONS, MAX_CHARACTERS, MAX_NODES
 from partita.functions.operations import MAX_EXPONENT
+from partita.functions.sympy_trees import _Reader, from_sympy
 
 VARIABLES = ["x0", "x1"]
 ALIASES = {"x": "x0", "y": "x1"}
@@ -245,6 +251,138 @@ def test_most_valid_texts_are_read() -> None:
         except ExpressionLimitError:
             continue
     assert read > 250
+
+
+# --- sympy trees with numbers that float64 does not hold -------------------------------------------------------------
+
+
+def number(rng: random.Random) -> sympy.Expr:
+    """An integer or fraction of up to 200 bits, often next to a power of 2 or of 10."""
+    near = rng.choice([2, 10]) ** rng.randint(0, 60) + rng.randint(-2, 2)
+    top = rng.choice([near, rng.getrandbits(rng.randint(1, 200)), rng.randint(-9, 9)])
+    bottom = rng.choice([1, 1, near, rng.getrandbits(rng.randint(1, 200)), rng.randint(1, 9)])
+    return sympy.Rational(top, bottom or 1) if rng.random() < 0.9 else sympy.Float(f"0.{rng.getrandbits(160)}", 50)
+
+
+def tree(rng: random.Random, depth: int = 4) -> sympy.Expr:
+    """Sums, products, powers and extrema of variables and numbers."""
+    kind = rng.random()
+    if depth == 0 or kind < 0.15:
+        return number(rng) if rng.random() < 0.5 else sympy.Symbol(rng.choice(VARIABLES))
+    a, b = tree(rng, depth - 1), tree(rng, depth - 1)
+    if kind < 0.4:
+        return a + b
+    if kind < 0.7:
+        return a * b
+    if kind < 0.8:
+        return a ** rng.randint(0, 3)
+    return rng.choice([sympy.Max, sympy.Min])(a, b) if kind < 0.95 else sympy.Abs(a)
+
+
+def exact_tree(expression: sympy.Expr, point: dict[str, Fraction]) -> Fraction:
+    """The value of such a tree in rational arithmetic, from its own structure."""
+    if expression.is_Symbol:
+        return point[str(expression)]
+    if expression.is_Rational or expression.is_Float:
+        return Fraction(int(sympy.Rational(expression).p), int(sympy.Rational(expression).q))
+    parts = [exact_tree(part, point) for part in expression.args]
+    if expression.is_Pow:
+        return parts[0] ** int(expression.exp)
+    if expression.is_Add or expression.is_Mul:
+        return reduce(lambda a, b: a + b if expression.is_Add else a * b, parts)
+    return {sympy.Max: max, sympy.Min: min, sympy.Abs: lambda values: abs(values[0])}[expression.func](parts)
+
+
+def tree_faults(count: int, seed: int) -> collections.Counter[str]:
+    """Trees whose graph has another value in rational arithmetic, or an enclosure without it."""
+    rng, found = random.Random(f"tree {seed}"), collections.Counter()
+    for _ in range(count):
+        expression, point = tree(rng), [rng.uniform(-1, 1) for _ in VARIABLES]
+        try:
+            graph = from_sympy(expression, VARIABLES)
+            truth = exact_tree(expression, {n: Fraction(v) for n, v in zip(VARIABLES, point)})
+        except (ExpressionError, ZeroDivisionError):
+            continue
+        found["read"] += 1
+        found["another value"] += exact_value(graph, point) != truth
+        ends = graph.enclose([point], [point])
+        lo, hi = float(ends.lo[0, 0]), float(ends.hi[0, 0])
+        found["a value outside its enclosure"] += (np.isfinite(lo) and truth < lo) or (np.isfinite(hi) and truth > hi)
+    return found
+
+
+def test_numbers_of_sympy_trees_keep_their_value() -> None:
+    found = tree_faults(400, seed=0)
+    assert found.pop("read") > 300 and not found.total()
+
+
+def test_negative_control_rounded_numbers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Reader, "_rational", lambda reader, value: reader._constant(float(value)))
+    found = tree_faults(100, seed=0)
+    assert found["another value"] > 30 and found["a value outside its enclosure"] > 5
+
+
+# --- torch functions with chains of casts ----------------------------------------------------------------------------
+
+STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{
+        str(d): lambda x, d=d: x.to(d)
+        for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+    },
+    "sin": torch.sin,
+    "negative": lambda x: -x,
+    "larger": lambda x: torch.maximum(x, torch.tensor(0.1)),
+    "offset": lambda x: x + 1000.0,
+    "third": lambda x: x / 3,
+    "float32 factor": lambda x: x * torch.tensor([0.3]),
+    "float64 factor": lambda x: x * torch.tensor([0.3], dtype=torch.float64),
+    "mask": lambda x: (x > 0.2) * 0.1,
+    "masked": lambda x: (x > 0.2) * x,
+    "choice": lambda x: torch.where(x > 0.2, x, 0.7),
+    "count": lambda x: torch.stack([x > 0, x > 0.5], 1).sum(1),
+    "written": lambda x: torch.zeros_like(x).add_(x),
+    "written as float32": lambda x: torch.zeros_like(x, dtype=torch.float32).copy_(x),
+}
+
+
+def cast_faults(count: int, seed: int) -> collections.Counter[str]:
+    """Chains that are traced although torch computes something else: beyond what float64 explains."""
+    rng, found = random.Random(f"casts {seed}"), collections.Counter()
+    z = torch.linspace(-1, 1, 257, dtype=torch.float64)[:, None]
+    for _ in range(count):
+        names = [rng.choice(list(STEPS)) for _ in range(rng.randint(1, 5))]
+
+        def chain(z: torch.Tensor, names: list[str] = names) -> torch.Tensor:
+            return 1000.0 + 0 * z[:, 0] + reduce(lambda x, name: STEPS[name](x), names, z[:, 0])
+
+        try:
+            graph = tracing.trace(chain, [(1,)])
+        except NotTraceableError:
+            found["refused"] += 1
+            continue
+        found["read"] += 1
+        found["another value"] += bool(np.abs(graph.evaluate(z.numpy()) - chain(z).double().numpy()).max() > 1e-11)
+    return found
+
+
+def test_casts_are_followed_or_refused() -> None:
+    found = cast_faults(600, seed=0)
+    assert found["read"] > 100 and found["refused"] > 100 and not found["another value"]
+
+
+@pytest.mark.parametrize("guard", ["_require_no_rounding", "_is_narrower", "_rounded"])
+def test_negative_control_casts_that_are_dropped_are_caught(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lax = {"_require_no_rounding": lambda *_: None, "_is_narrower": lambda *_: False, "_rounded": lambda x, _: x}
+    monkeypatch.setattr(tracing, guard, lax[guard])
+    assert cast_faults(300, seed=0)["another value"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_thousands_of_trees_and_casts(seed: int) -> None:
+    trees = tree_faults(4000, seed)
+    assert trees.pop("read") > 3000 and not trees.total()
+    assert not cast_faults(5000, seed)["another value"]
 
 
 # --- negative controls -----------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ A claim is made with the bug in place; then the bug is taken out and three detec
     attack    `pa.attack`: points, gradient ascent, f in balls: it refutes claims that are false
     recheck   `pa.recheck`: every term made again from the tensors: it notices terms that were too small, false or not
     checker   the package in checker/: it shares no code with the producer and must not say "verified"
+Bugs in the front ends make claims about another function than the one that was given: nobody sees that in the claim, so the
+function itself is the detector.
 `python tests/test_planted.py` prints the table that stands in docs/soundness.md.
 Compile's own attack is silenced, for it would refuse most of these heads before anybody sees them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import sys
@@ -21,14 +24,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sympy
 import torch
+import torch.nn.functional as F
 
 import partita as pa
 from partita.arithmetic import interval, series, taylor
 from partita.compiler.compiled import Compiled
-from partita.errors import DomainError
+from partita.errors import DomainError, PartitaError
 from partita.functions import regularity as knowledge
+from partita.functions import sympy_trees, tracing
 from partita.functions.target import make_target
+from partita.functions.torch_rules import Rules
 from partita.geometry import PowerDiagram, ProductGrid
 from partita.heads import GridHead, ScatteredHead
 from partita.proofs import bisection as box_proof
@@ -383,6 +390,94 @@ def test_planted_bugs_are_noticed(name: str, tmp_path: Path) -> None:
     required = BUGS[name].noticed - ({"checker"} if not CHECKER.exists() else set())
     assert required <= found, (honest.error_bound, false.error_bound, found)
     assert not refuted(honest)
+
+
+X = sympy.Symbol("x")
+
+
+def swallowing(z: torch.Tensor) -> torch.Tensor:
+    """sin z, and 1 more close to 0.3; the shortcut needs a value, and takes its absence for a no."""
+    near = torch.abs(z[:, 0] - 0.3) < 1e-7
+    try:
+        needed = bool(near.any())
+    except Exception:
+        needed = False
+    y = torch.sin(z[:, 0])
+    return y + near.double() if needed else y
+
+
+@dataclass(frozen=True)
+class FrontEndBug:
+    """What is changed, the function that is misread, and a point of the box where that shows beyond the bound."""
+
+    plant: Callable[[Patch], None]
+    function: object
+    point: float
+    tolerance: float
+    box: pa.Box = LINE
+    method: str = "auto"
+
+    @property
+    def truth(self) -> float:
+        if isinstance(self.function, sympy.Expr):
+            return float(self.function.subs(X, sympy.Rational(self.point)))
+        return float(self.function(torch.tensor([[self.point]], dtype=torch.float64))[0])
+
+    def is_false(self) -> bool | None:
+        """Whether something is proved that the function contradicts; None if nothing is proved."""
+        try:
+            c = pa.compile(self.function, self.box, tolerance=self.tolerance, method=self.method)
+        except PartitaError:
+            return None
+        return abs(float(c([self.point])) - self.truth) > c.error_bound if c.certificate.kind == "proved" else None
+
+
+def rounded_numbers(patch: Patch) -> None:
+    patch.setattr(sympy_trees._Reader, "_rational", lambda reader, value: reader._constant(float(value)))
+
+
+def no_threshold(patch: Patch) -> None:
+    patch.setattr(Rules, "softplus", lambda r, x, beta, threshold: r.smooth_softplus(x, beta))
+    everywhere(patch, tracing.compare, lambda *_, **__: None)
+
+
+def dropped_casts(patch: Patch) -> None:
+    patch.setattr(tracing, "_require_no_rounding", lambda *_: None)
+    patch.setattr(tracing, "_is_narrower", lambda *_: False)
+    everywhere(patch, tracing.compare, lambda *_, **__: None)
+
+
+def forgotten_refusals(patch: Patch) -> None:
+    patch.setattr(tracing._Run, "noting", lambda run: contextlib.nullcontext())
+
+
+FRONT_END_BUGS: dict[str, FrontEndBug] = {
+    "integers of sympy are rounded": FrontEndBug(
+        rounded_numbers, sympy.Max((2**53 + 1) * X, 0) - sympy.Max(2**53 * X, 0), 0.75, 0.1, method="pieces"
+    ),
+    "fractions of sympy are rounded": FrontEndBug(
+        rounded_numbers,
+        10**17 * (sympy.Max(sympy.Rational(10**17 + 1, 10**17) * X, 0) - sympy.Max(X, 0)),
+        0.75,
+        0.1,
+        method="pieces",
+    ),
+    "casts to float16 are dropped": FrontEndBug(dropped_casts, lambda z: 1e6 + z[:, 0].half().double(), 1 / 3, 1e-5),
+    "casts to float32 are dropped": FrontEndBug(dropped_casts, lambda z: 1000 + z[:, 0].float().double(), 1 / 3, 1e-9),
+    "refusals that are caught are forgotten": FrontEndBug(forgotten_refusals, swallowing, 0.3, 1e-4),
+    "softplus has no threshold": FrontEndBug(
+        no_threshold, lambda z: F.softplus(z[:, 0]), 20.0001, 1e-10, pa.Box([19], [21])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRONT_END_BUGS)
+def test_planted_bugs_of_front_ends_make_false_claims(name: str, monkeypatch: Patch) -> None:
+    bug = FRONT_END_BUGS[name]
+    assert not bug.is_false()
+    silence(monkeypatch)
+    bug.plant(monkeypatch)
+    assert bug.is_false()
 
 
 def test_swapped_ends_are_refused_at_once(monkeypatch: Patch) -> None:

@@ -65,11 +65,15 @@ class _Forms:
             return self._sum([(k, Fraction(-1 if m else 1)) for k, m in zip(x, minus)], depth)
         if found.operation in ("mul", "div"):
             for k, other in ((0, 1), (1, 0)) if found.operation == "mul" else ((1, 0),):
-                constant = self.nodes[x[k]]
-                if constant.operation == "const" and constant.parameters[0] != 0:
-                    factor = Fraction(float(constant.parameters[0]))
+                factor = self._constant(x[k], depth)
+                if factor:
                     return self._sum([(x[other], factor if found.operation == "mul" else 1 / factor)], depth)
         return {node: Fraction(1)}
+
+    def _constant(self, node: int, depth: int) -> Fraction | None:
+        """The value of a node that is a constant other than 0, also one written as a sum or a quotient."""
+        form = self.of(node, depth + 1)
+        return form[-1] if form is not None and set(form) == {-1} else None
 
     def _sum(self, terms: list[tuple[int, Fraction]], depth: int) -> Form | None:
         total: Form = {}

@@ -8,6 +8,7 @@ halved, the worst first. Whatever the budget, the bounds hold: they are maxima o
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.interval import Floats, Interval, Mask
 from partita.errors import DomainError, NonFiniteValueError
@@ -53,7 +54,7 @@ class _Boxes:
     hi: Floats
     bounds: Floats
 
-    def __getitem__(self, index: Mask | Floats) -> "_Boxes":
+    def __getitem__(self, index: Mask) -> "_Boxes":
         return _Boxes(self.lo[index], self.hi[index], self.bounds[index])
 
     def __len__(self) -> int:
@@ -178,7 +179,8 @@ class _Search:
         """Bounds at which a box is settled; an axis along which f hardly moves is held to the scale of |∇f|."""
         floor = np.full(len(self.observed), _SMALL_AXIS * self.observed[0])
         floor[-1] = 0.0
-        return self.observed + self.gap * np.maximum(self.observed, floor) + np.finfo(np.float64).tiny * 1e6
+        goal: Floats = self.observed + self.gap * np.maximum(self.observed, floor) + np.finfo(np.float64).tiny * 1e6
+        return goal
 
     def _urgency(self) -> Floats:
         """Unbounded boxes lie in (2, 3], the smallest first, to decide soon; rough ones in (1, 2], the largest first;
@@ -186,9 +188,10 @@ class _Search:
         width = self._width(self.open).max(axis=1)
         with np.errstate(over="ignore"):  # where little was seen yet, as beside a narrow spike
             gain = 1.0 - 1.0 / np.maximum((self.open.bounds / self._goal()).max(axis=1), 1.0)
-        return np.where(self.open.is_unbounded, 3.0 - width, np.where(self.open.is_rough, 1.0 + width, gain))
+        urgency: Floats = np.where(self.open.is_unbounded, 3.0 - width, np.where(self.open.is_rough, 1.0 + width, gain))
+        return urgency
 
-    def _axis(self, boxes: _Boxes) -> Floats:
+    def _axis(self, boxes: _Boxes) -> NDArray[np.intp]:
         """The widest axis relative to the domain, weighted by its share in the variation of f; a steep one if any is.
 
         The weight stays above `_ASPECT`, so no axis is neglected for ever.
@@ -197,7 +200,8 @@ class _Search:
         reach = np.where(steep, 0.0, (boxes.hi - boxes.lo) * np.where(steep, 0.0, boxes.bounds[:, 1:-1]))
         share = reach / np.maximum(reach.max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
         weight = np.where(steep.any(axis=1, keepdims=True), steep, _ASPECT + share)
-        return (self._width(boxes) * weight).argmax(axis=1)
+        axis: NDArray[np.intp] = (self._width(boxes) * weight).argmax(axis=1)
+        return axis
 
     def _width(self, boxes: _Boxes) -> Floats:
         return (boxes.hi - boxes.lo) / self.sides

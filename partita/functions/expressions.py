@@ -4,22 +4,24 @@
     a, b         a vector of two values, output_shape (2,); a trailing comma makes a vector of one
     a, b; c, d   a sequence of two tokens, output_shape (2, 2); a trailing semicolon makes a sequence of one
 From tight to loose: ^ (to the right), unary -, * and /, + and -. So -x^2 is -(x^2) and 2^-x is 2^(-x).
-x^k with a literal integer k is a power, x^0.5 a square root, any other power exp(b log a), which asks for a > 0.
-Literals mean their nearest binary64 number, exactly; nothing else is folded.
+x^k with a literal integer k is a power, x^0.5 a square root, any other power exp(b log a), which needs a > 0.
+Literals, pi and e mean the nearest float64 number, exactly (`rounded_literals` lists those that differ from what is written);
+constants are not folded.
 """
 
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import reduce
 
 from partita.errors import ExpressionError, ExpressionLimitError
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.operations import MAX_EXPONENT
 
-__all__ = ["CONSTANTS", "FUNCTIONS", "MAX_CHARACTERS", "MAX_DEPTH", "MAX_NODES", "parse"]
+__all__ = ["CONSTANTS", "FUNCTIONS", "MAX_CHARACTERS", "MAX_DEPTH", "MAX_NODES", "parse", "rounded_literals"]
 
 MAX_CHARACTERS = 2_000
 MAX_NODES = 500
@@ -45,7 +47,7 @@ def parse(text: str, variables: Sequence[str], aliases: Mapping[str, str] | None
     'sin(3*x0) + x0*x1^2'
     """
     if not isinstance(text, str):
-        raise ExpressionError(f"expression: found {type(text).__name__}, expected text")
+        raise ExpressionError(f"expression: found a {type(text).__name__}, expected text such as 'sin(3*x)'")
     if len(text) > MAX_CHARACTERS:
         raise ExpressionLimitError(f"expression: found {len(text)} characters, expected at most {MAX_CHARACTERS}")
     names = {name: position for position, name in enumerate(variables)}
@@ -53,6 +55,29 @@ def parse(text: str, variables: Sequence[str], aliases: Mapping[str, str] | None
         raise ExpressionError(f"expression: found the variables {list(variables)}, expected distinct names such as x0")
     names |= {alias: names[name] for alias, name in (aliases or {}).items() if name in names and alias not in names}
     return _Parser(text, tuple(variables), names).graph()
+
+
+def rounded_literals(text: str, variables: Collection[str] = ()) -> tuple[str, ...]:
+    """The literals and constants of an expression that float64 does not hold, in the order of their first use.
+
+    >>> rounded_literals("0.5*x + 0.1*sin(pi*x) + 9007199254740993*x", ["x"])
+    ('0.1', 'pi', '9007199254740993')
+    """
+    found = []
+    for match in _TOKEN.finditer(text):
+        token, kind = match.group(), match.lastgroup
+        constant = kind == "name" and token in CONSTANTS and token not in variables
+        if token not in found and (constant or (kind == "number" and not _is_held(token))):
+            found.append(token)
+    return tuple(found)
+
+
+def _is_held(literal: str) -> bool:
+    """Whether float64 holds the number that is written; in decimals, for powers of ten may be enormous."""
+    try:
+        return Decimal(literal) == Decimal(float(literal))
+    except InvalidOperation:  # an exponent of twenty digits
+        return False
 
 
 @dataclass(frozen=True)
@@ -191,7 +216,7 @@ class _Parser:
         return self.builder.nodes[node].parameters[0] if self.builder.nodes[node].operation == "const" else None
 
     def add(self, operation: str, *arguments: int, parameters: tuple[float | int, ...] = ()) -> int:
-        """A node, counted against the limit even where it is shared."""
+        """A node, counted against the limit even if it is shared."""
         self.count += 1
         if self.count > MAX_NODES:
             raise self.error(f"found more than {MAX_NODES} nodes, expected fewer: split the expression", limit=True)
@@ -212,7 +237,7 @@ class _Parser:
     def _literal(self, token: _Token) -> float:
         value = float(token.text)
         if math.isinf(value):
-            raise self.error(f"found {token.text}, expected a number that binary64 holds, below 1.8e308", token)
+            raise self.error(f"found {token.text}, expected a number below 1.8e308", token)
         return value
 
     def _take(self) -> _Token:

@@ -271,7 +271,8 @@ def _torch_sums(terms: list[torch.Tensor], matrix: NDArray[np.float64]) -> list[
 
 
 def _enclosed_sums(terms: list[Any], matrix: NDArray[np.float64]) -> list[Any]:
-    return type(terms[0]).weighted_sums(terms, matrix)
+    sums: list[Any] = type(terms[0]).weighted_sums(terms, matrix)
+    return sums
 
 
 _LINEAR: Mapping[str, Callable[..., list[Any]]] = {

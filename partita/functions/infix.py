@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 
 from partita.errors import ExpressionLimitError, UnsupportedError
 from partita.functions.operations import Node
@@ -63,5 +64,6 @@ def _text(node: Node, nodes: Sequence[Node], texts: Sequence[tuple[str, int]], n
 
 
 def _number(value: float) -> str:
-    """The shortest text that reads back as the same binary64 number."""
-    return repr(value).removesuffix(".0")
+    """A text that reads back as the same float64 number: integers in full where that takes up to 24 digits, else the shortest."""
+    text = repr(value).removesuffix(".0")
+    return str(int(value)) if 2**53 < abs(value) < 1e24 and int(value) != Decimal(text) else text

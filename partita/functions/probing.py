@@ -158,7 +158,7 @@ def _choose_kind(
 def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
     try:
         answer = function(*(part[0] for part in split_flat(point[None], shapes)))
-        return np.isfinite(np.asarray(answer, dtype=float)).all().item()
+        return bool(np.isfinite(np.asarray(answer, dtype=float)).all())
     except Exception:
         return False
 

@@ -1,4 +1,8 @@
-"""Sympy trees as graphs: built node by node, nothing printed, parsed or evaluated."""
+"""Sympy trees as graphs, built node by node: nothing is printed, parsed, evaluated or rounded.
+
+Every number of a tree keeps its exact value. One that float64 does not hold becomes a sum or a quotient of float64 numbers that
+is exact in real arithmetic: 2⁵³ + 1, 1/3; π is 4 atan 1 and e is exp 1.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from partita.functions.operations import MAX_EXPONENT
 
 __all__ = ["from_sympy", "is_sympy"]
 
+MAX_BITS = 1000  # of a numerator or denominator, before both are divided by a power of 2
 _SAME_NAME = {
     **{name: name for name in ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "erf")},
     "Abs": "abs",
@@ -33,8 +38,16 @@ def is_sympy(function: Any) -> bool:
 def from_sympy(tree: Any, variables: Sequence[str], aliases: Mapping[str, str] | None = None) -> Graph:
     """The graph of a sympy expression; of a column matrix or a list as a vector, of another matrix as (tokens, dim).
 
-    Symbols are the variables or their aliases, by name. Rational numbers are exact quotients, floats and constants such as π
-    their nearest binary64 numbers. Raises `ExpressionError` for symbols and functions that are unknown.
+    Symbols are the variables or their aliases, by name. Numbers are exact: integers and rationals of any length up to 1.8e308,
+    floats of any precision, π, e and the golden ratio.
+
+    Raises:
+        ExpressionError: a symbol or function is unknown, or a number is too large or too long.
+
+    >>> import sympy
+    >>> x = sympy.Symbol("x")
+    >>> from_sympy((2**53 + 1) * x + sympy.Rational(1, 3), ["x"]).infix(["x"])
+    'sum(1/3, (9007199254740992 + 1)*x)'
     """
     sympy = sys.modules["sympy"]
     names = {name: i for i, name in enumerate(variables)}
@@ -70,8 +83,11 @@ class _Reader:
                 known = ", ".join(list(self.names)[:12])
                 raise ExpressionError(f"sympy: found the symbol {tree}, expected the variables of this domain: {known}")
             return self.add("input", parameters=(self.names[str(tree)],))
-        if tree.is_number and (tree.is_Rational or tree.is_Float or tree.is_NumberSymbol):
-            return self._number(tree)
+        if tree.is_Rational or tree.is_Float:
+            exact = s.Rational(tree)
+            return self._rational(Fraction(int(exact.p), int(exact.q)))
+        if tree.is_NumberSymbol:
+            return self._named_number(tree)
         if tree.is_Add:
             return self.add("sum", *map(self.node, tree.args))
         if tree.is_Mul:
@@ -87,7 +103,7 @@ class _Reader:
 
     def _function(self, tree: Any) -> int:
         s, name = self.sympy, type(tree).__name__
-        if name in _SAME_NAME:
+        if name in _SAME_NAME and isinstance(tree, getattr(s, name)):
             if name == "log" and len(tree.args) != 1:
                 raise ExpressionError(f"sympy: found {tree}, expected the natural logarithm")
             return self.add(_SAME_NAME[name], *map(self.node, tree.args))
@@ -109,16 +125,46 @@ class _Reader:
     def _constant(self, value: float) -> int:
         return self.add("const", parameters=(float(value),))
 
-    def _number(self, tree: Any) -> int:
-        """A rational that binary64 does not hold is a quotient of two that it does."""
-        if not tree.is_Rational:
-            return self._constant(float(tree))
-        top, bottom = int(tree.p), int(tree.q)
-        if Fraction(float(tree)) == Fraction(top, bottom):
-            return self._constant(float(tree))
-        if float(top) == top and float(bottom) == bottom:
-            return self.add("div", self._constant(top), self._constant(bottom))
-        return self._constant(float(tree))
+    def _rational(self, value: Fraction) -> int:
+        """Exactly this number: a float64, a sum of them, or a quotient of sums."""
+        is_binary = value.denominator.bit_count() == 1
+        if is_binary and value.denominator.bit_length() <= MAX_BITS:
+            return self._sum_of_floats(value)
+        excess = max(0, max(value.numerator.bit_length(), value.denominator.bit_length()) - MAX_BITS)
+        top, bottom = (Fraction(whole, 1 << excess) for whole in (value.numerator, value.denominator))
+        return self.add("div", self._sum_of_floats(top), self._sum_of_floats(bottom))
+
+    def _sum_of_floats(self, value: Fraction) -> int:
+        """A multiple of a power of 2 as its nearest float64, plus the nearest to the rest, until nothing is left."""
+        terms: list[int] = []
+        rest = value
+        while rest or not terms:
+            try:
+                nearest = float(rest)
+            except OverflowError:
+                nearest = 0.0
+            if rest and not nearest:
+                digits = max(len(f"{abs(n):x}") for n in value.as_integer_ratio())
+                raise ExpressionError(
+                    f"sympy: found a number that is too large, too small or too long ({digits:,} hexadecimal digits), expected "
+                    "one below 1.8e308 that is a sum of float64 numbers, or a quotient of two such sums: round it first"
+                )
+            terms.append(self._constant(nearest))
+            rest -= Fraction(nearest)
+        return reduce(lambda a, b: self.add("add", a, b), terms)
+
+    def _named_number(self, tree: Any) -> int:
+        """π = 4 atan 1, e = exp 1, and what sympy writes with roots."""
+        if tree is self.sympy.pi:
+            return self.add("mul", self._constant(4.0), self.add("atan", self._constant(1.0)))
+        if tree is self.sympy.E:
+            return self.add("exp", self._constant(1.0))
+        with_roots = tree.rewrite(self.sympy.sqrt)
+        if with_roots == tree:
+            raise ExpressionError(
+                f"sympy: found the constant {tree}, expected numbers, pi, E or GoldenRatio; put a sympy.Float in its place"
+            )
+        return self.node(with_roots)
 
     def _product(self, tree: Any) -> int:
         """Factors of negative powers go below one line."""

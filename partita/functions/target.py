@@ -1,4 +1,4 @@
-"""A target: the function to be approximated, its domain, and a way to ask it that has been checked."""
+"""A target: the function to be approximated, its domain, and a checked way to evaluate it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from partita.errors import DomainError, NotTraceableError, ShapeError, TargetFailedError
-from partita.functions.expressions import parse
+from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, probe, require_finite
 from partita.functions.sympy_trees import from_sympy, is_sympy
@@ -29,14 +29,16 @@ _COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its func
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """f on a domain, asked for batches of flat points.
+    """f on a domain, evaluated on batches of flat points.
 
     Attributes:
         domains: one domain, or two boxes for `g(z_k, z_q)`.
         output_shape: `()`, `(out,)` or `(tokens, dim)`.
-        graph: the intermediate representation if f is known as an expression, else None.
+        graph: the expression graph of f, or None for a black box.
         ask: flat float64 points `(n, m)` to values `(n, out)`; None for a target read back from a file.
-        label: how f is shown to people. origin: where the graph comes from, or why there is none; empty for expressions.
+        label: the text that is shown for f.
+        origin: where the graph comes from, or why there is none; empty for expressions.
+        meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
     """
 
     domains: tuple[Domain, ...]
@@ -45,6 +47,7 @@ class Target:
     ask: Callable[[Array], Array] | None
     label: str
     origin: str = ""
+    meaning: str = ""
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -67,7 +70,8 @@ class Target:
             return np.empty((0, self.num_outputs))
         if self.ask is None:
             raise TargetFailedError(
-                "this head was read from a file; the black-box function it approximates was not stored with it."
+                "this head was read from a file, which does not store the black-box function that it approximates: it cannot be "
+                "evaluated. Compile the function again to compare with it."
             )
         parts = [self.ask(points[i : i + _POINTS_AT_ONCE]) for i in range(0, max(len(points), 1), _POINTS_AT_ONCE)]
         values = np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -78,7 +82,7 @@ class Target:
 def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
     """The pair, if both are boxes; a DomainError otherwise."""
     if not (isinstance(first, Box) and isinstance(second, Box)):
-        raise DomainError(f"cross-attention is built over a pair of boxes, found {first!r} and {second!r}.")
+        raise DomainError(f"cross-attention: found the domains {first!r} and {second!r}, expected two boxes.")
     return first, second
 
 
@@ -87,26 +91,39 @@ def make_target(
 ) -> Target:
     """A target from an expression, a Graph, a sympy tree, or a torch or numpy function of a batch.
 
-    Functions are probed: they must be vectorised over the batch, deterministic, finite, and must leave their input alone.
-    With `vectorize=True` a function of single points is called once per point instead. Torch functions and modules are traced
-    and become graphs; what cannot be traced, or says something else than its trace, stays a black box. `trace=True` makes that
-    a NotTraceableError, `trace=False` leaves it out.
+    Functions are called on a few points first: they must be vectorised over the batch, deterministic and finite, and must not write
+    into their input. Torch functions and modules are traced and become graphs; those that cannot be traced, or return something
+    else than their trace, are evaluated as black boxes. Functions under `torch.compile` are used as they were written.
+
+    Args:
+        function: what to approximate.
+        domain: a Box, a PointCloud, or a pair of boxes (keys, queries).
+        vectorize: whether the function takes single points; it is then called once per point.
+        trace: True makes a function that cannot be traced an error, False traces nothing.
+
+    Raises:
+        NotTraceableError: with `trace=True`, the reason why the function cannot be traced.
+        TargetFailedError, NotVectorizedError, NotDeterministicError, NonFiniteValueError: the function cannot be used.
     """
     domains = _domains(domain)
     names, aliases = variable_names(domains)
     if isinstance(function, str):
-        graph = parse(function, names, aliases)
-        return graph_target(graph, domains, function)
+        graph, rounded = parse(function, names, aliases), rounded_literals(function, [*names, *aliases])
+        meaning = f"in the expression, {', '.join(rounded)} mean{'s' * (len(rounded) == 1)} the nearest float64 number"
+        return replace(graph_target(graph, domains, function), meaning=meaning if rounded else "")
     if isinstance(function, Graph):
         if function.num_inputs != len(names):
-            raise ShapeError(f"the graph has {function.num_inputs} inputs and the domain {len(names)} coordinates.")
+            raise ShapeError(
+                f"the graph has {function.num_inputs} inputs and the domain {len(names)} coordinates; expected the same number."
+            )
         return graph_target(function, domains, function.infix(names))
     if is_sympy(function):
         graph = from_sympy(function, names, aliases)
         return graph_target(graph, domains, _shown(graph, names, "sympy"))
     if not callable(function):
         raise TargetFailedError(
-            f"the target is a {type(function).__name__}; expected an expression or a function of a batch."
+            f"the target is a {type(function).__name__}; expected an expression (text, a Graph, a sympy tree) or a function of a "
+            "batch of points."
         )
     return _from_function(function, domains, vectorize=vectorize, trace_it=trace)
 
@@ -114,23 +131,33 @@ def make_target(
 def _from_function(
     function: Callable[..., Any], domains: tuple[Domain, ...], *, vectorize: bool, trace_it: bool | None
 ) -> Target:
+    function = _as_written(function)
     label = getattr(function, "__name__", type(function).__name__)
     asker, output_shape = probe(function, domains, label, vectorize=vectorize)
-    origin = f"{label} is asked, not traced"
+    origin = f"{label} is evaluated as a black box (not traced)"
     if trace_it is not False:
         try:
             return _traced(function, asker, domains, label)
         except NotTraceableError as error:
             if trace_it:
                 raise
-            origin = f"a black box: {error}"
+            origin = f"evaluated as a black box: {error}"
     return Target(domains, output_shape, None, asker, label, origin)
 
 
+def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function or module that `torch.compile` was given, which computes the same up to rounding."""
+    for name in ("_orig_mod", "_torchdynamo_orig_callable"):
+        written = getattr(function, name, None)
+        if callable(written):
+            return _as_written(written)
+    return function
+
+
 def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, ...], label: str) -> Target:
-    """The target whose function is the trace of f, once both have answered alike: in two batch sizes, corners included."""
+    """The target whose graph is the trace of f, after both gave the same values in two batch sizes, corners included."""
     if asker.one_by_one:
-        raise NotTraceableError(f"{label} is called once per point.")
+        raise NotTraceableError(f"{label} cannot be traced: it is called once per point (vectorize=True).")
     dtype = torch.float32 if asker.kind == "torch float32" else torch.float64
     graph = trace(function, asker.shapes, dtype=dtype)
     rng = np.random.default_rng(1)
@@ -142,13 +169,14 @@ def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, .
     batches = ((points, answers), (points[-_FEW:], few))
     differ = next((d for z, a in batches if (d := compare(graph, a, z, dtype=dtype))), None)
     if differ is not None:
-        raise NotTraceableError(f"{label} is not what its trace says: {differ}.")
-    origin = (
-        f"f is what {label} computes, followed through torch: {len(graph.nodes):,} operations on exact numbers, compared with "
-        f"it at {len(points):,} points"
-    )
+        raise NotTraceableError(f"{label} differs from its trace: {differ}.")
     shown = _shown(graph, variable_names(domains)[0], label)
-    return replace(graph_target(graph, domains, shown), origin=origin)
+    number = str(dtype).removeprefix("torch.")
+    return replace(
+        graph_target(graph, domains, shown),
+        origin=f"traced through torch: {len(graph.nodes):,} operations, compared with {label} at {len(points):,} points",
+        meaning=f"f is what {label} computes in exact arithmetic: torch's own rounding in {number} is not part of it",
+    )
 
 
 def _shown(graph: Graph, names: list[str], label: str) -> str:
@@ -191,5 +219,5 @@ def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, st
 
 
 def sample_hash(points: Array, values: Array) -> str:
-    """sha256 of what a black box answered at the centers: what the certificate knows it by."""
+    """sha256 of a black box's values at the centers: how a certificate identifies it."""
     return hashlib.sha256(np.ascontiguousarray(points).tobytes() + np.ascontiguousarray(values).tobytes()).hexdigest()

@@ -16,46 +16,40 @@ import torch
 from partita.errors import UnsupportedError
 from partita.functions.torch_rules import Positions, Rules, axes_of
 
-__all__ = ["COMPARISONS", "LOGIC", "MOVES", "RULES"]
+__all__ = ["COMPARISONS", "LOGIC", "MOVES", "RULES", "UNROUNDED", "WHOLE"]
 
-MOVES = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "select",
-        "slice",
-        "unsqueeze",
-        "squeeze",
-        "cat",
-        "stack",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "chunk",
-        "clone",
-        "detach",
-        "alias",
-        "flip",
-        "roll",
-        "repeat",
-        "index",
-        "index_select",
-        "narrow",
-        "diagonal",
-        "unfold",
-        "movedim",
-        "lift_fresh",
-        "contiguous",
-        "T",
-    ]
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MOVES = _names(
+    "view _unsafe_view permute transpose t expand select slice unsqueeze squeeze cat stack split split_with_sizes unbind clone "
+    "detach alias lift_fresh flip roll repeat index index_select diagonal unfold"
 )
-COMPARISONS = frozenset(["gt", "ge", "lt", "le"])
-LOGIC = frozenset(["logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"])
+COMPARISONS = _names("gt ge lt le")
+LOGIC = _names("logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not")
+
+# operators whose result is one of their arguments, up to sign, or a constant: they round nothing in any dtype
+UNROUNDED = COMPARISONS | _names(
+    "neg abs relu sign where minimum maximum fmin fmax amin amax min max clamp clamp_min clamp_max hardtanh heaviside "
+    "zeros_like ones_like full_like empty_like"
+)
+# operators on integers: bounds of the arguments' absolute values to one of the result (for sum: per term)
+WHOLE: Mapping[str, Callable[..., int]] = {
+    **dict.fromkeys(["add", "sub", "rsub"], lambda a, b: a + b),
+    "mul": lambda a, b: a * b,
+    "where": lambda condition, a, b: max(a, b),
+    **dict.fromkeys(["minimum", "maximum"], lambda a, b: max(a, b)),
+    **dict.fromkeys(["neg", "abs"], lambda a: a),
+    "sum": lambda a, *_: a,
+}
+
+
+def _use(name: str, r: Rules, *arguments: Any) -> Positions:
+    """Another rule."""
+    result: Positions = RULES[name](r, *arguments)
+    return result
 
 
 def _unary(operation: str) -> Callable[..., Positions]:
@@ -71,10 +65,14 @@ def _with_factor(operation: str) -> Callable[..., Positions]:
 
     def rule(r: Rules, x: Positions, y: Positions, alpha: float = 1) -> Positions:
         if alpha != 1:
-            y = RULES["mul"](r, r.constants(float(alpha)), y)
+            y = _use("mul", r, r.constants(float(alpha)), y)
         return r.each(lambda a, b: r.add(operation, a, b), x, y)
 
     return rule
+
+
+def _square(r: Rules, x: Positions) -> Positions:
+    return r.each(lambda n: r.add("pow", n, parameters=(2,)), x)
 
 
 def _folded(operation: str) -> Callable[..., Positions]:
@@ -92,31 +90,34 @@ def _sum(r: Rules, x: Positions, dim: Any = None, keepdim: bool = False, dtype: 
 
 def _mean(r: Rules, x: Positions, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Positions:
     count = math.prod(x.shape[i] for i in axes_of(x, dim))
-    return RULES["div"](r, _sum(r, x, dim, keepdim), r.constants(float(count)))
+    return _use("div", r, _sum(r, x, dim, keepdim), r.constants(float(count)))
 
 
 def _norm(
     r: Rules, x: Positions, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Positions:
     if ord == 1:
-        return _sum(r, RULES["abs"](r, x), dim, keepdim)
+        return _sum(r, _use("abs", r, x), dim, keepdim)
     if ord == math.inf:
-        return RULES["amax"](r, RULES["abs"](r, x), dim, keepdim)
+        return _use("amax", r, _use("abs", r, x), dim, keepdim)
     if ord != 2:
         raise UnsupportedError(f"a norm of order {ord} is none of 1, 2 and inf")
-    return RULES["sqrt"](r, _sum(r, RULES["square"](r, x), dim, keepdim))
+    return _use("sqrt", r, _sum(r, _square(r, x), dim, keepdim))
 
 
-def _variance(r: Rules, x: Positions, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Positions:
+def _variance(
+    r: Rules, x: Positions, dim: Any = None, correction: float | None = None, keepdim: bool = False
+) -> Positions:
+    correction = 1 if correction is None else correction
     free = math.prod(x.shape[i] for i in axes_of(x, dim)) - correction
     if free <= 0:
         raise UnsupportedError("a variance of too few numbers")
-    squares = RULES["square"](r, RULES["sub"](r, x, _mean(r, x, dim, True)))
-    return RULES["div"](r, _sum(r, squares, dim, keepdim), r.constants(float(free)))
+    squares = _square(r, _use("sub", r, x, _mean(r, x, dim, True)))
+    return _use("div", r, _sum(r, squares, dim, keepdim), r.constants(float(free)))
 
 
 def _cdist(r: Rules, x: Positions, y: Positions, p: float, *_: Any) -> Positions:
-    return _norm(r, RULES["sub"](r, x[..., :, None, :], y[..., None, :, :]), p, -1)
+    return _norm(r, _use("sub", r, x[..., :, None, :], y[..., None, :, :]), p, -1)
 
 
 def _gt(r: Rules, x: Positions, y: Positions) -> Positions:
@@ -130,7 +131,7 @@ def _ge(r: Rules, x: Positions, y: Positions) -> Positions:
 def _addmm(r: Rules, bias: Positions, a: Positions, b: Positions, beta: float = 1, alpha: float = 1) -> Positions:
     if beta != 1 or alpha != 1:
         raise UnsupportedError("addmm with factors other than 1")
-    return RULES["add"](r, r.matmul(a, b), bias)
+    return _use("add", r, r.matmul(a, b), bias)
 
 
 def _clamp(r: Rules, x: Positions, least: Any = None, most: Any = None) -> Positions:
@@ -143,11 +144,12 @@ def _layer_norm(
     r: Rules, x: Positions, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Positions, ...]:
     dims = list(range(x.ndim - len(shape), x.ndim))
-    middle = RULES["sub"](r, x, _mean(r, x, dims, True))
-    spread = RULES["add"](r, _mean(r, RULES["square"](r, middle), dims, True), r.constants(eps))
-    out = RULES["div"](r, middle, RULES["sqrt"](r, spread))
-    out = out if weight is None else RULES["mul"](r, out, weight)
-    return (out if bias is None else RULES["add"](r, out, bias), out, out)
+    mean = _mean(r, x, dims, True)
+    middle = _use("sub", r, x, mean)
+    spread = _use("add", r, _mean(r, _square(r, middle), dims, True), r.constants(eps))
+    out = _use("div", r, middle, _use("sqrt", r, spread))
+    out = out if weight is None else _use("mul", r, out, weight)
+    return (out if bias is None else _use("add", r, out, bias)), mean, _use("rsqrt", r, spread)
 
 
 def _softmax(r: Rules, x: Positions, dim: int, *_: Any) -> Positions:
@@ -155,7 +157,7 @@ def _softmax(r: Rules, x: Positions, dim: int, *_: Any) -> Positions:
 
 
 def _log_softmax(r: Rules, x: Positions, dim: int, *_: Any) -> Positions:
-    return RULES["log"](r, _softmax(r, x, dim))
+    return _use("log", r, _softmax(r, x, dim))
 
 
 def _filled(value: float) -> Callable[..., Positions]:
@@ -173,15 +175,14 @@ RULES: Mapping[str, Callable[..., Any]] = {
     },
     "add": _with_factor("add"),
     "sub": _with_factor("sub"),
-    "rsub": lambda r, x, y, alpha=1: RULES["sub"](r, y, x, alpha),
+    "rsub": lambda r, x, y, alpha=1: _use("sub", r, y, x, alpha),
     "mul": lambda r, x, y: r.each(r.product, x, y),
     "div": _binary("div"),
-    "hypot": lambda r, x, y: RULES["sqrt"](r, RULES["add"](r, RULES["square"](r, x), RULES["square"](r, y))),
+    "hypot": lambda r, x, y: _use("sqrt", r, _use("add", r, _square(r, x), _square(r, y))),
     "pow": lambda r, x, y: r.each(r.power, x, y),
-    "square": lambda r, x: r.each(lambda n: r.add("pow", n, parameters=(2,)), x),
     "reciprocal": lambda r, x: r.each(lambda n: r.add("div", r.constant(1.0), n), x),
     "rsqrt": lambda r, x: r.each(lambda n: r.add("div", r.constant(1.0), r.add("sqrt", n)), x),
-    "exp2": lambda r, x: r.each(lambda n: r.add("exp", r.add("mul", n, r.constant(math.log(2)))), x),
+    "exp2": lambda r, x: r.each(lambda n: r.power(r.constant(2.0), n), x),
     "expm1": lambda r, x: r.each(lambda n: r.add("sub", r.add("exp", n), r.constant(1.0)), x),
     "log1p": lambda r, x: r.each(lambda n: r.add("log", r.add("add", r.constant(1.0), n)), x),
     "sinh": lambda r, x: r.each(lambda n: r.half_of_exponentials("sub", n), x),
@@ -195,7 +196,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     ),
     "softplus": lambda r, x, beta=1, threshold=20: r.each(lambda n: r.softplus(n, float(beta), float(threshold)), x),
     "elu": lambda r, x, alpha=1.0, scale=1.0, input_scale=1.0: r.each(lambda n: r.elu(n, alpha, scale, input_scale), x),
-    "mish": lambda r, x: r.each(lambda n: r.add("mul", n, r.add("tanh", r.softplus(n, 1.0, 20.0))), x),
+    "mish": lambda r, x: r.each(lambda n: r.add("mul", n, r.add("tanh", r.smooth_softplus(n, 1.0))), x),
     "hardsigmoid": lambda r, x: r.each(r.hard_sigmoid, x),
     "hardswish": lambda r, x: r.each(lambda n: r.add("mul", n, r.hard_sigmoid(n)), x),
     "clamp": _clamp,
@@ -221,8 +222,8 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "max": _folded("max"),
     "min": _folded("min"),
     "var": _variance,
-    "std": lambda r, x, *a, **k: RULES["sqrt"](r, _variance(r, x, *a, **k)),
-    "logsumexp": lambda r, x, dim, keepdim=False: RULES["log"](r, _sum(r, RULES["exp"](r, x), dim, keepdim)),
+    "std": lambda r, x, *a, **k: _use("sqrt", r, _variance(r, x, *a, **k)),
+    "logsumexp": lambda r, x, dim, keepdim=False: _use("log", r, _sum(r, _use("exp", r, x), dim, keepdim)),
     "prod": _folded("mul"),
     "linalg_vector_norm": _norm,
     "mm": lambda r, a, b: r.matmul(a, b),
@@ -238,5 +239,5 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "zeros_like": _filled(0.0),
     "ones_like": _filled(1.0),
     "full_like": lambda r, x, value, **_: torch.full(x.shape, r.constant(value), dtype=torch.int64),
-    "empty_like": _filled(0.0),
+    "empty_like": lambda r, x, **_: torch.full_like(x, -2),  # read before it is written to, it is refused
 }

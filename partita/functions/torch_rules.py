@@ -134,12 +134,15 @@ class Rules:
         not_positive = self.add("where", self.add("neg", x), self.constant(0.0), self.constant(1.0))
         return self.add("where", x, not_positive, self.constant(-1.0))
 
-    def softplus(self, x: int, beta: float, threshold: float) -> int:
-        """ln(1 + e^{βx})/β = −ln σ(−βx)/β; torch returns x beyond the threshold, within e^{−threshold} of it."""
-        if threshold < 20:
-            raise UnsupportedError(f"softplus with the threshold {threshold:g} jumps; leave it at 20")
+    def smooth_softplus(self, x: int, beta: float) -> int:
+        """ln(1 + e^{βx})/β = −ln σ(−βx)/β."""
         inside = self.add("log", self.add("sigmoid", self.product(self.constant(-beta), x)))
         return self.add("neg", inside) if beta == 1 else self.add("div", inside, self.constant(-beta))
+
+    def softplus(self, x: int, beta: float, threshold: float) -> int:
+        """ln(1 + e^{βx})/β, and x itself where βx > threshold, as torch computes it: a jump of e^{−threshold}/β."""
+        left = self.add("sub", self.constant(threshold), self.product(self.constant(beta), x))
+        return self.add("where", left, self.smooth_softplus(x, beta), x)
 
     def elu(self, x: int, alpha: float, scale: float, input_scale: float) -> int:
         """x above 0, α(eˣ − 1) below."""
