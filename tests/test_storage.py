@@ -1,6 +1,7 @@
 """Files: round trips, tampering, truncation, versions, hostile JSON, atomicity; ONNX within the rounding bound."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -10,6 +11,10 @@ from registry import CASES, LP_CASES, compiled, inputs_for, sample
 
 import partita as pa
 from partita import errors, storage
+from partita.geometry.grid import ProductGrid
+from partita.heads.grid_head import GridHead
+from partita.heads.scattered_head import ScatteredHead
+from partita.storage.preconditions import require_runnable
 from partita.storage.saving import canonical
 
 ort = pytest.importorskip("onnxruntime")
@@ -210,7 +215,145 @@ def test_resealed_forgeries_fail_the_recheck_or_the_load(folder, changes):
     if "model" in changes:
         changes = {"model": {"sha256": json.loads((folder / "certificate.json").read_text())["model"]["sha256"]}}
     forge(folder, **changes)
-    assert not all(check.holds for check in pa.recheck(pa.load(folder)))
+    if changes.keys() & {"domain", "function", "semantics"}:
+        with pytest.raises(errors.TamperedFileError, match="not about this head"):
+            pa.load(folder)
+    else:
+        assert not all(check.holds for check in pa.recheck(pa.load(folder)))
+
+
+def described(folder, part):
+    return json.loads((folder / "head.json").read_text())[part]
+
+
+def other_domain(folder):
+    (box,) = described(folder, "domains")
+    reseal(folder, domains=[{**box, "hi": [(2.0).hex()] * 2}])
+
+
+def other_constant(folder):
+    target = described(folder, "target")
+    next(n for n in target["graph"]["nodes"] if n["op"] == "const")["params"] = [(5.0).hex()]
+    reseal(folder, target=target)
+
+
+def other_label(folder):
+    reseal(folder, target={**described(folder, "target"), "label": "cos(x0)"})
+
+
+def no_graph(folder):
+    reseal(folder, target={**described(folder, "target"), "graph": None})
+
+
+def other_type(folder):
+    model = json.loads((folder / "certificate.json").read_text())["model"]
+    forge(folder, model={**model, "type": "scattered"})
+
+
+@pytest.mark.parametrize("change", [other_domain, other_constant, other_label, no_graph, other_type])
+def test_parts_that_disagree_are_refused(folder, change):
+    """head.json and certificate.json each with valid hashes, about two different things."""
+    change(folder)
+    with pytest.raises(errors.TamperedFileError, match="not about this head"):
+        pa.load(folder)
+
+
+def test_other_points_or_another_name_are_refused(tmp_path):
+    import safetensors.torch
+
+    c = compiled("curve in R4")
+    folder = c.save(tmp_path / "points")
+    tensors = safetensors.torch.load_file(folder / "head.safetensors")
+    tensors["domain.0.points"][0, 0] += 1e-3
+    safetensors.torch.save_file(tensors, folder / "head.safetensors")
+    reseal(folder)
+    with pytest.raises(errors.TamperedFileError, match="domain"):
+        pa.load(folder)
+    folder = compiled("kink 1-D").save(tmp_path / "name")
+    reseal(folder, target={"label": "another", "graph": None})
+    with pytest.raises(errors.TamperedFileError, match="name of the function"):
+        pa.load(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("name", FILES)
+def test_only_regular_files_of_a_readable_size_are_read(folder, name):
+    path, kept = folder / name, folder / "kept"
+    path.rename(kept)
+
+    def refused(match):
+        with pytest.raises(errors.FormatError, match=match):
+            pa.load(folder)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    os.mkfifo(path)
+    refused("pipe")
+    path.symlink_to("/dev/zero")
+    refused("device")
+    path.mkdir()
+    refused("folder")
+    with open(path, "wb") as sparse:
+        sparse.truncate(1 << 40)
+    refused("bytes")
+    path.symlink_to(kept)  # the control: a link to a regular file is that file
+    pa.load(folder)
+
+
+def head_with(**changes):
+    """A small head in float32, one thing of it changed."""
+    given = {
+        "centers": torch.tensor([[-0.5], [0.5]]),
+        "inverse_temperature": 8.0,
+        "values": torch.tensor([[1.0], [2.0]]),
+    }
+    given |= {"powers": torch.zeros(2), "value_slopes": torch.zeros(2, 1, 1), **changes}
+    return ScatteredHead(given.pop("centers"), given.pop("inverse_temperature"), given.pop("values"), **given, **SHAPES)
+
+
+def grid_with(axis=(-0.75, -0.25, 0.25, 0.75), window=1, rate=16.0, values=(1.0, 2.0, 3.0, 4.0), dtype=torch.float64):
+    grid = ProductGrid(pa.Box([-1], [1]), (np.array(axis),))
+    values = torch.tensor(values, dtype=dtype)[:, None]
+    return GridHead(grid, rate, values, half_windows=window, **SHAPES)
+
+
+SHAPES = {"input_shapes": ((1,),), "output_shape": ()}
+ONE, WIDE = pa.Box([-1], [1]), pa.Box([-1e20], [1e20])
+SINGLE = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("head", "domain", "match"),
+    [
+        (grid_with(axis=(-0.75, -0.7, -0.65, 0.75)), ONE, "evenly spaced"),
+        (grid_with(axis=(-0.75, 0.65, 0.7, 0.75)), ONE, "evenly spaced"),
+        (grid_with(rate=1e-320), ONE, "not a normal float64"),
+        (grid_with(rate=2.0**-126, dtype=SINGLE), ONE, "not a normal float32"),
+        (grid_with(values=(1.0, 2.0, 3e38, 4.0), dtype=SINGLE), ONE, "a value may reach"),
+        (grid_with(rate=2.0, dtype=SINGLE), WIDE, "a score on axis 0 may reach"),
+        (grid_with(dtype=SINGLE), pa.Box([-1e39], [1e39]), "an input may reach"),
+        (head_with(), WIDE, "z − c"),
+        (head_with(inverse_temperature=2.0**-140), ONE, "not a normal float32"),
+        (head_with(powers=torch.tensor([0.0, 3e38])), ONE, "powers"),
+        (head_with(values=torch.tensor([[1.0], [3.2e38]])), ONE, "a value"),
+        (head_with(value_slopes=torch.full((2, 1, 1), 3e38)), ONE, "a value"),
+    ],
+)
+def test_heads_that_cannot_be_run_are_refused(head, domain, match):
+    with pytest.raises(errors.FormatError, match=match):
+        require_runnable(head, domain, "head.safetensors")
+
+
+def test_heads_that_can_be_run_are_not_refused():
+    """The control: windows that cover the axis need no even spacing; subnormal values and slightly uneven centers are fine."""
+    for head in (
+        grid_with(),
+        grid_with(axis=(-0.75, -0.7, -0.65, 0.75), window=2),
+        grid_with(axis=(-0.75, -0.3, 0.2, 0.75)),
+        grid_with(values=(1e-44, 2e-44, 0.0, 4e-45), dtype=SINGLE),
+        head_with(),
+        head_with(powers=torch.tensor([1e-44, 0.0]), values=torch.tensor([[1e-44], [0.0]])),
+    ):
+        require_runnable(head, ONE, "head.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -338,3 +481,30 @@ def test_onnxruntime_reproduces_the_head_within_the_rounding_terms(name, tmp_pat
         assert got.shape == expected.shape and got.dtype == expected.dtype
         assert np.abs(got.astype(float) - expected).max() <= 2 * rounding
     assert [p.name for p in tmp_path.iterdir()] == ["head.onnx"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_onnx_replaces_regular_files_and_nothing_else(tmp_path):
+    c, place = compiled("constant"), tmp_path / "head.onnx"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name, kind in (("pipe", "pipe"), ("folder", "folder"), ("link", "pipe")):
+        with pytest.raises(errors.AlreadyExistsError, match=f"is a {kind}"):
+            c.export_onnx(tmp_path / name)
+    with pytest.raises(errors.AlreadyExistsError, match="is a device"):
+        c.export_onnx("/dev/null")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+    place.write_bytes(b"an older export")
+    (tmp_path / "same").symlink_to(place)
+    c.export_onnx(tmp_path / "same")
+    assert (tmp_path / "same").is_symlink() and place.read_bytes() != b"an older export"
+    ort.InferenceSession(place)
+
+
+def test_an_export_that_fails_leaves_the_older_file(tmp_path, monkeypatch):
+    (tmp_path / "head.onnx").write_bytes(b"an older export")
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        compiled("constant").export_onnx(tmp_path / "head.onnx")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"an older export"]
