@@ -252,7 +252,10 @@ def _multiplies_plainly(device: str, dtype: torch.dtype) -> bool:
     if torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(device):
         return False  # a compiled graph would not notice that the settings change
     backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
-    return backend.matmul.fp32_precision in ("none", "ieee")
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:  # torch before 2.9: one setting for all devices
+        return torch.get_float32_matmul_precision() == "highest"
+    return precision in ("none", "ieee")
 
 
 def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
