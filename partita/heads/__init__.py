@@ -14,7 +14,6 @@ from partita.heads.head import DotProductAttention, FoldedHead
 from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.scores import AffineScores
-from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.heads.train_head import TrainHead
 
 __all__ = [
@@ -36,5 +35,4 @@ __all__ = [
     "log_cross",
     "log_self",
     "token_mixing",
-    "tokenwise_layers",
 ]
