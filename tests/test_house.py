@@ -1,9 +1,11 @@
 """The house: imports go one way, few public names, examples run, files stay readable."""
 
 import ast
+import inspect
 import re
-import subprocess
+import runpy
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -82,9 +84,59 @@ def test_every_room_is_in_the_line():
     assert rooms == set(ORDER)
 
 
+def undocumented(names: dict[str, object]) -> list[str]:
+    return [name for name, value in names.items() if not value.__doc__]
+
+
 def test_few_public_names_and_all_documented():
-    assert len(partita.__all__) <= 25
-    assert all(getattr(partita, name).__doc__ for name in partita.__all__)
+    assert len(partita.__all__) <= 40
+    assert undocumented({name: getattr(partita, name) for name in partita.__all__}) == []
+    assert undocumented({"bare": lambda: None, "told": unsafe}) == ["bare"]  # negative control
+
+
+def without_example(names: dict[str, object]) -> list[str]:
+    """Functions and classes whose docstring holds no example that doctest would run."""
+    return [n for n, value in names.items() if not inspect.ismodule(value) and ">>> " not in (value.__doc__ or "")]
+
+
+def test_a_missing_example_is_noticed():
+    assert without_example({"bare": without_example, "box": partita.Box, "module": partita}) == ["bare"]
+
+
+def twins(paths: list[Path]) -> dict[str, list[Path]]:
+    """Files of one name, except those that every room has."""
+    names: dict[str, list[Path]] = {}
+    for path in paths:
+        names.setdefault(path.name, []).append(path)
+    return {n: found for n, found in names.items() if len(found) > 1 and n not in ("__init__.py", "__main__.py")}
+
+
+def test_no_two_files_of_one_name():
+    assert twins(SOURCES) == {}
+    assert list(twins([Path("a/plan.py"), Path("b/plan.py"), Path("a/__init__.py"), Path("b/__init__.py")])) == [
+        "plan.py"
+    ]
+
+
+def shadowed(source: str, modules: set[str]) -> list[str]:
+    """Names that a room's __init__ imports although modules of the room have them: `room.name` would be one or the other."""
+    imports = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    return [a.asname or a.name for n in imports for a in n.names if (a.asname or a.name) in modules]
+
+
+def test_no_module_is_shadowed_by_what_its_room_re_exports():
+    found = {}
+    for init in (p for p in SOURCES if p.name == "__init__.py"):
+        modules = {p.stem for p in init.parent.glob("*.py")} | {p.name for p in init.parent.iterdir() if p.is_dir()}
+        found[init.parent.name] = shadowed(init.read_text(), modules)
+    assert {room: names for room, names in found.items() if names} == {}
+    source = "from partita.compiler.plan import plan, Plan"
+    assert shadowed(source, {"plan"}) == ["plan"] and shadowed(source, {"planner"}) == []  # negative control
+
+
+def test_one_version():
+    texts = [(ROOT / place).read_text() for place in ("pyproject.toml", "checker/pyproject.toml")]
+    assert {tomllib.loads(text)["project"]["version"] for text in texts} == {partita.__version__}
 
 
 def test_every_module_says_what_it_is_for():
@@ -108,11 +160,12 @@ def test_nothing_from_outside_is_evaluated_or_unpickled():
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
-def test_examples_run(example, tmp_path):
+def test_examples_run(example, tmp_path, monkeypatch, capfd):
     arguments = ["--out", str(tmp_path / "out")] if "--out" in example.read_text() else []
-    answer = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout and "Traceback" not in answer.stderr
+    monkeypatch.setattr(sys, "argv", [str(example), *arguments])
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(example), run_name="__main__")
+    assert capfd.readouterr().out
 
 
 def test_the_readme_names_commands_and_files_that_exist():

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -144,12 +143,6 @@ def broken():
 """
 
 
-def partita(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "partita", "inspect", *map(str, arguments)], capture_output=True, text=True, cwd=folder
-    )
-
-
 @pytest.fixture
 def here(folder, monkeypatch, capsys):
     """The command in this process: arguments to exit code, stdout, stderr."""
@@ -174,9 +167,9 @@ def folder(tmp_path):
 
 
 def test_the_command_writes_a_report_and_says_whose_code_it_runs(folder, here):
-    answer = partita(folder, "mine:encoder", "--inputs", "x.npy", "--out", "report", "--no-figures")
-    assert answer.returncode == 0, answer.stderr
-    assert "your own code" in answer.stderr and "layers.0.self_attn:1" in answer.stdout
+    code, printed, errors = here("mine:encoder", "--inputs", "x.npy", "--out", "report", "--no-figures")
+    assert code == 0, errors
+    assert "your own code" in errors and "layers.0.self_attn:1" in printed
     data = json.loads((folder / "report" / "report.json").read_text())
     assert len(data["heads"]) == 2 and data["heads"][0]["figures"]["queries"] == 18
     code, _, errors = here("mine:encoder", "--inputs", "x.npy", "--out", "report")

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from partita.storage.preconditions import require_runnable
 from registry import CASES, LP_CASES, compiled, inputs_for, sample
 
 import partita as pa
@@ -14,7 +15,6 @@ from partita import errors, storage
 from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
 from partita.heads.scattered_head import ScatteredHead
-from partita.storage.preconditions import require_runnable
 from partita.storage.saving import canonical
 
 ort = pytest.importorskip("onnxruntime")

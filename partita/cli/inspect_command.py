@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from partita.cli.common import Seed, stderr, stdout
 from partita.errors import AlreadyExistsError, DomainError, PartitaError, TargetFailedError, UnsupportedError
-from partita.inspection.capture import capture
+from partita.inspection.captured_heads import capture
 from partita.plots.model_page import write_inspection
 
 __all__ = ["inspect_command", "load_inputs"]

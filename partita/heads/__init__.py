@@ -15,7 +15,6 @@ from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAt
 from partita.heads.recorded import HEAD_TYPES, head_from_record
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.scores import AffineScores
-from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.heads.train_head import TrainHead
 
 __all__ = [
@@ -39,5 +38,4 @@ __all__ = [
     "log_cross",
     "log_self",
     "token_mixing",
-    "tokenwise_layers",
 ]

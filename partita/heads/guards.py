@@ -18,7 +18,7 @@ from partita.heads.trace_modes import is_traced
 
 __all__ = ["certified"]
 
-_FULL = ("none", "ieee")  # settings of torch under which float32 products are float32 products
+_FULL = ("none", "ieee", "highest")  # settings of torch under which float32 products are float32 products
 _Module = TypeVar("_Module", bound=nn.Module)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result", Tensor, list[Tensor])
@@ -46,8 +46,7 @@ def certified(
             with no_autocast:
                 return method(self, *args, **kwargs)
         require_gradual_underflow()
-        full = _backend(device).matmul.fp32_precision in _FULL
-        with no_autocast, nullcontext() if full else _full_products(device):
+        with no_autocast, nullcontext() if _setting(device)[0] in _FULL else _full_products(device):
             out = method(self, *args, **kwargs)
         _require_finite(self, out if isinstance(out, list) else [out], args)
         return out
@@ -55,20 +54,24 @@ def certified(
     return run
 
 
-def _backend(device: str) -> Any:
-    return torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
+def _setting(device: str) -> tuple[str, Callable[[str], None]]:
+    """How float32 products are computed on a device, and the function that changes it."""
+    backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
+    matmul = getattr(backend, "matmul", None)
+    if not hasattr(matmul, "fp32_precision"):  # torch before 2.9: one setting for all devices
+        return torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision
+    return matmul.fp32_precision, functools.partial(setattr, matmul, "fp32_precision")
 
 
 @contextmanager
 def _full_products(device: str) -> Iterator[None]:
     """float32 matrix products in float32: torch may be set to cut their factors to TF32 or bfloat16."""
-    matmul = _backend(device).matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
+    before, change = _setting(device)
+    change("highest" if before in ("high", "medium") else "ieee")
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        change(before)
 
 
 def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:

@@ -5,7 +5,7 @@ with pa.inspect.capture(model) as heads:
 report = pa.inspect.read(heads)
 """
 
-from partita.inspection.capture import CapturedHeads, HeadRecord, capture
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord, capture
 from partita.inspection.figures import Cell, Figures
 from partita.inspection.hardening import HardenedHead, HardenReport, harden, hardened
 from partita.inspection.interception import record

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from partita.errors import UnsupportedError
 from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
-from partita.inspection.capture import HeadRecord
+from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.interception import multi_head_arguments
 from partita.inspection.layer_names import LayerNames
 

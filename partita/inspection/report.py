@@ -16,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from partita.errors import UnsupportedError
-from partita.inspection.capture import CapturedHeads, HeadRecord
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord
 from partita.inspection.figures import Cell, Figures, measure
 from partita.inspection.reading import random_snapshot
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.partitions import MaxAffine
-from partita.inspection.capture import HeadRecord
+from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.reading import read_queries
 from partita.inspection.snapshots import Snapshot
 

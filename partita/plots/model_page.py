@@ -10,7 +10,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from partita.inspection.capture import CapturedHeads
+from partita.inspection.captured_heads import CapturedHeads
 from partita.inspection.planes import PlaneView, view
 from partita.inspection.report import ModelReport, read, short
 from partita.plots.html_blocks import Block, Grid, Heading, Picture, Text, as_html

@@ -1,0 +1,76 @@
+"""What people install: both wheels, in an environment that holds nothing else of this repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"partita": ROOT / "partita", "partita_check": ROOT / "checker" / "partita_check"}
+
+
+def run(command: list[object], cwd: Path) -> str:
+    """The command's stdout, without the PYTHONPATH of this process."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    answer = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=clean)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """Both wheels, built without the network."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheels")
+    for package in PACKAGES.values():
+        run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], package.parent)
+    return {name: next(folder.glob(f"{name}-*.whl")) for name in PACKAGES}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory) -> Path:
+    """The programs of an environment outside the repository with the two wheels; it sees the dependencies of this one."""
+    place = tmp_path_factory.mktemp("elsewhere") / "environment"
+    run([sys.executable, "-m", "venv", "--without-pip", place], place.parent)
+    binaries = place / ("Scripts" if os.name == "nt" else "bin")
+    run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            binaries / "python",
+            "install",
+            "--no-deps",
+            "--no-index",
+            *wheels.values(),
+        ],
+        place.parent,
+    )
+    packages = next(place.rglob("partita")).parent
+    shared = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    (packages / "dependencies.pth").write_text("".join(f"{p}\n" for p in shared))
+    return binaries
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_holds_every_file_of_its_package(wheels, name):
+    package = PACKAGES[name]
+    files = {p.relative_to(package.parent).as_posix() for p in package.rglob("*") if p.suffix in (".py", ".typed")}
+    held = set(zipfile.ZipFile(wheels[name]).namelist())
+    assert files <= held and not [f for f in held if not f.startswith((f"{name}/", f"{name}-"))]
+
+
+def test_the_demo_runs_where_only_the_wheels_are_installed(installed, tmp_path):
+    where = "import partita, partita_check; print(partita.__file__); print(partita_check.__file__)"
+    places = run([installed / "python", "-c", where], tmp_path).split()
+    assert all(Path(p).is_relative_to(installed.parent) for p in places), places
+    shutil.copy(ROOT / "examples" / "demo.py", tmp_path)
+    told = run([installed / "python", "demo.py", "--out", "out"], tmp_path)
+    assert "proved" in told and (tmp_path / "out" / "cells.svg").exists()
+    run([installed / "partita-check", "out/head", "--function", "sin(3*x0) + x0*cos(2*x1)"], tmp_path)
+    assert run([installed / "partita", "--version"], tmp_path).strip()
