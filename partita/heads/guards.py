@@ -58,7 +58,7 @@ def _setting(device: str) -> tuple[str, Callable[[str], None]]:
     """How float32 products are computed on a device, and the function that changes it."""
     backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
     matmul = getattr(backend, "matmul", None)
-    if not hasattr(matmul, "fp32_precision"):  # torch before 2.9: one setting for all devices
+    if matmul is None or not hasattr(matmul, "fp32_precision"):  # torch before 2.9: one setting for all devices
         return torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision
     return matmul.fp32_precision, functools.partial(setattr, matmul, "fp32_precision")
 
