@@ -35,8 +35,9 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/format.md"]
-SNIPPETS_ONLY = ["docs/methods.md"]
+PAGES = ["README.md", "docs/format.md", "docs/inspection.md"]
+SNIPPETS_ONLY = ["docs/second-paper.md"]
+SLOW_SNIPPETS = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
 SLOW_ROWS = {("tuned", "0.001"), ("fitted", "1e-08")}
 
 _BLOCK = re.compile(
@@ -150,7 +151,7 @@ def test_a_page_shows_what_its_commands_print(name: str) -> None:
     assert wrong == {}, f"{name} has drifted; `python tests/test_docs.py` rewrites it: {wrong}"
 
 
-@pytest.mark.parametrize("name", SNIPPETS_ONLY)
+@pytest.mark.parametrize("name", [*SNIPPETS_ONLY, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_SNIPPETS)])
 def test_the_snippets_of_a_page_run(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert "```python" in page
