@@ -31,12 +31,16 @@ from types import ModuleType
 
 import pytest
 import torch
+import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from partita.cli import app
+
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/format.md"]
-SNIPPETS_ONLY = ["docs/methods.md"]
+PAGES = ["README.md", "docs/format.md", "docs/inspection.md"]
+SNIPPETS_ONLY = ["docs/second-paper.md"]
+SLOW_SNIPPETS = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
 SLOW_ROWS = {("tuned", "0.001"), ("fitted", "1e-08")}
 
 _BLOCK = re.compile(
@@ -63,8 +67,6 @@ def run_command(line: str) -> str:
     """What `partita …` or `partita-check …` prints, run in this process."""
     program, *arguments = shlex.split(line)
     if program == "partita":
-        from partita.cli import app
-
         return CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
     if program != "partita-check":
         raise ValueError(f"{line!r}: only partita and partita-check can be run here")
@@ -150,7 +152,7 @@ def test_a_page_shows_what_its_commands_print(name: str) -> None:
     assert wrong == {}, f"{name} has drifted; `python tests/test_docs.py` rewrites it: {wrong}"
 
 
-@pytest.mark.parametrize("name", SNIPPETS_ONLY)
+@pytest.mark.parametrize("name", [*SNIPPETS_ONLY, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_SNIPPETS)])
 def test_the_snippets_of_a_page_run(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert "```python" in page
@@ -201,6 +203,37 @@ def test_the_format_names_everything_that_saved_heads_hold() -> None:
     assert undocumented(page, heads) == set()
     for word in ("`seal`", "`boxes`", "`head.origin`", "`construction`"):  # negative control
         assert undocumented(page.replace(word, "`wax`"), heads) != set(), word
+
+
+def unknown_commands(page: str) -> list[str]:
+    """`partita …` commands, options and `python FILE` scripts that a page names and that do not exist."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    missing = []
+    for name, rest in re.findall(r"(?<![\w./-])partita ([a-z]+)\b([^\n·`]*)", _code(page)):
+        known = {option for parameter in getattr(commands.get(name), "params", []) for option in parameter.opts}
+        options = re.findall(r"(?<![\w-])--[a-z-]+", rest.split("  #")[0])
+        missing += [f"partita {name}"] if name not in commands else [f"{name} {o}" for o in options if o not in known]
+    scripts = re.findall(r"(?:python|pytest) ([\w/]+\.py)", page)
+    return missing + [script for script in scripts if not (ROOT / script).exists()]
+
+
+def _code(page: str) -> str:
+    """Fenced blocks without a language, and inline code."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    blocks = [text for language, text in fence.findall(page) if not language]
+    return "\n".join(blocks + re.findall(r"`([^`\n]+)`", fence.sub("", page)))
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_commands_and_scripts_that_a_page_names_exist(path: Path) -> None:
+    assert unknown_commands(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_that_does_not_exist_is_noticed() -> None:
+    page = "```\npartita plot head/ --out x.svg  ·  partita fly head/\n```\n`partita eval head/ --wings`, `python tests/moon.py`"
+    assert unknown_commands(page) == ["partita fly", "eval --wings", "tests/moon.py"]
 
 
 def test_a_page_that_has_drifted_is_noticed() -> None:
