@@ -35,6 +35,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict checker/partita_check
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/grids.py
