@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads import kernels
-from partita.heads.head import FoldedHead, recorded_shapes
+from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows, displacement
 
@@ -186,6 +186,17 @@ class GridHead(FoldedHead):
             half_windows=windows,
             **shapes,
         )
+
+    def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
+        size = float(np.abs(numbers(self.values)).max())
+        if self.value_slopes is not None and self.origin is not None:
+            steep, origin = np.abs(numbers(self.value_slopes)).max(axis=(0, 1)), numbers(self.origin)
+            away = np.maximum(np.abs(lo - origin), np.abs(hi - origin))
+            yield "z − o", float(away.max())
+            yield "a slope", float(steep.max())
+            size += float((steep * away).sum())  # slopes are averaged before they are multiplied
+        yield "a value", size
 
     def axis_start(self, x: Tensor, axis: int, width: int) -> Tensor:
         """The first index of the window of `width` centers around x on one axis, `(n,)`."""
