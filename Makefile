@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= demo-output
 JOBS ?= 2
-TORCH ?= 2.6.0
+TORCH ?= 2.8.0
 EXTRAS := fast,onnx,plot,sklearn,dev
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations=10
 
