@@ -326,7 +326,7 @@ SINGLE = torch.float32
         (grid_with(rate=1e-320), ONE, "not a normal float64"),
         (grid_with(rate=2.0**-126, dtype=SINGLE), ONE, "not a normal float32"),
         (grid_with(values=(1.0, 2.0, 3e38, 4.0), dtype=SINGLE), ONE, "a value"),
-        (grid_with(rate=2.0, dtype=SINGLE), WIDE, "a score on axis 0"),
+        (grid_with(rate=2.0, dtype=SINGLE), WIDE, "score"),
         (grid_with(dtype=SINGLE), pa.Box([-1e39], [1e39]), "an input"),
         (head_with(), WIDE, "z − c"),
         (head_with(inverse_temperature=2.0**-140), ONE, "not a normal float32"),
