@@ -35,13 +35,22 @@ __all__ = [
 class PartitaError(Exception):
     """Base of everything that partita raises on purpose.
 
-    Attributes:
-        reason: what is wrong, as a report row shows it. hint: what to do about it; may be empty. The message is both.
+    Args:
+        reason: what is wrong, as a row of a report shows it. hint: what to do about it; may be left out. The message is both.
     """
 
-    def __init__(self, reason: str = "", hint: str = "") -> None:
-        super().__init__(f"{reason}. {hint}" if hint else reason)
-        self.reason, self.hint = reason, hint
+    def __str__(self) -> str:
+        return ". ".join(str(part) for part in self.args if part)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong."""
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
 
 
 class DomainError(PartitaError):

@@ -147,7 +147,7 @@ class _Opponent:
         return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
 
     def _differences(self, points: Array) -> Array:
-        step = 1e-5 * self.target.domain.bounding_box().sides
+        step = 1e-5 * self.target.box.sides
         columns = []
         for i, h in enumerate(step):
             move = np.zeros(len(step))

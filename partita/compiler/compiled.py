@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from partita.methods.method import Candidate
 from partita.methods.planner import report
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.proof import Progress
-from partita.proofs.worst_point import search_worst
+from partita.proofs.worst_point import errors_at, search_worst
 
 __all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
 
@@ -134,19 +135,12 @@ class Compiled:
 
     def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
         """Search for the worst error: random points, corners, cell corners, local search. An estimate from below."""
-        return search_worst(self.errors_at, self.target.domain, partition=self.partition, samples=samples, seed=seed)
+        error = partial(errors_at, self.head, self.target)
+        return search_worst(error, self.target.domain, partition=self.partition, samples=samples, seed=seed)
 
     def errors_at(self, points: np.ndarray) -> np.ndarray:
         """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off."""
-        with torch.no_grad():
-            z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
-            got = self.head.evaluate(z).double().numpy()
-        error = np.abs(got - self.target(points))
-        error = np.where(np.isnan(error), np.inf, error)  # a head that has no value is as wrong as can be
-        if self.target.graph is not None:
-            enclosure = self.target.graph.enclose(points, points)
-            error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
-        return error.max(axis=1)
+        return errors_at(self.head, self.target, points)
 
     def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Between which values each output lies on the domain: proved, for the head as it is run.
@@ -233,4 +227,4 @@ def load(folder: str | os.PathLike[str]) -> Compiled:
     Expressions come back whole, black boxes without their function.
     """
     head, certificate, target, outside, why = storage.load_parts(folder)
-    return Compiled(head, head.partition(target.domain.bounding_box()), certificate, target, outside, why)
+    return Compiled(head, head.partition(target.box), certificate, target, outside, why)

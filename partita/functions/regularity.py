@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from partita.errors import (
     LipschitzContradictedError,
     NotContinuousError,
     NothingKnownError,
+    PartitaError,
     ShapeError,
     UnsupportedError,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Modulus",
     "RoughBoxes",
     "gather",
+    "knowledge_or_obstacle",
     "sample_pairs",
 ]
 
@@ -221,16 +223,26 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What the caller says of f, as it was given."""
+    """What the caller says of f, as it was given; `curvature` is the bound of second derivatives, checked."""
 
     lipschitz: float | Sequence[float] | None = None
     modulus: Modulus | None = None
     hessian: float | None = None
     jumps: Jumps | None = None
+    curvature: Curvature | None = field(init=False)
 
-    @property
-    def curvature(self) -> Curvature | None:
-        return None if self.hessian is None else Curvature(self.hessian)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "curvature", None if self.hessian is None else Curvature(self.hessian))
+
+
+def knowledge_or_obstacle(
+    target: Target, *, norm: float, declared: Declared
+) -> tuple[Knowledge | None, PartitaError | None]:
+    """`gather`, or None and the reason why nothing is known of f."""
+    try:
+        return gather(target, norm=norm, declared=declared), None
+    except (NothingKnownError, NotContinuousError) as error:
+        return None, error
 
 
 def gather(target: Target, *, norm: float, declared: Declared | None = None) -> Knowledge:
@@ -241,7 +253,7 @@ def gather(target: Target, *, norm: float, declared: Declared | None = None) -> 
     if said is None:
         raise NothingKnownError(_suggestion(target))
     points = target.domain.sample(64, np.random.default_rng(2))
-    box = target.domain.bounding_box()
+    box = target.box
     diagonal = float(np.sqrt((box.sides**2).sum()))
     magnitude = float(np.abs(target(points)).max()) + _largest_move(said, diagonal, box.sides)
     return Knowledge(said, True, magnitude, "declared by the caller")
@@ -273,7 +285,7 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
 
 
 def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -> Knowledge:
-    box = target.domain.bounding_box()
+    box = target.box
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
     found = lipschitz_bounds(graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
     if said is not None and not _implied(said, found):

@@ -7,7 +7,7 @@ A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ class Box:
 
     lo: Array
     hi: Array
+    shape: tuple[int, ...] = field(init=False)
+    dimension: int = field(init=False)  # m, the number of real coordinates
+    sides: Array = field(init=False)  # flat, (m,)
+    volume: float = field(init=False)  # the product of the sides, rounded up
+    description: dict[str, Any] = field(init=False)  # plain data, as certificates and files contain it
 
     if TYPE_CHECKING:
 
@@ -76,11 +81,21 @@ class Box:
                 "every side needs lo < hi (swap the corners, or drop the axis if the function does not use it)."
             )
         with np.errstate(over="ignore"):
-            sides = self.sides
+            sides = (self.hi - self.lo).ravel()
         if not np.isfinite(sides).all():
             raise DomainError("Box: a side is longer than the largest float64; rescale the variable.")
         if (sides <= 4 * np.spacing(np.maximum(np.abs(self.lo), np.abs(self.hi))).ravel()).any():
             raise DomainError("Box: a side is only a few floating-point numbers wide; shift or rescale the variable.")
+        sides.flags.writeable = False
+        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
+        for name, value in (
+            ("shape", self.lo.shape),
+            ("dimension", self.lo.size),
+            ("sides", sides),
+            ("volume", mul_up(*up(sides).tolist())),
+            ("description", {"type": "box", "shape": list(self.lo.shape), "lo": lo, "hi": hi}),
+        ):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def sequence(cls, lo: float, hi: float, *, tokens: int, dim: int) -> Box:
@@ -89,33 +104,9 @@ class Box:
             raise DomainError(f"Box.sequence: tokens={tokens} and dim={dim} must both be at least 1.")
         return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
 
-    def describe(self) -> dict[str, Any]:
-        """Plain data, as certificates and files contain it."""
-        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
-        return {"type": "box", "shape": list(self.shape), "lo": lo, "hi": hi}
-
     def widened(self, precision: Precision) -> Box:
         """The box that inputs lie in after they were rounded to this precision."""
         return Box(*precision.widened(self.lo, self.hi)) if precision.rounds_inputs else self
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.lo.shape
-
-    @property
-    def dimension(self) -> int:
-        """m, the number of real coordinates."""
-        return self.lo.size
-
-    @property
-    def sides(self) -> Array:
-        """Side lengths, flat, `(m,)`."""
-        return (self.hi - self.lo).ravel()
-
-    @property
-    def volume(self) -> float:
-        """The product of the sides, rounded up once."""
-        return mul_up(*up(self.sides).tolist())
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which rows of `points`, `(n, m)`, lie in the closed box."""
@@ -128,8 +119,7 @@ class Box:
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Uniform random points, `(count, m)`."""
-        lo, hi = self.lo.ravel(), self.hi.ravel()
-        return np.clip(lo + (hi - lo) * rng.random((count, self.dimension)), lo, hi)
+        return self.clamp(self.lo.ravel() + self.sides * rng.random((count, self.dimension)))
 
     def corners(self, limit: int = 1024) -> Array:
         """All 2^m corners, or the first `limit` of them."""
@@ -203,7 +193,8 @@ class PointCloud:
     def flat(self) -> Array:
         return self.points.reshape(len(self.points), -1)
 
-    def describe(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         """Plain data, as certificates contain it: the points themselves are known by their hash."""
         return {
             "type": "point_cloud",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -50,10 +50,16 @@ class ProductGrid(Partition):
 
     box: Box
     axes: tuple[Array, ...]
+    counts: tuple[int, ...] = field(init=False)  # P_i, ghosts included
+    dimension: int = field(init=False)
+    num_cells: int = field(init=False)
 
     def __post_init__(self) -> None:
         axes = tuple(frozen_array(a) for a in self.axes)
         object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "counts", tuple(map(len, axes)))
+        object.__setattr__(self, "dimension", len(axes))
+        object.__setattr__(self, "num_cells", math.prod(self.counts))
         if len(axes) != self.box.dimension or any(a.ndim != 1 or a.size == 0 for a in axes):
             raise ShapeError(
                 f"a grid over R^{self.box.dimension} needs that many non-empty center lists, found {len(axes)}."
@@ -76,19 +82,6 @@ class ProductGrid(Partition):
             centers = (lo + h * (np.arange(count) - ghost + 0.5)).astype(dtype).astype(np.float64)
             axes.append(_kept_inside(centers, lo, hi, int(ghost), dtype))
         return cls(box, tuple(axes))
-
-    @property
-    def dimension(self) -> int:
-        return len(self.axes)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """P_i, ghosts included."""
-        return tuple(len(a) for a in self.axes)
-
-    @property
-    def num_cells(self) -> int:
-        return math.prod(self.counts)
 
     @cached_property
     def geometry(self) -> tuple[AxisGeometry, ...]:

@@ -92,8 +92,9 @@ class Plan:
         keys, parameters: of the folded head. sharpness: κ, the smallest of its axes. counts: keys per axis; None if scattered.
         error_bound: what the certificate will say or slightly more; infinite if the claim will be an estimate.
         error_estimate: the largest error sampled while planning, None if nothing was sampled.
-        largest: of the values. rounding: the part of the error that running in floats adds.
-        why: sentences that explain the numbers.
+        largest: of the values. rounding: the part of the error that running in floats adds; None where
+            that is found out when the head is built.
+        why: sentences that explain the numbers, and where the function comes from.
         draft: what the method needs to build it.
         candidates: every method that was considered.
     """
@@ -109,7 +110,7 @@ class Plan:
     error_estimate: float | None = None
     sharpness: float = 0.0
     largest: float = math.nan
-    rounding: float = 0.0
+    rounding: float | None = None
     counts: tuple[int, ...] | None = None
     candidates: tuple[Candidate, ...] = ()
 
@@ -154,17 +155,12 @@ class Plan:
             "dtype": self.request.precision.name,
             "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
             "error_estimate": self.error_estimate,
-            "why": list(self.explanation),
+            "why": list(self.why),
             "candidates": [asdict(c) for c in self.candidates],
         }
 
-    @property
-    def explanation(self) -> tuple[str, ...]:
-        """Why these numbers, and where the function comes from."""
-        return (*self.why, self.target.origin) if self.target.origin else self.why
-
     def __str__(self) -> str:
-        return "\n".join(self.explanation)
+        return "\n".join(self.why)
 
 
 class Method(ABC):
