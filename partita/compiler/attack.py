@@ -144,7 +144,8 @@ class _Opponent:
         if not off.requires_grad:
             return np.zeros_like(points)
         found = torch.autograd.grad(off.abs().amax(dim=1).sum(), z)[0].numpy()
-        return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+        out: Array = np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+        return out
 
     def _differences(self, points: Array) -> Array:
         step = 1e-5 * self.target.domain.bounding_box().sides
@@ -221,4 +222,5 @@ def _climb(opponent: _Opponent, start: Array, restarts: int, seed: int) -> Array
         better = errors > best
         points, best = np.where(better[:, None], trial, points), np.where(better, errors, best)
         step = np.clip(np.where(better, 1.3 * step, 0.5 * step), _LAST_STEP, 1.0)
-    return points[int(best.argmax())]
+    out: Array = points[int(best.argmax())]
+    return out

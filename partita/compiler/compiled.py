@@ -146,7 +146,8 @@ class Compiled:
         if self.target.graph is not None:
             enclosure = self.target.graph.enclose(points, points)
             error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
-        return error.max(axis=1)
+        out: np.ndarray = error.max(axis=1)
+        return out
 
     def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Between which values each output lies on the domain: proved, for the head as it is run.

@@ -327,7 +327,7 @@ def _largest_move(known: Known, diagonal: float, sides: np.ndarray) -> float:
         moves.append(known.modulus.constant * diagonal**known.modulus.exponent)
     if known.per_axis is not None:
         moves.append(float(sides @ np.array(known.per_axis.constants)))
-    return max(min(moves), known.jumps.height if known.jumps is not None else 0.0)
+    return float(max(min(moves), known.jumps.height if known.jumps is not None else 0.0))
 
 
 def _suggestion(target: Target) -> str:

@@ -120,7 +120,7 @@ class Box:
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which rows of `points`, `(n, m)`, lie in the closed box."""
         _require_rows(points, self.dimension)
-        return np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1)
+        return np.asarray(np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1))
 
     def clamp(self, points: Array) -> Array:
         """The nearest point of the box, row by row."""
@@ -221,8 +221,8 @@ class PointCloud:
         _require_rows(points, self.dimension)
         distance, index = self._tree.query(points)
         if self.fill_distance == 0:  # tiny distances vanish when squared
-            return np.all(points == self.flat[index], axis=1)
-        return distance <= self.fill_distance * (1 + 1e-12)
+            return np.asarray(np.all(points == self.flat[index], axis=1))
+        return np.asarray(distance <= self.fill_distance * (1 + 1e-12))
 
     def neighbours_of(self, points: Array) -> Array:
         """For listed points, the nearest other listed point (itself if there is no other)."""
@@ -236,7 +236,7 @@ class PointCloud:
         with np.errstate(divide="ignore", invalid="ignore"):
             shrink = np.where(distance > self.fill_distance, self.fill_distance / distance, 1.0)
         moved = nearest + shrink[:, None] * (points - nearest)
-        return np.where(self.contains(moved)[:, None], moved, nearest)
+        return np.asarray(np.where(self.contains(moved)[:, None], moved, nearest))
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Random points of the domain: a listed point plus a uniform vector of its ball."""

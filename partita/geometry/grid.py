@@ -118,7 +118,8 @@ class ProductGrid(Partition):
 
     def cell(self, points: ArrayLike) -> NDArray[np.int64]:
         """Row-major labels, axis by axis: the time does not grow with the cells."""
-        return np.ravel_multi_index(tuple(self.locate(points).T), self.counts)
+        out: NDArray[np.int64] = np.ravel_multi_index(tuple(self.locate(points).T), self.counts)
+        return out
 
     def margin(self, points: ArrayLike) -> Array:
         """The least gap between the two best scores of an axis: moving to the second best center changes one axis only."""

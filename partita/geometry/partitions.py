@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,7 +74,7 @@ class Partition(ABC):
             return np.full(len(points_in(points, self.dimension)), np.inf)
         return self._reduce(points, lambda scores: np.diff(np.partition(scores, -2, axis=1)[:, -2:], axis=1)[:, 0])
 
-    def _reduce(self, points: ArrayLike, reduce: Callable[[Array], NDArray]) -> NDArray:
+    def _reduce(self, points: ArrayLike, reduce: Callable[[Array], NDArray[Any]]) -> NDArray[Any]:
         array = points_in(points, self.dimension)
         step = max(1, _SCORES_AT_ONCE // self.num_cells)
         return np.concatenate([reduce(self.scores(array[i : i + step])) for i in range(0, max(len(array), 1), step)])
@@ -123,7 +123,7 @@ class MaxAffine(Partition):
 
     @property
     def dimension(self) -> int:
-        return self.slopes.shape[1]
+        return int(self.slopes.shape[1])
 
     def scores(self, points: ArrayLike) -> Array:
         """`a_j·x + b_j`."""
@@ -179,7 +179,7 @@ class PowerDiagram(Partition):
 
     @property
     def dimension(self) -> int:
-        return self.centers.shape[1]
+        return int(self.centers.shape[1])
 
     def scores(self, points: ArrayLike) -> Array:
         """`(p_j − |x − c_j|²)/2`."""

@@ -263,7 +263,8 @@ class GridHead(FoldedHead):
         if self.origin is None:
             return sums[0]
         slopes = sums[1].unflatten(1, (self.values.shape[1], len(self.counts)))
-        return sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
+        out: Tensor = sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
+        return out
 
     def _evaluate_window(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
         weights, cells = [], torch.zeros_like(flat[:, :1], dtype=torch.long)
@@ -337,7 +338,7 @@ def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """
     counts = [w.shape[1] for w in weights]
     longest = counts.index(max(counts))
-    sums = weights[longest] @ table.unflatten(0, counts).movedim(longest, 0).reshape(counts[longest], -1)
+    sums: Tensor = weights[longest] @ table.unflatten(0, counts).movedim(longest, 0).reshape(counts[longest], -1)
     for w in (*weights[:longest], *weights[longest + 1 :]):
         rows = sums.unflatten(1, (w.shape[1], -1))
         # a row times a column is no work for a matrix product

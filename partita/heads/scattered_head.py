@@ -83,7 +83,8 @@ class ScatteredHead(FoldedHead):
 
     def middle(self) -> Array:
         centers = self.centers.double().cpu().numpy()
-        return (centers.min(axis=0) + centers.max(axis=0)) / 2
+        out: Array = (centers.min(axis=0) + centers.max(axis=0)) / 2
+        return out
 
     def affine_scores(self, *, shift: bool = False) -> AffineScores:
         middle = self.middle()

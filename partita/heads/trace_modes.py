@@ -13,10 +13,10 @@ __all__ = ["is_traced"]
 
 def is_traced(x: Any) -> bool:
     """True under torch.compile, torch.export, torch.jit.trace, make_fx, torch.fx.symbolic_trace and torch.func transforms."""
-    return (
+    return bool(
         isinstance(x, fx.Proxy)
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # public, but torch does not type it
         or get_proxy_mode() is not None
         or torch._C._functorch.peek_interpreter_stack()
         is not None  # vmap, grad, …: tensors without numbers of their own

@@ -103,7 +103,7 @@ class _FunctionMode(TorchFunctionMode):
 
 class _DispatchMode(TorchDispatchMode):
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class _DispatchMode(TorchDispatchMode):
 
 
 @contextmanager
-def _hidden(mode: _FunctionMode) -> Iterator[None]:
+def _hidden(mode: TorchFunctionMode) -> Iterator[None]:
     """While it lasts, torch's layers, when they ask whether a function mode forbids their fused path, do not count this one."""
     with _hiding:
         _hidden_modes.append(mode)
@@ -152,7 +152,8 @@ class _Watch:
     ) -> None:
         self.on_call, self.readers, self.away = on_call, dict(readers), 0
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
-        self.function_mode, self.dispatch_mode = _FunctionMode(self), _DispatchMode(self)
+        self.function_mode: TorchFunctionMode = _FunctionMode(self)
+        self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
 
     @contextmanager

@@ -66,7 +66,10 @@ class HeadReport:
         cells = [asdict(cell) for cell in self.cells]
         if not values:
             cells = [{k: v for k, v in cell.items() if k != "value"} for cell in cells]
-        return _plain({**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells})
+        out: dict[str, Any] = _plain(
+            {**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells}
+        )
+        return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Snapshot:
     keys: NDArray[np.floating]
     values: NDArray[np.floating]
     scale: float
-    mask: NDArray | None = None
+    mask: NDArray[Any] | None = None
     causal: bool = False
     positions: NDArray[np.int64] | None = None
     padding: NDArray[np.bool_] | None = None
@@ -54,7 +55,7 @@ class Snapshot:
                 )
 
     @staticmethod
-    def allows(mask: NDArray) -> NDArray[np.bool_]:
+    def allows(mask: NDArray[Any]) -> NDArray[np.bool_]:
         """Where a mask lets a query see a key: True, or a number above −9000."""
         return mask if mask.dtype == np.bool_ else mask > MASKED_BELOW
 
@@ -112,7 +113,7 @@ class Snapshot:
         found, rows = np.full(len(self.keys), np.nan), self.counted
         tolerance = _SAME * float(np.abs(bias).max())
         if len(bias) == 1:
-            return bias[0]
+            return np.asarray(bias[0])
         for row in rows[np.argsort(-self.active[rows].sum(axis=1), kind="stable")]:
             seen = self.active[row]
             shared = seen & ~np.isnan(found)
@@ -121,7 +122,7 @@ class Snapshot:
                 return None
             fresh = seen & np.isnan(found)
             found[fresh] = bias[row, fresh] - (difference.mean() if difference.size else 0.0)
-        return np.nan_to_num(found)
+        return np.asarray(np.nan_to_num(found))
 
     @cached_property
     def free(self) -> NDArray[np.bool_]:

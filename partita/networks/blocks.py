@@ -81,7 +81,8 @@ class PrefixRamp(nn.Module):
         place = torch.zeros(self.output[1], dtype=ramp.dtype, device=ramp.device)
         place[self.output[0]] = 1.0
         _, lead = flatten_inputs((x,), ((self.tokens, self.slopes.shape[1]),), self.slopes.dtype)
-        return (ramp[..., None] * place).reshape(*lead, self.tokens, self.output[1])
+        result: Tensor = (ramp[..., None] * place).reshape(*lead, self.tokens, self.output[1])
+        return result
 
 
 def prefix_ramp(built: Ramp, tokens: int, *, causal: bool = True) -> PrefixRamp:
@@ -163,7 +164,8 @@ class EncoderRamp(nn.Module):
     @certified
     def forward(self, x: Any) -> Tensor:
         _, lead = flatten_inputs((x,), ((self.source.tokens, self.source.dim),), self.source.linear.constant.dtype)
-        return self.layer(self.embed(x)).reshape(*lead, self.source.tokens, -1)
+        out: Tensor = self.layer(self.embed(x)).reshape(*lead, self.source.tokens, -1)
+        return out
 
 
 def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = False) -> EncoderRamp:

@@ -60,7 +60,8 @@ class DescentLayer(nn.Module):
 
     def mirrored(self, prompt: Tensor) -> Tensor:
         """`(batch, n, d + 1)` to `(batch, 2n, d + 1)`: every token and its mirror image."""
-        return (prompt @ self.mirror).unflatten(-1, (2, self.mirror.shape[0])).flatten(1, 2)
+        out: Tensor = (prompt @ self.mirror).unflatten(-1, (2, self.mirror.shape[0])).flatten(1, 2)
+        return out
 
     def forward(self, w: Tensor, prompt: Tensor, doubled: Tensor) -> Tensor:
         """`(batch, 1, d)` to the same."""

@@ -94,7 +94,8 @@ class AttentionNetwork(nn.Module):
     def error_bound_at(self, x: Any) -> Array:
         """The same bound for each given input alone, `(n,)`: most neurons are far from their kinks at a point, so it is smaller."""
         lo = self._points(x)
-        return _final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1)
+        out: Array = _final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1)
+        return out
 
     def reference_error_at(self, x: Any, dtype: torch.dtype = torch.float32) -> Array:
         """How far the feed-forward network itself, run by torch in `dtype`, may be from exact arithmetic, `(n,)`.
@@ -104,7 +105,8 @@ class AttentionNetwork(nn.Module):
         lo, u = self._points(x), Precision.of(dtype).unit
         layers = [Layer(f.weight, f.bias, None if f.gate is None else _as_run(f.gate)) for f in self.facts]
         start = u * np.abs(lo) if dtype == torch.float32 else np.zeros_like(lo)
-        return carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
+        out: Array = carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
+        return out
 
     def _points(self, x: Any) -> Array:
         points = np.asarray(x.detach().cpu().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)

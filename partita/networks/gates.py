@@ -71,7 +71,8 @@ class WideGate(nn.Module):
         self.clamp, self.line, self.table = clamp, line, table
 
     def forward(self, u: Tensor) -> Tensor:
-        return self.table(self.clamp(u)) + self.line(u)
+        out: Tensor = self.table(self.clamp(u)) + self.line(u)
+        return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,8 @@ def _mean(x: Array, anchors: int, sharpness: float) -> Array:
     exponent = -0.5 * sharpness * (x[:, None] - k) ** 2
     exponent -= exponent.max(axis=1, keepdims=True)
     weights = np.exp(exponent)
-    return (weights @ k) / weights.sum(axis=1)
+    out: Array = (weights @ k) / weights.sum(axis=1)
+    return out
 
 
 @lru_cache(maxsize=256)

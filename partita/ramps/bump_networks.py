@@ -48,7 +48,8 @@ class TwoLayers(nn.Module):
 
     @certified
     def forward(self, z: Any) -> Tensor:
-        return self.second(self.first(z))
+        out: Tensor = self.second(self.first(z))
+        return out
 
 
 class LayerThenSoftmax(nn.Module):

@@ -45,7 +45,8 @@ class Ramp:
     def exact(self, x: ArrayLike) -> Array:
         """`Range_[a,b](w_i·x_i + t_i)` in float64, for tokens `(…, tokens, dim)`: what the head is compared with."""
         slopes, offsets = self.head.slopes.double().numpy(), self.head.offsets.double().numpy()
-        return np.clip((np.asarray(x, float) * slopes).sum(axis=-1) + offsets, *self.head.ends)
+        out: Array = np.clip((np.asarray(x, float) * slopes).sum(axis=-1) + offsets, *self.head.ends)
+        return out
 
 
 def ramp(

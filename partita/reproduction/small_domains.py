@@ -58,7 +58,8 @@ def run(setup: Setup) -> Tables:
         direction /= np.linalg.norm(direction)
 
         def f(x: np.ndarray, direction: np.ndarray = direction) -> np.ndarray:
-            return np.sin(2 * (x @ direction))
+            out: np.ndarray = np.sin(2 * (x @ direction))
+            return out
 
         for tolerance in settings.tolerances:
             c = compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
