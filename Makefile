@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= demo-output
 JOBS ?= 2
-TORCH ?= 2.6.0
+TORCH ?= 2.8.0
 EXTRAS := fast,onnx,plot,sklearn,dev
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations=10
 
@@ -35,6 +35,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict checker/partita_check
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/grids.py

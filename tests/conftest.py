@@ -4,3 +4,5 @@ import os
 
 for library in ("OMP", "MKL", "OPENBLAS", "NUMBA"):  # before torch and numpy are imported; children inherit it
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+collect_ignore = ["conftest.py"]  # the checker has one too, and doctest imports both under one name

@@ -41,7 +41,7 @@ def sees_the_batch(z):
 @pytest.mark.parametrize(
     ("f", "error", "words"),
     [
-        (lambda z: np.where(z[:, 0] > 0.5, np.nan, z[:, 0]), errors.NonFiniteValueError, "points asked"),
+        (lambda z: np.where(z[:, 0] > 0.5, np.nan, z[:, 0]), errors.NonFiniteValueError, "points, the first at"),
         (lambda z: 1 / np.maximum(z[:, 0] - 0.5, 0), errors.NonFiniteValueError, "infinite"),
         (raises, errors.TargetFailedError, "the simulator is down"),
         (Noise(), errors.NotDeterministicError, "one answer"),

@@ -514,7 +514,6 @@ def forge(folder, change) -> None:
         lambda t: t.update({"head.value_slopes": torch.zeros(63, 2, 2)}),
         lambda t: t.update({"head.powers": torch.zeros(63).double()}),
     ],
-    ids=str,
 )
 def test_forged_slopes_are_refused(certified, tmp_path, change):
     stored(certified, tmp_path / "head")

@@ -1,4 +1,4 @@
-"""What is to be approximated: functions as expression graphs, and what is proved of them."""
+"""The functions to be approximated: read from text, sympy or torch into expression graphs, with proved bounds on their slopes."""
 
 from partita.functions.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.functions.expressions import parse

@@ -1,4 +1,4 @@
-"""Branches that meet: `where(c, a, b)` without a jump, told apart from those that may jump."""
+"""Recognises branches `where(c, a, b)` that meet, and writes them as max or min, which have no jump."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TERMS, _DEEPEST = 64, 64
 def branch(builder: GraphBuilder, condition: int, yes: int, no: int) -> int:
     """`yes` where the condition is ≥ 0, else `no`; as max(yes, no) or min(yes, no) if `yes − no` is a multiple of the condition.
 
-    A graph says nothing of whether the branches of `where` meet, so every bound must allow for a jump. Many that people write do
+    A graph does not say whether the branches of `where` meet, so every bound must allow for a jump. Many branches in practice do
     meet: where(x > 0, x, 0.1*x). With `yes − no = k·condition`, k ≥ 0, the larger branch is the one that counts, with k ≤ 0 the
     smaller; k is found in exact rational arithmetic, as a factor between affine functions of other nodes.
 

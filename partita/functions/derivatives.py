@@ -26,7 +26,7 @@ _ASPECT = 0.1
 
 @dataclass(frozen=True, eq=False)
 class LipschitzBounds:
-    """What is proved of the slopes of f on a box, and what was seen.
+    """Proved bounds on the slopes of f on a box, and the largest slope found.
 
     `euclidean` and `per_axis` hold outside the rough boxes `rough_lo ≤ x ≤ rough_hi`, (k, m), where f may jump or be
     infinitely steep; `magnitude` bounds |f| everywhere. `observed` ≤ `euclidean` is a slope that f does have.
@@ -246,7 +246,7 @@ def _middle(boxes: _Boxes) -> Floats:
 def _measure(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
     """Upper bounds over each box, (boxes, m + 2), and the largest lower bounds at their midpoints, (m + 2,).
 
-    Slopes seen inside a box that is rough do not count: what is proved speaks of the outside.
+    Slopes inside a rough box do not count: the bounds hold outside of them.
     """
     middle = 0.5 * lo + 0.5 * hi
     value, slopes = graph.enclose_gradient(np.concatenate([lo, middle]), np.concatenate([hi, middle]))

@@ -1,4 +1,4 @@
-"""The partial derivatives of a graph, as a graph: exact, node by node."""
+"""The exact partial derivatives of a graph, as graphs."""
 
 from __future__ import annotations
 

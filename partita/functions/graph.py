@@ -1,7 +1,8 @@
-"""The expression graph: what f means in a claim. A list of operations in single assignment form, with exact constants.
+"""The expression graph, which defines f in a claim: a list of operations in single assignment form, with exact constants.
 
 One walk over the list serves every interpretation: numbers (numpy, torch), enclosures of values (`Interval`), of values
-with slopes (`Dual`) and by polynomials (`TaylorModel`). Constants mean their exact binary64 value.
+with slopes (`Dual`) and by polynomials (`TaylorModel`). A constant is a float64 number and means
+exactly its value; front ends write other numbers as sums and quotients of constants.
 """
 
 import hashlib
@@ -121,7 +122,7 @@ class Graph:
         centers, radii = self._boxes(centers, radii)
         if not (np.isfinite(centers).all() and np.isfinite(radii).all() and (radii >= 0.0).all()):
             raise DomainError(
-                "Graph.taylor: found centers or radii that are NaN, infinite or < 0, expected finite boxes: check them"
+                "Graph.taylor: found centers or radii that are NaN or infinite, or radii < 0; expected finite centers and radii ≥ 0"
             )
         if not is_count(degree, MAX_DEGREE + 1):
             raise DomainError(f"Graph.taylor: found the degree {degree!r}, expected an integer from 0 to {MAX_DEGREE}")
@@ -172,7 +173,7 @@ class Graph:
         constant: Callable[[float], Any],
         after: Callable[[str, list[Any], Any], Any] | None = None,
     ) -> list[Any]:
-        """The outputs under one interpretation; a value is dropped after its last use."""
+        """The outputs under one interpretation; values are freed after their last use."""
         values: dict[int, Any] = {}
         for step in self._program:
             if isinstance(step.work, Linear):
@@ -226,9 +227,9 @@ class Graph:
 
 
 class GraphBuilder:
-    """Collects nodes, each distinct one once, and hands back a graph in the order of a walk from the outputs.
+    """Collects nodes, each distinct one once, and returns the graph in the order of a walk from the outputs.
 
-    Graphs that compute the same nodes are therefore equal, however they were built.
+    Graphs with the same nodes are therefore equal, in whatever order they were built.
     """
 
     def __init__(self, num_inputs: int) -> None:
@@ -283,7 +284,7 @@ _LINEAR: Mapping[str, Callable[..., list[Any]]] = {
 
 
 def _undefined_stays(operation: str, arguments: list[Any], value: Any) -> Any:
-    """What is undefined stays so: tanh of nothing is nothing. Only `where` may leave an undefined branch aside."""
+    """A function of an undefined value is undefined; only `where` may ignore an undefined branch."""
     deciding = arguments[:1] if operation == "where" else arguments
     for argument in deciding:
         value = value.forget(argument.is_entire)

@@ -1,6 +1,6 @@
-"""The operations of the expression graph, one entry each: a new operation is a new line here.
+"""The operations of the expression graph, one entry each.
 
-Every entry gives the arity, the kinds of its constant parameters and its meaning for numpy arrays, for torch tensors,
+An entry gives the arity, the types of the constant parameters and the meaning for numpy arrays, for torch tensors,
 and for enclosures, where one rule serves `Interval` and `Dual` alike. `partial` marks operations that are undefined at
 some real arguments; there [-inf, inf] also stands for "undefined".
 """

@@ -1,4 +1,4 @@
-"""Functions that are piecewise affine, recognised exactly: `f = max_i g_i − max_j h_j` with affine g_i, h_j.
+"""Recognises piecewise affine functions exactly: `f = max_i g_i − max_j h_j` with affine g_i, h_j.
 
 Every node of an expression is such a difference, in rational arithmetic: a sum of maxima is the maximum over the sums of their
 pieces, and `max(g₁ − h₁, g₂ − h₂) = max(g₁ + h₂, g₂ + h₁) − (h₁ + h₂)`. Pieces that are the largest nowhere on the box are
@@ -45,7 +45,7 @@ class PiecewiseAffine:
     def evaluate(self, x: Sequence[Fraction | float]) -> tuple[Fraction, ...]:
         """The outputs at one point, exactly."""
         if len(x) != len(self.middle):
-            raise ShapeError(f"found a point of {len(x)} coordinates, expected {len(self.middle)}.")
+            raise ShapeError(f"pieces: found a point of {len(x)} coordinates, expected {len(self.middle)}.")
         t = np.array([1, *((Fraction(v) - c) / r for v, c, r in zip(x, self.middle, self.radii))], dtype=object)
         return tuple(max(g @ t) - max(h @ t) for g, h in zip(self.convex, self.concave))
 
@@ -83,7 +83,7 @@ def recognise(graph: Graph, box: Box, *, margins: Array | None = None) -> Piecew
         raise ShapeError(f"the graph has {graph.num_inputs} inputs and the box {box.dimension} coordinates.")
     needed = _needed(graph)
     if len(needed) * (box.dimension + 1) > _MAX_ENTRIES:
-        raise SizeError(f"{len(needed):,} operations on {box.dimension:,} inputs are too many to be read as pieces.")
+        raise SizeError(f"{len(needed):,} operations on {box.dimension:,} inputs are too many to search for pieces.")
     sides = list(zip(map(Fraction, box.lo.ravel().tolist()), map(Fraction, box.hi.ravel().tolist())))
     middle = tuple((lo + hi) / 2 for lo, hi in sides)
     outward = [Fraction(0)] * len(sides) if margins is None else list(map(Fraction, margins.tolist()))
@@ -181,13 +181,17 @@ def _multiple(node: Node, arguments: list[_Difference]) -> _Difference:
         return f
     base = _required(last) if exponent else Fraction(1)
     if base == 0 and exponent < 0:
-        raise UnsupportedError("the expression divides by a constant that is 0; it has no value.")
+        raise UnsupportedError(
+            "the expression divides by a constant that is 0; expected a function that is defined on the box."
+        )
     return f.scaled(1 / base) if node.operation == "div" else _affine(base**exponent, *f.convex[0, 1:] * 0)
 
 
 def _required(f: _Difference) -> Fraction:
     if f.constant is None:
-        raise UnsupportedError("found a factor that is not seen to be constant; multiply by numbers only.")
+        raise UnsupportedError(
+            "found a product of two factors neither of which is recognised as constant; expected multiples by numbers."
+        )
     return f.constant
 
 
@@ -220,16 +224,18 @@ def _needed(graph: Graph) -> list[int]:
 
 
 def _require_short(f: _Difference) -> None:
-    """A SizeError for numbers so long that arithmetic with them would not end."""
+    """A SizeError for numbers so long that exact arithmetic would take too long."""
     bits = (max(v.numerator.bit_length(), v.denominator.bit_length()) for r in (f.convex, f.concave) for v in r.flat)
     if max(bits) > _MAX_BITS:
-        raise SizeError("the constants of the expression have thousands of digits; no exact pieces are made of them.")
+        raise SizeError(
+            "the constants of the expression need thousands of digits in exact arithmetic; expected fewer: round them."
+        )
 
 
 def _sums(first: Rows, second: Rows) -> Rows:
     """All sums of a piece of each: the pieces of the sum of two maxima."""
     if len(first) * len(second) > MAX_PIECES:
-        raise SizeError(f"{len(first)} × {len(second)} pieces, more than {MAX_PIECES:,}: too many to be kept apart.")
+        raise SizeError(f"{len(first)} × {len(second)} pieces, more than {MAX_PIECES:,}: too many for exact pieces.")
     return (first[:, None] + second[None]).reshape(-1, first.shape[1])
 
 

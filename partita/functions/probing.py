@@ -1,4 +1,4 @@
-"""Asking a function that somebody else wrote: which arrays it takes, and whether its answers can be relied on."""
+"""Calls a user's function: finds out which arrays it takes, and checks that its values can be relied on."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def require_finite(values: Array, points: Array, label: str) -> None:
     if bad.size:
         shown = "; ".join(str(np.round(points[i], 6).tolist()) for i in bad[:3])
         raise NonFiniteValueError(
-            f"{label} is NaN or infinite at {bad.size:,} of {len(points):,} points asked, the first at {shown}; "
-            "expected finite values on the whole domain. Shrink the domain or mend the function there."
+            f"{label} is NaN or infinite at {bad.size:,} of {len(points):,} points, the first at {shown}; "
+            "expected finite values on the whole domain. Shrink the domain or fix the function there."
         )
 
 
@@ -52,16 +52,14 @@ class Asker:
         self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
 
     def raw(self, points: Array) -> np.ndarray:
-        """The function's answer as an array whose first axis is the batch; its input checked for being left alone."""
+        """The function's answer as an array whose first axis is the batch; its input must stay unchanged."""
         number = np.float32 if self.kind == "torch float32" else np.float64
         inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
         given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
         with torch.no_grad():
             answer = self.function(*given)
         if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
-            raise MutatedInputError(
-                f"{self.label} writes into the array it is given; work on a copy: z = z.clone() or z.copy()."
-            )
+            raise MutatedInputError(f"{self.label} writes into its input; work on a copy: z = z.clone() or z.copy().")
         array = answer.detach().cpu().numpy() if isinstance(answer, torch.Tensor) else np.asarray(answer)
         if array.dtype.kind not in "fiub":
             raise TargetFailedError(f"{self.label} returned {array.dtype} values; expected real numbers.")
@@ -94,7 +92,7 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
 def probe(
     function: Callable[..., Any], domains: tuple[Domain, ...], label: str, *, vectorize: bool
 ) -> tuple[Asker, tuple[int, ...]]:
-    """A way to ask the function that has been tried on a few points, and the shape of its values."""
+    """A way to call the function, checked on a few points, and the shape of its values."""
     shapes = tuple(d.shape for d in domains)
     call = _one_by_one(function) if vectorize else function
     rng = np.random.default_rng(0)
@@ -120,7 +118,7 @@ def _choose_kind(
     """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
     answers: dict[str, tuple[Asker, np.ndarray]] = {}
     failures: dict[str, Exception] = {}
-    for kind in ("numpy", "torch", "torch float32"):  # float32 for modules whose weights are, when nothing else will do
+    for kind in ("numpy", "torch", "torch float32"):  # float32 only for modules with float32 weights
         if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
             continue
         asker = Asker(function, shapes, kind, label)
@@ -143,13 +141,15 @@ def _choose_kind(
     if len(answers) == 2:
         (asker, first), (_, second) = answers["numpy"], answers["torch"]
         fits = [a.shape[:1] == (len(points),) for a in (first, second)]
-        if fits != [True, True]:  # z.max(1), say, means something else to torch: the kind that keeps the batch is meant
+        if fits != [True, True]:  # z.max(1) means something else in torch: use the kind that keeps the batch
             return answers["torch"] if fits[1] else answers["numpy"]
         scale = 1e-9 * np.abs(first[np.isfinite(first)]).max(initial=0)
         same = first.shape == second.shape and np.allclose(first, second, rtol=1e-6, atol=scale, equal_nan=True)
-        if not same and np.array_equal(first, asker.raw(points), equal_nan=True):  # else it is random: said elsewhere
+        if not same and np.array_equal(
+            first, asker.raw(points), equal_nan=True
+        ):  # else it is random, which another check reports
             raise TargetFailedError(
-                f"{label} answers differently for numpy arrays and torch tensors; say which it means inside: "
+                f"{label} returns different values for numpy arrays and torch tensors; convert its input first: "
                 "z = np.asarray(z), or z = torch.as_tensor(z)."
             )
     return next(iter(answers.values()))
@@ -170,7 +170,7 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
         i = int(np.abs(answer - again).max(axis=1).argmax())
         raise NotDeterministicError(
             f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
-            "expected one answer. Fix its random seed inside, average the noise out first, or, of a module, call .eval()."
+            "expected the same value twice. Fix its random seed inside, average the noise out, or call .eval() on a module."
         )
     single = np.concatenate([ask(points[i : i + 1]) for i in (0, 7)] + [ask(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]

@@ -1,7 +1,7 @@
-"""The order in which a graph is computed: node by node, but weighted sums of the same terms together, as one matrix product.
+"""The order in which a graph is computed: node by node, except that weighted sums of the same terms are one matrix product.
 
 A dense layer of a network is n sums over the same m terms. As n·m single nodes it would take n·m array operations per batch; as one
-step it takes one. What the graph means is not changed by it.
+step it takes one. The meaning of the graph is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partita.functions.operations import Node
 
 __all__ = ["Linear", "Step", "program"]
 
-_FEWEST_TERMS = 4  # below, single operations are as quick
+_FEWEST_TERMS = 4  # with fewer, single operations are as fast
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def _reads(nodes: Sequence[Node], task: int | Linear) -> tuple[int, ...]:
 def _reverse_needed(
     nodes: Sequence[Node], outputs: Sequence[int], joint: dict[int, Linear], summed: set[int]
 ) -> Iterator[int | Linear]:
-    """What has to be computed, last first: products that only a joint sum reads are left out."""
+    """What has to be computed, last first, without the products that only a joint sum reads."""
     needed = set(outputs)
     for position in reversed(range(len(nodes))):
         task: int | Linear = joint.get(position, position)

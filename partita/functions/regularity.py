@@ -1,4 +1,4 @@
-"""What is known of a function: how fast it may move, and where it may jump. Proved from its graph, or declared by the caller."""
+"""What is known about a function: how fast it may change and where it may jump, proved from its graph or declared by the caller."""
 
 from __future__ import annotations
 

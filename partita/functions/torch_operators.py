@@ -1,4 +1,4 @@
-"""What torch's operators mean as graph nodes: one rule each.
+"""What torch's operators compute, as graph nodes: one rule each.
 
 An array of node positions is an int64 tensor, so whatever only moves data (views, slices, concatenation) is torch's own operator
 applied to the positions.
@@ -101,7 +101,7 @@ def _norm(
     if ord == math.inf:
         return _use("amax", r, _use("abs", r, x), dim, keepdim)
     if ord != 2:
-        raise UnsupportedError(f"a norm of order {ord} is none of 1, 2 and inf")
+        raise UnsupportedError(f"it computes a norm of order {ord}; supported are 1, 2 and inf")
     return _use("sqrt", r, _sum(r, _square(r, x), dim, keepdim))
 
 
@@ -111,7 +111,7 @@ def _variance(
     correction = 1 if correction is None else correction
     free = math.prod(x.shape[i] for i in axes_of(x, dim)) - correction
     if free <= 0:
-        raise UnsupportedError("a variance of too few numbers")
+        raise UnsupportedError("it computes a variance of too few numbers")
     squares = _square(r, _use("sub", r, x, _mean(r, x, dim, True)))
     return _use("div", r, _sum(r, squares, dim, keepdim), r.constants(float(free)))
 
@@ -130,7 +130,7 @@ def _ge(r: Rules, x: Positions, y: Positions) -> Positions:
 
 def _addmm(r: Rules, bias: Positions, a: Positions, b: Positions, beta: float = 1, alpha: float = 1) -> Positions:
     if beta != 1 or alpha != 1:
-        raise UnsupportedError("addmm with factors other than 1")
+        raise UnsupportedError("it calls addmm with beta or alpha other than 1, which is not supported")
     return _use("add", r, r.matmul(a, b), bias)
 
 

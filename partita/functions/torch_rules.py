@@ -1,4 +1,4 @@
-"""Graph nodes for numbers that torch computes: scalar rules, and how they spread over arrays of node positions.
+"""Graph nodes for numbers that torch computes: rules for scalars, and their application to arrays of node positions.
 
 A Boolean is a node c that means "c ≥ 0".
 """

@@ -15,7 +15,7 @@ from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads import kernels
-from partita.heads.head import FoldedHead, recorded_shapes, sizes_on_axes
+from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows, displacement
 
@@ -187,13 +187,15 @@ class GridHead(FoldedHead):
             **shapes,
         )
 
-    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-        yield from sizes_on_axes(self.axes, self.inverse_temperature, lo, hi)
-        size = float(self.values.detach().abs().max())
-        if self.value_slopes is not None and self.origin is not None:  # slopes are averaged before they are multiplied
-            steep = self.value_slopes.detach().double().abs().amax(dim=(0, 1)).cpu().numpy()
-            origin = self.origin.double().cpu().numpy()
-            size += float((steep * np.maximum(np.abs(lo - origin), np.abs(hi - origin))).sum())
+    def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
+        size = float(np.abs(numbers(self.values)).max())
+        if self.value_slopes is not None and self.origin is not None:
+            steep, origin = np.abs(numbers(self.value_slopes)).max(axis=(0, 1)), numbers(self.origin)
+            away = np.maximum(np.abs(lo - origin), np.abs(hi - origin))
+            yield "z − o", float(away.max())
+            yield "a slope", float(steep.max())
+            size += float((steep * away).sum())  # slopes are averaged before they are multiplied
         yield "a value", size
 
     def axis_start(self, x: Tensor, axis: int, width: int) -> Tensor:

@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from partita.errors import FormatError, ShapeError, SizeError, UnsupportedError
+from partita.arithmetic.precision import Precision
+from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
 from partita.heads.guards import certified
@@ -21,13 +23,15 @@ __all__ = [
     "DotProductAttention",
     "FoldedHead",
     "HeadShapes",
+    "axis_sizes",
     "count_text",
     "flatten_inputs",
+    "numbers",
     "recorded_shapes",
-    "sizes_on_axes",
 ]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
+_MARGIN = 1 / 8  # of the largest number of the dtype: sums are rounded on the way, and bounded here in float64
 
 
 def count_text(count: int) -> str:
@@ -61,6 +65,22 @@ def flatten_inputs(
         rows = -1 if torch.compiler.is_compiling() or z.numel() else math.prod(lead)
         flat.append(z.reshape(rows, math.prod(shape)).to(dtype))
     return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
+
+
+def numbers(tensor: Tensor) -> Array:
+    """The tensor as float64 numpy numbers."""
+    return np.asarray(tensor.detach().double().cpu().numpy())
+
+
+def axis_sizes(axes: Sequence[Tensor], rates: Tensor, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+    """What the softmax of each axis forms, with the largest size that each may reach for z in [lo, hi]."""
+    total = 0.0
+    for i, (axis, rate, a, b) in enumerate(zip(map(numbers, axes), numbers(rates), lo, hi)):
+        far = float(max(b - axis[0], axis[-1] - a, 0.0))
+        yield f"z − c on axis {i}", far
+        yield f"R(z − c)/2 on axis {i}", float(rate) / 2 * far
+        total += float(rate) / 2 * far * far
+    yield "the score Σ_i R_i(z_i − c_i)²/2", total
 
 
 class HeadShapes(TypedDict):
@@ -182,9 +202,49 @@ class FoldedHead(nn.Module, ABC):
             ShapeError, DomainError: tensors that do not fit together.
         """
 
+    def check_range(self, lo: ArrayLike, hi: ArrayLike) -> None:
+        """Check that no number formed while the head runs overflows, or underflows harmfully, for any z in a box.
+
+        Args:
+            lo, hi: the corners of the box, `(m,)` or in the inputs' own shape.
+
+        Raises:
+            DomainError: an inverse temperature whose half is not a normal number, or a difference, score, value or sum that
+                may leave the range of the head's dtype. ShapeError: corners of another length.
+        """
+        low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
+        if low.shape != (self.dimension,) or high.shape != (self.dimension,):
+            raise ShapeError(f"corners of {low.size} and {high.size} numbers; expected {self.dimension} each.")
+        precision = Precision.of(self.dtype)
+        advice = "rescale the variables" + (", or use float64" if precision.rounds_inputs else "")
+        rate = float(self.inverse_temperature.min())
+        if not rate >= 2 * precision.smallest:
+            raise DomainError(
+                f"{type(self).__name__}: half the inverse temperature {rate:.3g} is not a normal {precision.name} number, "
+                f"the least of which is {precision.smallest:.3g}; {advice}."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            sizes = [("an input", float(np.maximum(np.abs(low), np.abs(high)).max())), *self._sizes(low, high)]
+            lost = self._lost_to_underflow(low, high, precision)
+        for what, size in sizes:
+            if not size <= _MARGIN * precision.largest:
+                raise DomainError(
+                    f"{type(self).__name__}: {what} may reach {size:.3g} and overflows {precision.name}, whose limit is "
+                    f"{precision.largest:.3g}; {advice}."
+                )
+        if not lost <= precision.unit:
+            raise DomainError(
+                f"{type(self).__name__}: underflow in {precision.name} may change scores or values by {lost:.3g} of their size, "
+                f"more than rounding does; {advice}."
+            )
+
     @abstractmethod
-    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-        """What is formed while the head runs on the box [lo, hi], by name, and how large it may get."""
+    def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        """Names of the numbers that are formed for z in [lo, hi], and how large each may get."""
+
+    def _lost_to_underflow(self, lo: Array, hi: Array, precision: Precision) -> float:
+        """What underflow on the way may change: of a score absolutely, of the outputs relative to the largest."""
+        return 0.0
 
     def sharpest_rate(self) -> float:
         """The largest inverse temperature over the axes: the R that the literal layers show in W_Q."""
@@ -278,12 +338,3 @@ class DotProductAttention(nn.Module):
         q = self.query(*inputs)
         out = nn.functional.scaled_dot_product_attention(q[None], self.key[None], self.value[None], scale=1.0)
         return out[0].reshape((*lead, *self.output_shape))
-
-
-def sizes_on_axes(axes: Sequence[Tensor], rates: Tensor, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-    """`FoldedHead.sizes_on` for heads with one small softmax per axis: differences, and the scores of the two nearest centers."""
-    for i, (tensor, rate, a, b) in enumerate(zip(axes, rates.double().tolist(), lo, hi)):
-        axis = tensor.detach().double().cpu().numpy()
-        yield f"z − c on axis {i}", float(max(abs(b - axis[0]), abs(axis[-1] - a)))
-        near = np.diff(axis).max(initial=0.0) + max(axis[0] - a, b - axis[-1], 0.0)
-        yield f"a score on axis {i}", float(rate / 2 * near * near)

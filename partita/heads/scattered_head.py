@@ -11,10 +11,11 @@ import scipy
 import torch
 from torch import Tensor
 
+from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
-from partita.heads.head import FoldedHead, recorded_shapes
+from partita.heads.head import FoldedHead, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 
 __all__ = ["ScatteredHead", "exponent_cut"]
@@ -116,18 +117,23 @@ class ScatteredHead(FoldedHead):
             **shapes,
         )
 
-    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-        centers = self.centers.detach().double().cpu().numpy()
+    def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        centers, values = numbers(self.centers), np.abs(numbers(self.values))
         far = np.maximum(np.abs(centers - lo), np.abs(hi - centers))
-        power = 0.0 if self.powers is None else float(self.powers.detach().abs().max())
-        square = float((far * far).sum(axis=1).max() + 2 * power)
+        yield "z − c", float(far.max())
+        power = 0.0 if self.powers is None else float(np.abs(numbers(self.powers)).max())
+        square = float((far * far).sum(axis=1).max()) + 2 * power
         yield "|z − c|² with the powers", square
         yield "a score", float(self.inverse_temperature) / 2 * square
-        values = self.values.detach().double().abs().cpu().numpy()
         if self.value_slopes is not None:
-            steep = self.value_slopes.detach().double().abs().cpu().numpy()
+            steep = np.abs(numbers(self.value_slopes))
+            yield "a slope", float(steep.max())
             values = values + np.einsum("jom,jm->jo", steep, far)
         yield "a value", float(values.max())
+
+    def _lost_to_underflow(self, lo: Array, hi: Array, precision: Precision) -> float:
+        """Squares are formed before R multiplies them, and each may lose the tiniest number."""
+        return float(self.inverse_temperature) / 2 * (self.dimension + 2) * precision.tiniest
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         if (

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, ShapeError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead, recorded_shapes, sizes_on_axes
+from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 
 __all__ = ["TrainHead", "rounded_cores"]
@@ -141,10 +142,30 @@ class TrainHead(FoldedHead):
             **shapes,
         )
 
-    def sizes_on(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-        yield from sizes_on_axes(self.axes, self.inverse_temperature, lo, hi)
-        rows = [core.detach().double().abs().sum(dim=2).max() for core in self.cores]
-        yield "a value", math.prod(float(r) for r in rows)  # |G_1 … G_m| ≤ Π max_k ‖G_i[k]‖, the norm a largest row sum
+    def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
+        yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
+        row = np.ones(1)
+        for i, size in enumerate(self._core_sizes()):
+            yield f"an entry of core {i}", float(size.max())
+            row = row @ size
+            yield f"the product of the cores up to {i}", float(row.max())
+
+    def _core_sizes(self) -> list[Array]:
+        """`max_k |G_i[k]|`, entry by entry, `(r_{i−1}, r_i)`: what the averaged matrices of axis i are bounded by."""
+        return [np.abs(numbers(core)).max(axis=1) for core in self.cores]
+
+    def _lost_to_underflow(self, lo: Array, hi: Array, precision: Precision) -> float:
+        """A product that underflows loses up to the tiniest number: of an averaged matrix, which the cores before it may enlarge,
+        or of a product of them, which the cores behind it may.
+        """
+        row, lost, least = np.ones(1), np.zeros(1), 0.0
+        for size, count in zip(self._core_sizes(), self.counts):
+            own = precision.tiniest * (count * float(row.sum()) + len(size))
+            row, lost = row @ size, lost @ size
+            lost = lost + np.where(row > 0, own, 0.0)
+            least += precision.tiniest * (count + 1) * len(size)
+        total = float(lost.max())
+        return 0.0 if total <= least else total / float(row.max())  # up to `least` nothing was enlarged
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from partita.arithmetic.environment import require_gradual_underflow
+from partita.arithmetic.precision import Precision
 from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead
-from partita.heads.runnable import require_runnable
 from partita.proofs.certificate import Term, total
 
 __all__ = ["Given", "Progress", "Proof", "Proved"]
@@ -80,7 +80,8 @@ class Proof(ABC):
             DomainError: a number that the head stores or forms overflows its dtype, or is too small for relative precision.
         """
         require_gradual_underflow()
-        require_runnable(head, target.domain.bounding_box())
+        box = target.domain.bounding_box()
+        head.check_range(*Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel()))
         return self._prove(head, target, given)
 
     @abstractmethod

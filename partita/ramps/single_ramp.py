@@ -152,6 +152,13 @@ def checked_affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box, dtype: to
             f"slopes {np.shape(slopes)}, offsets {np.shape(offsets)} and tokens of shape {domain.shape}; expected finite "
             "(tokens, dim), (tokens,) and a box of shape (dim,)."
         )
+    most = torch.finfo(dtype).max / 16
+    for what, array in (("coordinates", [domain.lo, domain.hi]), ("slopes", w), ("offsets", t)):
+        if (largest := float(np.abs(array).max())) > most:
+            raise DomainError(
+                f"{what} of a ramp reach {largest:.3g}, and {str(dtype).removeprefix('torch.')} overflows beyond {most:.3g}; "
+                "rescale the tokens."
+            )
     return w, t
 
 

@@ -28,7 +28,6 @@ from partita.functions.target import Target, graph_target, require_boxes
 from partita.geometry.domains import Box, Domain, PointCloud, product
 from partita.heads.head import FoldedHead
 from partita.heads.recorded import head_from_record
-from partita.heads.runnable import require_runnable
 from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, read_regular
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
@@ -75,7 +74,8 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
         _require_agreement(place, description["head"], head, target, certificate)
-        require_runnable(head, _hull(target.domain))
+        hull = _hull(target.domain)
+        head.check_range(hull.lo, hull.hi)
     except (DomainError, ShapeError) as error:
         raise FormatError(f"{place}: this head cannot be run as its certificate says: {error}") from None
     except PartitaError:
