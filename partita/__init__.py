@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
     from partita.compiler.attack import attack
-    from partita.compiler.compile import build, compile
+    from partita.compiler.compile import build, compile, plan
     from partita.compiler.compiled import Compiled, load
-    from partita.compiler.planner import plan
     from partita.compiler.recheck import recheck
     from partita.errors import PartitaError
     from partita.functions.regularity import Jumps, Modulus
@@ -50,9 +49,8 @@ __all__ = [
 
 _HOMES = {
     "partita.compiler.attack": ("attack",),
-    "partita.compiler.compile": ("build", "compile"),
+    "partita.compiler.compile": ("build", "compile", "plan"),
     "partita.compiler.compiled": ("Compiled", "load"),
-    "partita.compiler.planner": ("plan",),
     "partita.compiler.recheck": ("recheck",),
     "partita.errors": ("PartitaError",),
     "partita.functions.regularity": ("Jumps", "Modulus"),

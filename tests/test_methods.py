@@ -10,9 +10,9 @@ from torch import nn
 
 import partita as pa
 from partita import errors
-from partita.compiler.planner import report
 from partita.methods.fitted import Fitted
 from partita.methods.method import Candidate
+from partita.methods.planner import report
 from partita.search.averaged_values import lattice_moments, sharpness_for
 
 SQUARE = pa.Box([-1, -1], [1, 1])

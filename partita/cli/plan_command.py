@@ -19,7 +19,7 @@ from partita.cli.common import (
     emit,
     parse_domain,
 )
-from partita.compiler.planner import report
+from partita.methods.planner import report
 
 __all__ = ["plan_command"]
 

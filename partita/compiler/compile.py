@@ -12,7 +12,6 @@ import torch
 
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
-from partita.compiler.planner import best_plan
 from partita.compiler.request_options import request_for
 from partita.errors import (
     LipschitzContradictedError,
@@ -26,12 +25,13 @@ from partita.errors import (
 from partita.functions.regularity import Declared, Jumps, Modulus
 from partita.geometry.domains import Box, Domain
 from partita.methods.method import Candidate, Plan, size_text
+from partita.methods.planner import best_plan
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
-__all__ = ["build", "compile"]
+__all__ = ["build", "compile", "plan"]
 
 _TO_PLAN = 0.67  # of a budget
 
@@ -110,8 +110,55 @@ def compile(
         vectorize=vectorize,
         trace=trace,
     )
-    plan = best_plan(request, progress=clock.until(_TO_PLAN))
-    return build(plan, outside=outside, progress=clock.until(1.0), seed=seed)
+    planned = best_plan(request, progress=clock.until(_TO_PLAN))
+    return build(planned, outside=outside, progress=clock.until(1.0), seed=seed)
+
+
+def plan(
+    function: Any,
+    domain: Domain | tuple[Box, Box],
+    *,
+    tolerance: float,
+    lipschitz: float | Sequence[float] | None = None,
+    modulus: Modulus | None = None,
+    hessian: float | None = None,
+    jumps: Jumps | None = None,
+    norm: float | str = "inf",
+    method: str = "auto",
+    accept: str = "strongest",
+    dtype: torch.dtype = torch.float64,
+    sharpness: float | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    vectorize: bool = False,
+    trace: bool | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
+
+    A hard head is planned without evaluating f; the others are found from samples of f inside the domain.
+
+    Raises:
+        PartitaError: as `compile`.
+
+    >>> import partita as pa
+    >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
+    7 keys
+    """
+    request = request_for(
+        function,
+        domain,
+        tolerance=tolerance,
+        norm=norm,
+        dtype=dtype,
+        sharpness=sharpness,
+        max_bytes=max_bytes,
+        method=method,
+        accept=accept,
+        declared=Declared(lipschitz, modulus, hessian, jumps),
+        vectorize=vectorize,
+        trace=trace,
+    )
+    return best_plan(request, progress=progress)
 
 
 def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from partita import storage
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
-from partita.compiler.planner import report
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Box
@@ -22,6 +21,7 @@ from partita.heads.forms import literal_layers
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.methods.method import Candidate
+from partita.methods.planner import report
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import search_worst

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.compiler.compile import build
-from partita.compiler.planner import plan
+from partita.compiler.compile import build, plan
 from partita.geometry import Box
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
 from partita.reproduction.statistics import log_slope, slope

@@ -4,69 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
-
-from partita.compiler.request_options import request_for
 from partita.errors import BudgetSpentError, DomainError, PartitaError, SizeError, ToleranceError
-from partita.functions.regularity import Declared, Jumps, Modulus
-from partita.geometry.domains import Box, Domain, PointCloud
+from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, size_text
-from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.proof import Progress
 
-__all__ = ["best_plan", "plan", "report"]
+__all__ = ["best_plan", "report"]
 
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
-
-
-def plan(
-    function: Any,
-    domain: Domain | tuple[Box, Box],
-    *,
-    tolerance: float,
-    lipschitz: float | Sequence[float] | None = None,
-    modulus: Modulus | None = None,
-    hessian: float | None = None,
-    jumps: Jumps | None = None,
-    norm: float | str = "inf",
-    method: str = "auto",
-    accept: str = "strongest",
-    dtype: torch.dtype = torch.float64,
-    sharpness: float | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    vectorize: bool = False,
-    trace: bool | None = None,
-    progress: Progress | None = None,
-) -> Plan:
-    """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
-
-    A hard head is planned without evaluating f; the others are found from samples of f inside the domain.
-
-    Raises:
-        PartitaError: as `compile`.
-
-    >>> import partita as pa
-    >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
-    7 keys
-    """
-    request = request_for(
-        function,
-        domain,
-        tolerance=tolerance,
-        norm=norm,
-        dtype=dtype,
-        sharpness=sharpness,
-        max_bytes=max_bytes,
-        method=method,
-        accept=accept,
-        declared=Declared(lipschitz, modulus, hessian, jumps),
-        vectorize=vectorize,
-        trace=trace,
-    )
-    return best_plan(request, progress=progress)
 
 
 def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progress: Progress | None = None) -> Plan:
