@@ -119,7 +119,8 @@ class Interval:
     @property
     def is_entire(self) -> Mask:
         """Where nothing is known: [-inf, inf]."""
-        return (self.lo == -np.inf) & (self.hi == np.inf)
+        out: Mask = (self.lo == -np.inf) & (self.hi == np.inf)
+        return out
 
     def forget(self, mask: Mask) -> "Interval":
         """[-inf, inf] where the mask holds, unchanged elsewhere."""

@@ -80,8 +80,9 @@ def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature
         exponent = -rate / 2 * (steps**2 + 2 * steps * smallest)
         peak = (power / rate) ** (power / 2) * np.exp(-np.maximum(power - rate * largest**2, 0.0) / 2)
         reachable = smallest + steps < math.sqrt(power / rate)
-        return np.maximum(distance**power * np.exp(exponent), np.where(reachable, peak, 0.0)).sum(axis=1)
-    return (distance**power * np.exp(exponent)).sum(axis=1)
+        terms = np.maximum(distance**power * np.exp(exponent), np.where(reachable, peak, 0.0))
+        return np.asarray(terms.sum(axis=1))
+    return np.asarray((distance**power * np.exp(exponent)).sum(axis=1))
 
 
 def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:

@@ -84,19 +84,28 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A head before it exists: how large, how sharp, how good, and why.
+    """A head before it is built: its size, sharpness, expected error, and the reasons. `pa.plan` makes it, `pa.build` builds it.
 
     Attributes:
-        request: what was asked for. maker: the method that made the plan and will build it.
-        kind: of the claim that building it will give.
-        keys, parameters: of the folded head. sharpness: κ, the smallest of its axes. counts: keys per axis; None if scattered.
-        error_bound: what the certificate will say or slightly more; infinite if the claim will be an estimate.
-        error_estimate: the largest error sampled while planning, None if nothing was sampled.
-        largest: of the values. rounding: the part of the error that running in floats adds; None where
-            that is found out when the head is built.
-        why: sentences that explain the numbers, and where the function comes from.
+        request: what the caller asked for.
+        maker: the method that made the plan and will build it.
+        kind: the kind of claim that building it will give.
+        keys: number of keys.
+        parameters: number of scalars that the head stores.
         draft: what the method needs to build it.
+        why: sentences that explain the numbers and say where the function comes from.
+        error_bound: the bound that the certificate will state, or slightly more; infinite if the claim will be an estimate.
+        error_estimate: the largest error sampled while planning; None if nothing was sampled.
+        sharpness: κ = R h², the smallest of all axes.
+        counts: keys per axis; None if the centers are scattered.
+        largest: the largest absolute value.
+        rounding: the part of the error that comes from running in floating point; None if it is found out when the head is built.
         candidates: every method that was considered.
+
+    >>> import partita as pa
+    >>> plan = pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")
+    >>> plan.keys, plan.kind, plan.error_bound <= 0.15
+    (7, 'proved', True)
     """
 
     request: Request
@@ -116,24 +125,31 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """How the values are chosen."""
+        """Name of the method, as in `compile(method=…)`."""
         return self.maker.name
 
     @property
     def target(self) -> Target:
+        """The function and its domain."""
         return self.request.target
 
     @property
     def knowledge(self) -> Knowledge | None:
+        """What is known of the function; None if nothing is."""
         return self.request.knowledge
 
     @property
     def bytes(self) -> int:
-        """Of all tensors of the head."""
+        """Size of all tensors of the head in bytes."""
         return self.parameters * self.request.precision.item_bytes
 
     def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
-        """The plan as a row of the report."""
+        """The plan as a row of the report.
+
+        Args:
+            note: a remark for the last column.
+            chosen: whether this is the head that is built.
+        """
         error = self.error_bound if self.error_estimate is None else self.error_estimate
         return Candidate(
             self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
