@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from partita.functions.regularity import Knowledge
+from partita.functions.regularity import Knowledge, Known
 from partita.geometry.domains import Array, PointCloud
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots, vouched
 from partita.proofs.center_values import GridFacts, soft_terms
-from partita.proofs.certificate import Assumption
+from partita.proofs.certificate import Assumption, Kind
 from partita.proofs.claim import Construction, claim, function_of
 from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
 from partita.proofs.taylor_proof import TaylorProof
 
-__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "soft_construction"]
+__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "kind_of_claim", "soft_construction"]
 
 
 class SoftValues(Method):
@@ -57,11 +57,10 @@ class SoftValues(Method):
         parameters = keys * values.shape[1] + sum(counts) + len(counts)
         kappas = sharpness_of(request.box, draft)
         shown = ", ".join(f"{k:.3g}" for k in kappas)
-        proved = can_be_proved(request)
         return Plan(
             request=request,
             maker=self,
-            kind="proved" if proved else "estimated",
+            kind=kind_of_claim(request),
             keys=keys,
             parameters=parameters,
             draft=draft,
@@ -72,7 +71,7 @@ class SoftValues(Method):
                 "of the axes",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=request.tolerance if proved else math.inf,
+            error_bound=request.tolerance if can_be_proved(request) else math.inf,
             error_estimate=error * request.domain_factor,
             sharpness=min(kappas, default=0.0),
             largest=float(np.abs(values).max()),
@@ -135,9 +134,21 @@ def can_be_proved(request: Request) -> bool:
     return request.target.graph is not None and (not request.precision.rounds_inputs or request.knowledge is not None)
 
 
+def kind_of_claim(request: Request) -> Kind:
+    """What `soft_construction` will claim."""
+    if not can_be_proved(request):
+        return "estimated"
+    return "proved" if _declared_moduli(request) is None else "proved_given"
+
+
 def input_assumptions(request: Request) -> list[Assumption]:
     """The declared moduli that the input-rounding term uses: none where inputs are not rounded or the moduli are proved."""
+    known = _declared_moduli(request)
+    return (
+        [] if known is None else [a for a in vouched(request.target, known, declared=True) if a.about == "regularity"]
+    )
+
+
+def _declared_moduli(request: Request) -> Known | None:
     knowledge = request.knowledge if request.precision.rounds_inputs else None
-    if knowledge is None or not knowledge.declared:
-        return []
-    return [a for a in vouched(request.target, knowledge.known, declared=True) if a.about == "regularity"]
+    return None if knowledge is None or not knowledge.declared else knowledge.known

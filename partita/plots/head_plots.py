@@ -36,8 +36,12 @@ def plot_head(
 
     Args:
         output: which scalar output. axes: the two coordinates to show when there are more than two.
+
+    Raises:
+        UnsupportedError: an output that the head does not have, or a head that was changed since it was certified.
     """
     require_vector_or_pixels(path)
+    compiled.require_unchanged()
     outputs = compiled.head.num_outputs
     if not 0 <= output < outputs:
         raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
@@ -56,7 +60,7 @@ def _can_compare(compiled: Compiled) -> bool:
 
 
 def _title(compiled: Compiled, output: int) -> str:
-    label, certificate = compiled.target.label, compiled.require_unchanged().certificate
+    label, certificate = compiled.target.label, compiled.certificate
     shown = label if len(label) <= 60 else label[:59] + "…"
     which = "" if compiled.head.num_outputs == 1 else f", output {output}"
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
