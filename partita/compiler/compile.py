@@ -165,7 +165,7 @@ def _finished(plan: Plan, outside: str, progress: Progress | None, seed: int) ->
     compiled = Compiled(construction.head, construction.partition, certificate, target, outside, plan.explanation)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
-    if seen > certificate.error_bound:
+    if not seen <= certificate.error_bound:  # NaN refutes as well
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(certificate.error, witness.error))

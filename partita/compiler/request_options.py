@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.environment import require_gradual_underflow
 from partita.errors import ToleranceError, UnsupportedError
 from partita.functions.regularity import Declared
 from partita.functions.target import make_target
@@ -40,6 +41,7 @@ def request_for(
     trace: bool | None,
 ) -> Request:
     """The request, or the error that says which option is wrong."""
+    require_gradual_underflow()
     try:
         power = math.inf if norm == "inf" else float(norm)
     except (TypeError, ValueError):

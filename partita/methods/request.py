@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import Progress
 from partita.errors import NotContinuousError, NothingKnownError, PartitaError
 from partita.functions.regularity import Declared, Knowledge, gather
 from partita.functions.target import Target
@@ -34,6 +35,7 @@ class Request:
         method: the name of a method, "auto" for the smallest head.
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
         declared: what the caller says of f.
+        progress: told while `knowledge` and `slopes` are found out.
     """
 
     target: Target
@@ -45,6 +47,7 @@ class Request:
     method: str = "auto"
     accept: str = "strongest"
     declared: Declared = field(default_factory=Declared)
+    progress: Progress | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
 
     @property
@@ -89,16 +92,19 @@ class Request:
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
         if "knowledge" not in self._found:
             try:
-                self._found["knowledge"] = gather(self.target, norm=self.norm, declared=self.declared), None
+                self._found["knowledge"] = self._gather(), None
             except (NothingKnownError, NotContinuousError) as error:
                 self._found["knowledge"] = None, error
         found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
         return found
 
+    def _gather(self) -> Knowledge:
+        return gather(self.target, norm=self.norm, declared=self.declared, progress=self.progress)
+
     @property
     def slopes(self) -> Slopes:
         """Sampled estimates of the derivatives of f: for sizes, never for claims."""
         if "slopes" not in self._found:
-            self._found["slopes"] = Slopes.of(self.target)
+            self._found["slopes"] = Slopes.of(self.target, progress=self.progress)
         found: Slopes = self._found["slopes"]
         return found

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from partita.arithmetic.environment import require_gradual_underflow
 from partita.functions.target import Target
 from partita.heads.head import FoldedHead
+from partita.heads.runnable import require_runnable
 from partita.proofs.certificate import Term
 
 __all__ = ["SampledError", "sampled_error"]
@@ -34,8 +36,14 @@ class SampledError:
 def sampled_error(
     head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int = _SAMPLES, seed: int = 0
 ) -> SampledError:
-    """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`."""
+    """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`.
+
+    Raises:
+        UnsupportedError: subnormal numbers are flushed to zero here. DomainError: the head overflows somewhere on the domain.
+    """
     domain = target.domain
+    require_gradual_underflow()
+    require_runnable(head, domain.bounding_box())
     points = np.concatenate([domain.sample(samples, np.random.default_rng([seed, 7])), domain.corners(256)])
     with torch.no_grad():
         got = head.evaluate(torch.from_numpy(points).to(head.dtype)).double().numpy()
