@@ -64,6 +64,7 @@ class Affine(Method):
             tolerance=share * request.aim,
             storage=precision.number,
             max_cells=int(min(cells, request.max_bytes // (precision.item_bytes * numbers))),
+            progress=progress,
         )
         if isinstance(found, str):
             return Refusal(found)
