@@ -107,7 +107,8 @@ _SAME_ANSWERS = Assumption(
 def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
     """The graph itself, or a black box known by the hash of some of its answers."""
     if target.graph is not None:
-        return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+        graph = {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+        return {**graph, "meaning": target.meaning} if target.meaning else graph
     return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
 
 
