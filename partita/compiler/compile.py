@@ -25,7 +25,7 @@ from partita.errors import (
 from partita.functions.regularity import Declared, Jumps, Modulus
 from partita.geometry.domains import Box, Domain
 from partita.methods.method import Candidate, Plan, size_text
-from partita.methods.planner import best_plan
+from partita.methods.planner import best_plan, too_large
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction
@@ -184,7 +184,7 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
         try:
             compiled = _finished(plan, outside, progress, seed)
             return replace(compiled, candidates=_rows(plan, compiled, missed))
-        except ToleranceError as error:
+        except (SizeError, ToleranceError) as error:
             errors.append(error)
             missed.append(plan.as_candidate(error.reason))
         if not plan.request.is_auto:
@@ -228,8 +228,10 @@ def _constructed(plan: Plan, progress: Progress | None, seed: int) -> tuple[Cons
         if construction.certificate.error <= plan.request.tolerance:
             break
         again = plan.maker.plan(plan.request, share, progress)
-        if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
+        if not isinstance(again, Plan):
             break
+        if again.bytes > plan.request.max_bytes:
+            raise too_large(again).exception()
         plan = replace(again, candidates=plan.candidates)
         construction = plan.maker.build(plan, progress, seed)
     return construction, plan

@@ -11,7 +11,7 @@ from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, size_text
 from partita.proofs.proof import Progress
 
-__all__ = ["best_plan", "report"]
+__all__ = ["best_plan", "report", "too_large"]
 
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
@@ -86,7 +86,7 @@ def _proposal(
     if isinstance(found, Plan):
         found = replace(found, request=request)
         if found.bytes > request.max_bytes:
-            return _too_large(found)
+            return too_large(found)
     return found
 
 
@@ -113,7 +113,8 @@ def _limited(request: Request, plans: Sequence[Plan]) -> Request:
     return replace(request, max_bytes=min(request.max_bytes, *proved)) if request.is_auto and proved else request
 
 
-def _too_large(found: Plan) -> Refusal:
+def too_large(found: Plan) -> Refusal:
+    """The refusal of a plan that needs more than max_bytes."""
     return Refusal(
         f"its head of {found.keys:,} keys takes {size_text(found.bytes)}; max_bytes allows "
         f"{size_text(found.request.max_bytes)}",
@@ -140,10 +141,11 @@ def _compared(found: Plan, best: Plan) -> str:
 def _no_head(
     request: Request, refusals: Sequence[Refusal], rows: Sequence[Candidate], spent: BudgetSpentError | None
 ) -> PartitaError:
-    """The error that helps most: the first obstacle, with what the other methods found."""
+    """The error that helps most, with what the other methods found: time or room that was missing, then the first obstacle."""
     tried = "; ".join(f"{row.method}: {row.note}" for row in rows if row.note)
-    errors: list[PartitaError] = [e for e in (spent, request.obstacle) if e is not None]
-    first = next(iter([*errors, *(r.exception() for r in refusals if r.error is not None)]), None)
+    no_room = next((r.exception() for r in refusals if r.error is SizeError), None)
+    others = [r.exception() for r in refusals if r.error is not None]
+    first = next((e for e in (spent, no_room, request.obstacle, *others) if e is not None), None)
     if first is None:
         label, asked = request.target.label, f"with method={request.method!r}"
         return ToleranceError(f"tolerance {request.tolerance:g} is out of reach for {label} {asked}: {tried}.")
