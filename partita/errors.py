@@ -1,4 +1,4 @@
-"""What partita raises. Every message names the object, what was found, what was expected and what to do next."""
+"""The exceptions of partita. A message names the object, what was found, what was expected, and what to do next."""
 
 __all__ = [
     "AlreadyExistsError",
@@ -33,91 +33,107 @@ __all__ = [
 
 
 class PartitaError(Exception):
-    """Base of everything that partita raises on purpose.
+    """Base of every error that partita raises on purpose.
 
-    Attributes:
-        reason: what is wrong, as a report row shows it. hint: what to do about it; may be empty. The message is both.
+    The message is "reason. hint", or the reason alone if there is no hint.
+
+    Args:
+        reason: what is wrong. Reports show it as a row.
+        hint: what to do about it. May be empty.
+
+    >>> import partita as pa
+    >>> print(pa.PartitaError("tolerance is -1", "Use a number > 0."))
+    tolerance is -1. Use a number > 0.
     """
 
-    def __init__(self, reason: str = "", hint: str = "") -> None:
-        super().__init__(f"{reason}. {hint}" if hint else reason)
-        self.reason, self.hint = reason, hint
+    def __str__(self) -> str:
+        return ". ".join(str(part) for part in self.args if part)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong."""
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
 
 
 class DomainError(PartitaError):
-    """A domain that is not one: lo ≥ hi, infinite sides, no points, a negative fill distance."""
+    """An invalid domain or number: lo ≥ hi, infinite sides, no points, a negative fill distance."""
 
 
 class ShapeError(PartitaError):
-    """A tensor whose shape does not fit where it was put."""
+    """An array whose shape is not the expected one."""
 
 
 class OutsideDomainError(PartitaError):
-    """An input outside the domain that the certificate speaks about."""
+    """An input outside the domain that the certificate covers."""
 
 
 class ToleranceError(PartitaError):
-    """A tolerance that is not positive, or that lies below what the dtype or the knowledge of f can reach."""
+    """A tolerance that is not positive, or smaller than the dtype or the available knowledge of f allows."""
 
 
 class SizeError(PartitaError):
-    """Something that would not fit in memory: refused before anything is allocated."""
+    """Something too large for the memory limit. Raised before memory is allocated."""
 
 
 class UnsupportedError(PartitaError):
-    """A combination of options that no construction covers."""
+    """An invalid option, or a combination of options that no method supports."""
 
 
 class NotContinuousError(UnsupportedError):
-    """A function that may jump or be infinitely steep, asked for in a norm that does not forgive it."""
+    """A function that may jump or be infinitely steep, with a norm that requires continuity."""
 
 
 class NothingKnownError(PartitaError):
-    """A black box of which nothing is declared, so that nothing can be proved."""
+    """A black box without any declared property, so nothing can be proved."""
 
 
 class TargetFailedError(PartitaError):
-    """The target function raised, or returned something that is not an array of numbers."""
+    """The function raised, or returned something that is not an array of numbers."""
 
 
 class NonFiniteValueError(PartitaError):
-    """NaN or infinity, from the target function or in an input."""
+    """NaN or infinity, in an input or returned by the function."""
 
 
 class NotVectorizedError(PartitaError):
-    """A target whose value at a point depends on the batch that the point sits in."""
+    """A function whose value at a point depends on the other points of the batch."""
 
 
 class NotTraceableError(UnsupportedError):
-    """A torch function that cannot be written as an expression graph, or whose graph says something else."""
+    """A torch function that cannot be traced into an expression, or whose trace computes something else."""
 
 
 class NotDeterministicError(PartitaError):
-    """A target that gives two answers to one question."""
+    """A function that returned two different values at the same point."""
 
 
 class MutatedInputError(PartitaError):
-    """A target that writes into the array it is given."""
+    """A function that writes into its input array."""
 
 
 class LipschitzContradictedError(PartitaError):
-    """Two points between which the target moves faster than its declared modulus of continuity allows."""
+    """The function moves faster between two points than its declared modulus of continuity allows."""
 
 
 class ProofRefutedError(PartitaError):
-    """A point at which a finished head errs by more than was proved: a bug in partita, not in what the caller declared."""
+    """A finished head whose error exceeds its proved bound at some point: a bug in partita."""
 
 
 class BudgetSpentError(PartitaError):
-    """Work that was stopped because the time allowed for it is over."""
+    """Work that was stopped because its time budget is spent."""
 
 
 class CurvatureContradictedError(PartitaError):
-    """Three points on a line between which the target bends more than its declared second derivatives allow."""
+    """The function bends more between three points on a line than its declared second derivatives allow."""
 
 
 class ExpressionError(PartitaError):
-    """Text that is not an expression of the small language that partita reads."""
+    """Text that is not a valid expression."""
 
 
 class ExpressionLimitError(ExpressionError):
@@ -125,27 +141,27 @@ class ExpressionLimitError(ExpressionError):
 
 
 class AlreadyExistsError(PartitaError):
-    """A folder that is in the way of what is to be written."""
+    """A file or folder that would be overwritten."""
 
 
 class DataFileError(PartitaError):
-    """A data file that is missing, cut short or not what its name says."""
+    """A data file that is missing, cut short, or has the wrong contents."""
 
 
 class FormatError(PartitaError):
-    """A file that is not what docs/format.md says."""
+    """A file that does not follow docs/format.md."""
 
 
 class TruncatedFileError(FormatError):
-    """A file that ends too early, or a folder from which one is missing."""
+    """A file that is cut short, or a folder with a missing file."""
 
 
 class TamperedFileError(FormatError):
-    """A file whose contents no longer match the hash recorded beside it."""
+    """A file whose contents do not match their recorded hash."""
 
 
 class NewerVersionError(FormatError):
-    """A file written by a newer format than this version reads."""
+    """A file in a newer format than this version of partita reads."""
 
 
 class MissingExtraError(PartitaError, ImportError):

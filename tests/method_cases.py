@@ -16,13 +16,12 @@ import torch
 import partita as pa
 from partita.compiler.request_options import request_for
 from partita.errors import ToleranceError
-from partita.functions.regularity import Declared
 from partita.methods import METHODS, Method, Plan, Request
 from partita.methods.planner import best_plan
 from partita.methods.request import DEFAULT_MAX_BYTES
 
 SINGLE = {"dtype": torch.float32}
-SMALL = {"max_bytes": 1 << 16}  # so that searches for what does not exist end soon
+SMALL = {"max_bytes": 1 << 12}  # so that searches for what does not exist end soon
 MIXED = "sin(3*x0) + x0*cos(2*x1)"
 
 
@@ -213,7 +212,7 @@ CASES = [
     Case("L2 typed", "2-D expression Lp", MIXED, square, 0.5, {"norm": 2}),
     Case("L3.5 typed", "2-D expression Lp", "x0*x1", lambda: pa.Box([0, 0], [1, 1]), 0.1, {"norm": 3.5}),
     Case("L2 single", "2-D expression Lp float32", "x0*x1", square, 0.3, {"norm": 2, **SINGLE}),
-    Case("L2 typed step", "1-D expression Lp jump", "step(x0 - 0.3) + x0", line, 0.1, {"norm": 2, **SMALL}),
+    Case("L2 typed step", "1-D expression Lp jump", "step(x0 - 0.3) + x0", line, 0.3, {"norm": 2, **SMALL}),
     Case("L1 kink", "1-D declared Lp kink", lambda z: np.abs(z[:, 0]), line, 0.02, {"lipschitz": 1.0, "norm": 1}),
     Case(
         "L1.5 Hölder",
@@ -228,7 +227,7 @@ CASES = [
         "1-D declared Lp jump",
         lambda z: np.sign(z[:, 0] - 0.1),
         line,
-        0.1,
+        0.3,
         {"lipschitz": 0.0, "jumps": pa.Jumps(height=2.0, tube=2.0), "norm": 2, **SMALL},
     ),
     Case("L2 hessian", "2-D hessian Lp", _waves, square, 0.3, {"hessian": 10.0, "norm": 2}),
@@ -240,7 +239,7 @@ BY_NAME = {case.name: case for case in CASES}
 @cache
 def _request(case: str) -> Request:
     row, options = BY_NAME[case], dict(BY_NAME[case].options)
-    declared = Declared(*(options.pop(name, None) for name in ("lipschitz", "modulus", "hessian", "jumps")))
+    declared = {name: options.pop(name, None) for name in ("lipschitz", "modulus", "hessian", "jumps")}
     defaults = {
         "norm": "inf",
         "dtype": torch.float64,

@@ -44,7 +44,7 @@ def sees_the_batch(z):
         (lambda z: np.where(z[:, 0] > 0.5, np.nan, z[:, 0]), errors.NonFiniteValueError, "points, the first at"),
         (lambda z: 1 / np.maximum(z[:, 0] - 0.5, 0), errors.NonFiniteValueError, "infinite"),
         (raises, errors.TargetFailedError, "the simulator is down"),
-        (Noise(), errors.NotDeterministicError, "one answer"),
+        (Noise(), errors.NotDeterministicError, "same value twice"),
         (writes_into_its_input, errors.MutatedInputError, "copy"),
         (sees_the_batch, errors.NotVectorizedError, "on its own"),
         (lambda z: z.sum(), errors.NotVectorizedError, "vectorize=True"),

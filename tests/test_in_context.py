@@ -208,10 +208,10 @@ def test_what_is_known_of_losses():
         (DomainError, "ridge", {"ridge": -1.0}),
         (DomainError, "λ > 0", {"loss": "ridge"}),
         (DomainError, "epsilon", {"epsilon": -1.0}),
-        (DomainError, "start", {"initial": [9.0, 0.0, 0.0]}),
+        (DomainError, "initial", {"initial": [9.0, 0.0, 0.0]}),
         (DomainError, "labels", {"loss": "logistic"}),
         (DomainError, "expected boxes", {"x": ([-1], [1])}),
-        (ShapeError, "boxes", {"w": pa.Box([-1], [1])}),
+        (ShapeError, "have shapes", {"w": pa.Box([-1], [1])}),
         (NotContinuousError, "may jump by 2", {"loss": "abs(r)"}),
         (NotContinuousError, "may jump", {"loss": "abs(s - y)"}),
         (NotContinuousError, "may jump", {"loss": "r^4 + 0.01*abs(r - 0.1)"}),  # a small one beside steep slopes
@@ -231,9 +231,9 @@ def test_bad_prompts():
     data = prompt(5, REAL)
     with pytest.raises(ShapeError, match="tokens"):
         gd(torch.from_numpy(data[:, :3]))
-    with pytest.raises(ShapeError, match="prompt of shape"):
+    with pytest.raises(ShapeError, match="prompt has shape"):
         gd(torch.from_numpy(data[0]))
-    with pytest.raises(ShapeError, match="prompt of shape"):
+    with pytest.raises(ShapeError, match="prompt has shape"):
         gd(torch.zeros(0, 4, dtype=torch.float64))
     for column in (0, 3):
         outside = data.copy()

@@ -317,7 +317,7 @@ def test_unsupported_networks_are_named(model, match):
 
 def test_bad_calls():
     model = mlp(nn.ReLU())
-    with pytest.raises(ShapeError, match="takes 2 numbers"):
+    with pytest.raises(ShapeError, match="has 2 inputs"):
         pa.attention_from_mlp(model, pa.Box([0], [1]), 1e-3)
     with pytest.raises(ShapeError, match="takes 4 numbers, and the one before it gives 3"):
         pa.attention_from_mlp(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)), BOX, 1e-3)

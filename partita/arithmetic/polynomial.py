@@ -97,7 +97,8 @@ class Basis:
     def _positions(self, exponents: Positions) -> Positions:
         """Where each α stands: Σ_i C(s_i + m - i - 1, m - i) with the tail sums s_i = α_i + … + α_{m-1}."""
         tails = exponents[:, ::-1].cumsum(axis=1)[:, ::-1]
-        return self._counts[np.arange(self.dim), tails].sum(axis=1)
+        out: Positions = self._counts[np.arange(self.dim), tails].sum(axis=1)
+        return out
 
     def targets(self, row: int) -> Positions:
         """The positions of α + β for β = 0, … with |α| + |β| ≤ degree, where α stands at `row`."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DOUBLE", "SINGLE", "Precision"]
+__all__ = ["DOUBLE", "PRECISIONS", "SINGLE", "Precision"]
 
 _OUTWARD = 1 + 1e-12  # more than computing `moved` in float64 can lose
 
@@ -27,7 +27,8 @@ class Precision:
         smallest: the least normal number; below it the relative error is no longer bounded by u.
         tiniest: the least positive number; what one operation may lose to underflow.
         largest: the largest finite number.
-        number: the numpy type.
+        number: the numpy type. item_bytes: what one number takes.
+        rounds_inputs: whether a float64 input is rounded before the head sees it.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Precision:
     tiniest: float
     largest: float
     number: type[np.floating[Any]]
+    item_bytes: int
+    rounds_inputs: bool
 
     @classmethod
     def of(cls, dtype: object) -> Precision:
@@ -44,20 +47,7 @@ class Precision:
         >>> Precision.of("float32").unit == 2.0**-24
         True
         """
-        name = str(dtype).removeprefix("torch.")
-        for known in (DOUBLE, SINGLE):
-            if known.name == name:
-                return known
-        raise KeyError(f"{dtype}: heads are certified in float64 and float32.")
-
-    @property
-    def item_bytes(self) -> int:
-        return np.dtype(self.number).itemsize
-
-    @property
-    def rounds_inputs(self) -> bool:
-        """Whether a float64 input is rounded before the head sees it."""
-        return self.unit > DOUBLE.unit
+        return PRECISIONS[str(dtype)]
 
     def rounded(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the format stores of these numbers, as float64."""
@@ -80,5 +70,6 @@ class Precision:
         return (lo - pad, hi + pad) if self.rounds_inputs else (lo, hi)
 
 
-DOUBLE = Precision("float64", 2.0**-53, 2.0**-1022, 2.0**-1074, float(np.finfo(np.float64).max), np.float64)
-SINGLE = Precision("float32", 2.0**-24, 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max), np.float32)
+DOUBLE = Precision("float64", 2.0**-53, 2.0**-1022, 2.0**-1074, float(np.finfo(np.float64).max), np.float64, 8, False)
+SINGLE = Precision("float32", 2.0**-24, 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max), np.float32, 4, True)
+PRECISIONS = {f"{prefix}{p.name}": p for p in (DOUBLE, SINGLE) for prefix in ("", "torch.")}

@@ -60,13 +60,15 @@ def up(x: Real, ulps: int = 1) -> Real:
     subnormal y.
     """
     y = np.nextafter(x, np.inf)
-    return y if ulps == 1 else y + (np.abs(y) * (ulps * _EPSILON) + ulps * _TINY)
+    out: Real = y if ulps == 1 else y + (np.abs(y) * (ulps * _EPSILON) + ulps * _TINY)
+    return out
 
 
 @np.errstate(all="ignore")
 def down(x: Real, ulps: int = 1) -> Real:
     """A float ≤ every real within `ulps` units in the last place of x: -up(-x)."""
-    return -up(np.negative(x), ulps)
+    out: Real = -up(np.negative(x), ulps)
+    return out
 
 
 def _numbers(name: str, values: Iterable[float], *, least: float = -math.inf) -> list[float]:

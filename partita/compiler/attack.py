@@ -30,11 +30,14 @@ class Attack:
     """The worst point that was found, and whether it refutes the claim.
 
     Attributes:
-        point: flat. error: `|f − net|_∞` there, the net as it runs, f in floats.
-        lowest, highest: the same error with f enclosed, in ball arithmetic where python-flint is installed, else in intervals; None
-            for a black box. arithmetic: which of them.
-        bound: what was claimed. samples: points looked at. claimed: whether anything was: an estimate claims no bound.
-        refuted: whether the error there is above the bound for certain.
+        point: the point, flat, `(m,)`.
+        error: `|f − net|_∞` there, the net as it runs, f in floating point.
+        lowest: a proved lower bound of that error. None for a black box.
+        highest: a proved upper bound of that error. None for a black box.
+        arithmetic: how f was enclosed: "ball arithmetic" (needs python-flint), "interval arithmetic", or "floats".
+        bound: the claimed bound.
+        samples: the number of points tried.
+        claimed: False if the certificate is an estimate, which claims no bound.
     """
 
     point: tuple[float, ...]
@@ -48,12 +51,13 @@ class Attack:
 
     @property
     def refuted(self) -> bool:
+        """Whether the error at the point is certainly above the claimed bound, or the net has no value there."""
         worst = self.error if self.lowest is None else self.lowest
         return self.claimed and not worst <= self.bound  # also where the net has no value
 
     @property
     def ratio(self) -> float:
-        """bound/error: how far the claim is from the worst that was found; below 1 it is false."""
+        """bound/error. Below 1 the claim is false."""
         return self.bound / self.error if self.error > 0 else math.inf
 
     def __str__(self) -> str:
@@ -81,21 +85,26 @@ def attack(
     restarts: int = 64,
     seed: int = 0,
 ) -> Attack:
-    """Search for a violation: random points, corners, cell corners, gradient ascent with restarts, then ball arithmetic.
+    """Search for a point that violates a claim: random points, corners, cell corners, gradient ascent, then ball arithmetic.
+
+    If f is an expression, its value at the worst point is enclosed, so `refuted` is certain. Finding nothing proves
+    nothing. An estimate claims no bound, so it cannot be refuted; `claimed` is then False.
 
     Args:
-        claim: a `Compiled`; or any module or function of a batch that is said to be within `bound` of `function` on `domain`.
-        samples: random points. restarts: points that gradient ascent starts from, as many of them random as found before.
-
-    A head whose certificate is an estimate claims no bound, so that nothing can be refuted: `claimed` is False.
-
-    Raises:
-        UnsupportedError: the head was changed since it was certified, or function=, domain= or bound= are missing.
-        DomainError: a negative bound.
+        claim: a `Compiled`, or any module or function of a batch that is claimed to be within `bound` of `function`.
+        function: the function, as in `compile`. Needed unless `claim` is a `Compiled`.
+        domain: its domain, as in `compile`. Needed unless `claim` is a `Compiled`.
+        bound: the claimed bound. For a `Compiled` the certificate's, by default.
+        samples: random points.
+        restarts: points that gradient ascent starts from: half near the worst point found, half random.
+        seed: random seed.
 
     Returns:
-        The worst point. `refuted` is certain where f is known as an expression: its value there is enclosed. Finding nothing
-        proves nothing.
+        An `Attack` with the worst point.
+
+    Raises:
+        UnsupportedError: the head was changed after it was certified, or function=, domain= or bound= is missing.
+        DomainError: bound is negative.
 
     >>> import partita as pa
     >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
@@ -106,7 +115,7 @@ def attack(
         opponent = _opponent_of(claim, bound)
     else:
         if function is None or domain is None or bound is None:
-            raise UnsupportedError("to attack a claim that is not a Compiled, give function=, domain= and bound=.")
+            raise UnsupportedError("the claim is not a Compiled; give function=, domain= and bound= as well.")
         target = make_target(function, domain)
         opponent = _Opponent(
             target, make_target(claim, domain, trace=False), _differentiable(claim), None, float(bound)
@@ -144,10 +153,11 @@ class _Opponent:
         if not off.requires_grad:
             return np.zeros_like(points)
         found = torch.autograd.grad(off.abs().amax(dim=1).sum(), z)[0].numpy()
-        return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+        out: Array = np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+        return out
 
     def _differences(self, points: Array) -> Array:
-        step = 1e-5 * self.target.domain.bounding_box().sides
+        step = 1e-5 * self.target.box.sides
         columns = []
         for i, h in enumerate(step):
             move = np.zeros(len(step))
@@ -182,7 +192,8 @@ def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
     certificate, head = claim.require_unchanged().certificate, claim.head
     if certificate.norm != "inf" and bound is None:
         raise UnsupportedError(
-            f"the certificate bounds an L{certificate.norm} norm, which no single point refutes; give bound= for pointwise errors."
+            f"the certificate bounds an L{certificate.norm} norm, which a single point cannot refute; "
+            "give bound= to attack pointwise errors."
         )
 
     def run(points: Array) -> Array:
@@ -221,4 +232,5 @@ def _climb(opponent: _Opponent, start: Array, restarts: int, seed: int) -> Array
         better = errors > best
         points, best = np.where(better[:, None], trial, points), np.where(better, errors, best)
         step = np.clip(np.where(better, 1.3 * step, 0.5 * step), _LAST_STEP, 1.0)
-    return points[int(best.argmax())]
+    out: Array = points[int(best.argmax())]
+    return out

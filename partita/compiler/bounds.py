@@ -61,7 +61,7 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
         raise UnsupportedError(
             f"{target.label} is a black box: nothing can be proved of its gradient. Give an expression."
         )
-    grid, box = soft_grid_of(head), target.domain.bounding_box()
+    grid, box = soft_grid_of(head), target.box
     slopes = _sampled_slopes(head, box)
     bounds, seen = [], []
     for axis in range(box.dimension):
@@ -89,7 +89,7 @@ def bound_slope(head: FoldedHead, box: Box, axis: int, *, progress: Progress | N
 
 def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:
     """The range of each output over the domain, of the head as it is run."""
-    box = target.domain.bounding_box()
+    box = target.box
     with torch.no_grad():
         table = head.evaluate(torch.from_numpy(_points(box)).to(head.dtype)).double().numpy()
     return tuple(_output_range(head, target, k, seen, progress) for k, seen in enumerate(table.T))
@@ -97,7 +97,7 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
     """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
-    hull = _hull(head, target.domain.bounding_box(), output, seen)
+    hull = _hull(head, target.box, output, seen)
     if hull is not None and head.num_keys > _MOST_CELLS:
         return hull
     proof, one = proof_for(head), _one_output(head, output)

@@ -22,10 +22,10 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
-from partita.functions.regularity import Declared, Jumps, Modulus
+from partita.functions.regularity import Jumps, Modulus
 from partita.geometry.domains import Box, Domain
 from partita.methods.method import Candidate, Plan, size_text
-from partita.methods.planner import best_plan, too_large
+from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction
@@ -60,29 +60,40 @@ def compile(
 ) -> Compiled:
     """The smallest single-layer, single-head attention within `tolerance` of the function on the domain, with a certificate.
 
-    `net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) V_j`. `c.report()` shows what was considered and why this head was chosen: the
-    strongest kind of claim first (`proved`, `proved_given`, `estimated`), then the fewest stored numbers.
+    `net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) V_j`. Among the heads that meet the tolerance the strongest kind of claim
+    wins (`proved`, then `proved_given`, then `estimated`), then the fewest stored numbers. `c.report()` lists what was
+    considered.
 
     Args:
-        function: a typed expression in x0, x1, … (k0, …, q0, … for pairs), a sympy expression in these symbols, an `nn.Module`,
-            or a torch or numpy function of a batch.
-        domain: `Box`, `PointCloud`, or a pair of boxes for cross-attention.
-        tolerance: the error allowed.
-        lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate. Not needed for expressions.
-        modulus: a Hölder modulus instead. hessian: M with `|∇²f|₂ ≤ M` for each output, of a smooth black box.
-        jumps: where f leaves its modulus (finite norms only).
-        norm: "inf", the largest error of any output anywhere; or a number p ≥ 1, `(∫ Σ_outputs |f − net|^p)^{1/p}`.
-        method: how the values are chosen: "hard" (the paper's: f at the centers, sharp), "tuned" (f at the centers, at the best
-            temperature), "corrected" (its bias taken off), "fitted" (solved for), "affine" (f and its slopes in every cell),
-            "adaptive" (the same on scattered centers, where they are needed), "pieces" (exact, for piecewise affine
-            expressions), "train" (a tensor train, for many dimensions); "auto" finds the smallest head among them.
-        accept: "estimated" takes a smaller head although its error is only sampled.
-        dtype: of the head, torch.float64 or torch.float32; its rounding is part of the bound.
-        sharpness: κ = R h². outside: "raise", "clamp" or "allow". max_bytes: refuse larger heads.
-        vectorize: call f once per point. trace: torch functions and modules are followed operation by operation and become
-            expressions, so that claims about them are proved; False leaves them black boxes, True insists.
-        budget: seconds; planning ends after two thirds of them with what was found, a proof with the valid bound it has reached.
-        progress: called with (what, done, of). seed: of the attack on the finished head.
+        function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        tolerance: the largest error allowed, > 0.
+        lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
+        modulus: a Hölder modulus, in place of `lipschitz`.
+        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
+        jumps: where f may jump. Finite norms only.
+        norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
+        method: how the values are chosen. "hard": f at the centers, sharp, as in the paper. "tuned": f at the centers, with
+            the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
+            "affine": f and its slopes in every cell. "adaptive": "affine" on scattered centers, placed where they are
+            needed. "pieces": exact, for piecewise affine expressions. "train": a tensor train, for many dimensions.
+            "auto": the smallest head among all of these.
+        accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
+        dtype: dtype of the head, torch.float64 or torch.float32. Its rounding is part of the bound.
+        sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
+        outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
+        max_bytes: largest size of the head in bytes.
+        vectorize: call f once per point, for functions that do not take batches.
+        trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
+            falls back to a black box, False never traces, True raises if tracing fails.
+        budget: seconds. Planning stops after two thirds of them with the best plan so far; a proof stops with the valid
+            bound that it has reached.
+        progress: called as `progress(what, done, of)`.
+        seed: random seed of the attack on the finished head, ≥ 0.
+
+    Returns:
+        A `Compiled`: the head, its partition and its certificate.
 
     Raises:
         PartitaError: one subclass per kind of bad input (`partita.errors`).
@@ -94,8 +105,9 @@ def compile(
     """
     require_outside(outside)
     if seed < 0:
-        raise UnsupportedError(f"seed is {seed}; expected a whole number ≥ 0.")
+        raise UnsupportedError(f"seed is {seed}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
+    planning, building = clock.until(_TO_PLAN), clock.until(1.0)
     request = request_for(
         function,
         domain,
@@ -106,12 +118,13 @@ def compile(
         max_bytes=max_bytes,
         method=method,
         accept=accept,
-        declared=Declared(lipschitz, modulus, hessian, jumps),
+        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
     )
-    planned = best_plan(request, progress=clock.until(_TO_PLAN))
-    return build(planned, outside=outside, progress=clock.until(1.0), seed=seed)
+    planned = best_plan(request, progress=planning)
+    first = constructed(planned, building, seed)
+    return _finished_or_next(planned, first, outside, building, seed)
 
 
 def plan(
@@ -133,12 +146,34 @@ def plan(
     trace: bool | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Sizes, sharpness and error of the head that `compile` would build, and why. Arguments as in `compile`.
+    """Size, sharpness and error of the head that `compile` would build, and the reasons.
 
-    A hard head is planned without evaluating f; the others are found from samples of f inside the domain.
+    "hard" heads are planned without evaluating f. The other methods sample f inside the domain.
+
+    Args:
+        function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        tolerance: the largest error allowed, > 0.
+        lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
+        modulus: a Hölder modulus, in place of `lipschitz`.
+        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
+        jumps: where f may jump. Finite norms only.
+        norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
+        method: as in `compile`: how the values are chosen.
+        accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
+        dtype: dtype of the head, torch.float64 or torch.float32.
+        sharpness: κ = R h², for methods whose values are f at the centers.
+        max_bytes: largest size of the head in bytes.
+        vectorize: call f once per point, for functions that do not take batches.
+        trace: whether to trace torch functions and modules into expressions, as in `compile`.
+        progress: called as `progress(what, done, of)`.
+
+    Returns:
+        A `Plan`, which `pa.build` turns into a head.
 
     Raises:
-        PartitaError: as `compile`.
+        PartitaError: as in `compile`.
 
     >>> import partita as pa
     >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
@@ -154,7 +189,7 @@ def plan(
         max_bytes=max_bytes,
         method=method,
         accept=accept,
-        declared=Declared(lipschitz, modulus, hessian, jumps),
+        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
     )
@@ -162,27 +197,38 @@ def plan(
 
 
 def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
-    """Build what `plan` described, attack it once, and return it with its certificate.
+    """Build the head of a plan, attack it once, and return it with its certificate.
 
-    If the finished head misses the tolerance, it is planned again: for a smaller share of the tolerance, then, if the method was
-    left open, by the other methods.
+    If the finished head misses the tolerance, it is planned again for a smaller share of the tolerance. With
+    method="auto" the other methods are tried next.
 
     Args:
         plan: from `pa.plan`.
-        outside, progress, seed: as in `compile`.
+        outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
+        progress: called as `progress(what, done, of)`.
+        seed: random seed of the attack on the finished head, ≥ 0.
 
     Raises:
-        ToleranceError: no head that was built meets the tolerance. PartitaError: as `compile`.
+        ToleranceError: no head that was built meets the tolerance.
+        PartitaError: as in `compile`.
 
     >>> import partita as pa
     >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
     7
     """
+    return _finished_or_next(plan, constructed(plan, progress, seed), outside, progress, seed)
+
+
+def _finished_or_next(
+    plan: Plan, first: tuple[Construction, Plan], outside: str, progress: Progress | None, seed: int
+) -> Compiled:
+    """The first head that meets the tolerance: of this plan, or, if the method was left open, of the plans without it."""
     missed: list[Candidate] = []
     errors: list[PartitaError] = []
+    construction, plan = first
     while True:
         try:
-            compiled = _finished(plan, outside, progress, seed)
+            compiled = _finished(construction, plan, outside, seed)
             return replace(compiled, candidates=_rows(plan, compiled, missed))
         except (SizeError, ToleranceError) as error:
             errors.append(error)
@@ -191,50 +237,35 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
             raise errors[0]
         try:  # what was only forecast, or makes a weaker claim, has its turn now
             plan = best_plan(plan.request, without=frozenset(c.method for c in missed), progress=progress)
+            construction, plan = constructed(plan, progress, seed)
         except NotContinuousError:
             raise  # says more than that a tolerance was missed
         except PartitaError:
             raise errors[0] from None
 
 
-def _finished(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
-    """The head of a plan, attacked; or the error that says why it cannot be handed out."""
-    construction, plan = _constructed(plan, progress, seed)
-    certificate, target, request = construction.certificate, plan.target, plan.request
+def _finished(construction: Construction, plan: Plan, outside: str, seed: int) -> Compiled:
+    """The head, attacked; or the error that says why it cannot be handed out."""
+    certificate, request = construction.certificate, plan.request
     size = sum(t.numel() * t.element_size() for t in construction.head.state_dict().values())
     if size > request.max_bytes:
         raise SizeError(
             f"the finished {plan.method} head takes {size_text(size)}; max_bytes allows {size_text(request.max_bytes)}",
-            "Ask for a larger tolerance, or raise max_bytes.",
+            "Use a larger tolerance, or raise max_bytes.",
         )
-    if certificate.error > request.tolerance:
+    error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
+    if error > request.tolerance:
         raise _missed(plan, certificate)
-    compiled = Compiled(construction.head, construction.partition, certificate, target, outside, plan.explanation)
+    compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
     if seen > certificate.error_bound:
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
-        certificate = certificate.with_estimate(max(certificate.error, witness.error))
+        certificate = certificate.with_estimate(max(error, witness.error))
         if certificate.error > request.tolerance:
             raise _missed(plan, certificate)
-    return replace(compiled, certificate=certificate.with_witness(witness, seed))
-
-
-def _constructed(plan: Plan, progress: Progress | None, seed: int) -> tuple[Construction, Plan]:
-    """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
-    construction = plan.maker.build(plan, progress, seed)
-    for share in plan.maker.shares[1:]:
-        if construction.certificate.error <= plan.request.tolerance:
-            break
-        again = plan.maker.plan(plan.request, share, progress)
-        if not isinstance(again, Plan):
-            break
-        if again.bytes > plan.request.max_bytes:
-            raise too_large(again).exception()
-        plan = replace(again, candidates=plan.candidates)
-        construction = plan.maker.build(plan, progress, seed)
-    return construction, plan
+    return replace(compiled, certificate=replace(certificate, witness=witness, seed=seed))
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
@@ -244,23 +275,23 @@ def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
         return ToleranceError(
             f"{label}: the finished {plan.method} head errs by {certificate.error:.6g} at fresh points, above the tolerance "
             f"{tolerance:g}: f is rougher than its samples showed",
-            f"Ask for {1.1 * certificate.error:.3g}.",
+            f"Use tolerance={1.1 * certificate.error:.3g}.",
         )
     if not math.isfinite(certificate.error_bound):
         return ToleranceError(
             f"{label}: the proof for the {plan.method} head ({plan.keys:,} keys) ran out of boxes before it covered the domain",
-            "Ask for accept='estimated', another method, or a larger tolerance.",
+            "Use accept='estimated', another method, or a larger tolerance.",
         )
     worst = max(certificate.terms, key=lambda t: t.value)
     return ToleranceError(
         f"{label}: the finished {plan.method} head has the bound {certificate.error_bound:.6g}, above the tolerance "
         f"{tolerance:g}: {worst.name} took more than was planned",
-        f"Ask for {1.01 * certificate.error_bound:.3g}.",
+        f"Use tolerance={1.01 * certificate.error_bound:.3g}.",
     )
 
 
 def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[float]) -> PartitaError:
-    """A point that refutes the claim: the caller's word does not hold, or, where there is none, the proof is wrong."""
+    """A point refutes the claim: what the caller declared is false, or, if nothing was declared, the proof is wrong."""
     found = (
         f"{plan.target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
         f"{certificate.error_bound:.6g} (worst point seen: {list(point)})"
@@ -270,23 +301,24 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
             found, "This is a bug in partita: please report the function, the domain and the tolerance."
         )
     return LipschitzContradictedError(
-        found, "What is declared of the function does not hold, or it does not always return the same value."
+        found, "A declared property of the function is false, or the function does not always return the same value."
     )
 
 
 def _rows(plan: Plan, compiled: Compiled, missed: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The rows of the plan, with what was found out by building."""
     certificate = compiled.certificate
+    rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
     note = next((c.note for c in plan.candidates if c.method == plan.method), "") if not missed else "the next best"
     chosen = Candidate(
         plan.method,
         certificate.kind,
         note,
-        compiled.num_keys,
-        compiled.num_parameters,
+        plan.keys,
+        plan.parameters,
         certificate.facts.get("largest_value", plan.largest),
-        certificate.rounding,
-        certificate.error,
+        rounding,
+        certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate,
         True,
     )
     told = {plan.method, *(c.method for c in missed)}
@@ -295,7 +327,7 @@ def _rows(plan: Plan, compiled: Compiled, missed: Sequence[Candidate]) -> tuple[
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     """The L_p error over uniform samples, by the largest output only: an estimate from below, up to chance."""
-    box = compiled.target.domain.bounding_box()
+    box = compiled.target.box
     errors = compiled.errors_at(box.sample(4096, np.random.default_rng(seed)))
     largest = float(errors.max())
     return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0

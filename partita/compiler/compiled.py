@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from partita.methods.method import Candidate
 from partita.methods.planner import report
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.proof import Progress
-from partita.proofs.worst_point import search_worst
+from partita.proofs.worst_point import errors_at, search_worst
 
 __all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
 
@@ -32,20 +33,32 @@ OUTSIDE = ("raise", "clamp", "allow")
 
 
 def require_outside(rule: str) -> None:
-    """An UnsupportedError unless `rule` is one of "raise", "clamp", "allow"."""
+    """Raise an UnsupportedError unless `rule` is one of "raise", "clamp", "allow"."""
     if rule not in OUTSIDE:
         raise UnsupportedError(f"outside is {rule!r}; expected one of {', '.join(map(repr, OUTSIDE))}.")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
-    """What `compile` returns. Call it with what the function takes: arrays or tensors, batched or a single point.
+    """A compiled head with its domain, partition and certificate: what `compile` returns.
+
+    Call it with what the function takes: arrays or tensors, a batch or a single point.
 
     Attributes:
-        head: the `nn.Module`. partition: the cells it makes. certificate: what is proved of it.
-        target: the function and its domains (without the function itself if it was a black box and read from a file).
-        outside: what to do with inputs outside the domain: "raise", "clamp" or "allow" (then nothing is claimed of them).
-        why: the plan's explanation. candidates: every method that was considered, this one first (not stored in files).
+        head: the attention head, an `nn.Module`.
+        partition: the cells that the head makes.
+        certificate: what is claimed about the head, and on which grounds.
+        target: the function and its domain. A black box that was loaded from a file has no function.
+        outside: what to do with inputs outside the domain: "raise", "clamp", or "allow" (the certificate does not cover them).
+        why: the plan's explanation, one sentence per item.
+        candidates: every method that was considered, this one first. Not stored in files.
+
+    >>> import partita as pa
+    >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+    >>> c
+    Compiled('2*x': 7 keys, proved error ≤ 0.142857 in Linf, float64)
+    >>> bool(abs(c([0.5]) - 1.0) <= c.error_bound)
+    True
     """
 
     head: FoldedHead
@@ -61,95 +74,188 @@ class Compiled:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the head's tensors are no longer those that the certificate is about."""
+        """Whether a tensor of the head was changed after the head was certified.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.is_changed
+        False
+        """
         return self.certificate.model.get("sha256") != model_digest(self.head.state_dict())
 
     def require_unchanged(self) -> Compiled:
-        """Itself, unless the head was changed since it was certified: then nothing is claimed of it, and this is an error.
+        """The object itself, if the head is the one that was certified.
 
         Raises:
-            UnsupportedError: a tensor of the head was changed.
+            UnsupportedError: a tensor of the head was changed, so its certificate does not apply.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.require_unchanged() is c
+        True
         """
         if self.is_changed:
             raise UnsupportedError(
-                "this head was changed since it was certified, so its certificate is not about it",
-                "Compile again, or use c.head on its own, without a claim.",
+                "the head was changed after it was certified, so its certificate does not apply",
+                "Compile again, or use c.head, which the certificate does not cover.",
             )
         return self
 
     @property
     def error_bound(self) -> float:
-        """The proved bound of `‖f − head‖` on the domain, rounding included; infinite where nothing is proved.
+        """The proved bound of `‖f − head‖` on the domain, rounding included. Infinite if nothing is proved.
 
         Raises:
-            UnsupportedError: the head was changed since it was certified.
+            UnsupportedError: the head was changed after it was certified.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.error_bound <= 0.15
+        True
         """
         return self.require_unchanged().certificate.error_bound
 
     @property
     def error_estimate(self) -> float | None:
-        """The largest error sampled, where the claim is an estimate; None where there is a bound.
+        """The largest sampled error, if the claim is an estimate. None if there is a bound.
 
         Raises:
-            UnsupportedError: the head was changed since it was certified.
+            UnsupportedError: the head was changed after it was certified.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.error_estimate is None
+        True
         """
         return self.require_unchanged().certificate.error_estimate
 
     @property
     def num_keys(self) -> int:
-        """Cells of the folded head, ghosts included."""
+        """The number of keys, which is the number of cells, ghosts included.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.num_keys
+        7
+        """
         return self.head.num_keys
 
     @property
     def num_parameters(self) -> int:
-        """Scalars that the folded head stores."""
+        """The number of scalars that the head stores.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.num_parameters < 50
+        True
+        """
         return self.head.num_parameters
 
     def __call__(self, *inputs: Any) -> Any:
-        """The head's values: tensors for tensors, arrays for anything else. Inputs outside the domain as `outside` says."""
+        """The head's values, `(…, *output_shape)`: tensors for tensors, arrays for everything else.
+
+        Args:
+            inputs: one argument `(…, *domain.shape)` per domain.
+
+        Raises:
+            OutsideDomainError: an input lies outside the domain and `outside` is "raise".
+            NonFiniteValueError: an input is NaN or infinite.
+            UnsupportedError: the head was cast to another dtype.
+        """
         if str(self.head.dtype) != f"torch.{self.certificate.semantics}":
             raise UnsupportedError(
                 f"the head was cast to {self.head.dtype} after it was certified in {self.certificate.semantics}; "
-                "compile with dtype=… instead, or call c.head, of which nothing is claimed then."
+                "compile with dtype=… instead, or call c.head, which the certificate does not cover."
             )
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
         out = self.head.evaluate(self._inside(flat).to(self.head.dtype)).reshape((*lead, *self.head.output_shape))
         return out if any(isinstance(z, Tensor) for z in inputs) else out.detach().cpu().numpy()
 
     def with_outside(self, outside: str) -> Compiled:
-        """The same head with another rule for inputs outside the domain."""
+        """The same head with another rule for inputs outside the domain.
+
+        Args:
+            outside: "raise", "clamp" or "allow".
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> bool(c.with_outside("clamp")([7.0]) == c([1.0]))
+        True
+        """
         return replace(self, outside=outside)
 
     def layers(self, form: str = "indexed") -> SelfNetwork | CrossNetwork:
-        """The paper's Linear and attention as one module, every tensor named: `form` is "indexed" (ours) or "log" (the paper's)."""
+        """The same head as the paper writes it: a Linear layer and an attention layer in one module, every tensor named.
+
+        Args:
+            form: "indexed" (ours) or "log" (the paper's).
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> type(c.layers()).__name__
+        'SelfNetwork'
+        """
         return literal_layers(self.head, form)
 
     def explain(self) -> str:
-        """Why these sizes, and what is claimed on which grounds."""
+        """Why the head has these sizes, and what is claimed on which grounds, as text.
+
+        Raises:
+            UnsupportedError: the head was changed after it was certified.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> print(c.explain().splitlines()[0])
+        7 keys
+        """
         return "\n".join([*self.why, self.require_unchanged().certificate.explain()])
 
     def report(self) -> str:
-        """Every candidate with keys, stored numbers, size of the values, rounding and error; the arrow marks this head."""
+        """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.report().splitlines()[0].split()
+        ['method', 'claim', 'keys', 'stored', 'numbers', 'max', '|V|', 'rounding', 'error']
+        """
         return report(self.candidates)
 
     def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
-        """Search for the worst error: random points, corners, cell corners, local search. An estimate from below."""
-        return search_worst(self.errors_at, self.target.domain, partition=self.partition, samples=samples, seed=seed)
+        """The worst error found by a search over random points, corners, cell corners and a local search: a lower estimate.
+
+        Args:
+            samples: random points.
+            seed: random seed.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.attack(samples=256).error <= c.error_bound
+        True
+        """
+        error = partial(errors_at, self.head, self.target)
+        return search_worst(error, self.target.domain, partition=self.partition, samples=samples, seed=seed)
 
     def errors_at(self, points: np.ndarray) -> np.ndarray:
-        """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off."""
-        with torch.no_grad():
-            z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
-            got = self.head.evaluate(z).double().numpy()
-        error = np.abs(got - self.target(points))
-        error = np.where(np.isnan(error), np.inf, error)  # a head that has no value is as wrong as can be
-        if self.target.graph is not None:
-            enclosure = self.target.graph.enclose(points, points)
-            error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
-        return error.max(axis=1)
+        """`|f − head|_∞` at points, `(n,)`. For an expression the error of evaluating f in float64 is subtracted.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> bool(c.errors_at(np.array([[0.5]]))[0] <= c.error_bound)
+        True
+        """
+        return errors_at(self.head, self.target, points)
 
     def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
-        """Between which values each output lies on the domain: proved, for the head as it is run.
+        """Proved lower and upper bounds of each output on the domain, for the head as it runs.
+
+        Args:
+            progress: called as `progress(what, done, of)`.
+
+        Raises:
+            UnsupportedError: the domain is not a box.
 
         >>> import partita as pa
         >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
@@ -160,7 +266,13 @@ class Compiled:
         return bound_range(self.head, self.target, progress=progress)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
-        """How far the head's gradient is from f's, coordinate by coordinate: proved, for the stored tensors in exact arithmetic.
+        """Proved bounds of `|∂head/∂z_i − ∂f/∂z_i|`, one per coordinate, for the stored tensors in exact arithmetic.
+
+        Args:
+            progress: called as `progress(what, done, of)`.
+
+        Raises:
+            UnsupportedError: the domain is not a box, or f is a black box.
 
         >>> import partita as pa
         >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
@@ -171,7 +283,14 @@ class Compiled:
         return bound_gradient_error(self.head, self.target, progress=progress)
 
     def bound_slope(self, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
-        """Between which values `∂net/∂z_axis` lies, for each output; `.trend` says whether the head rises or falls along the axis.
+        """Proved lower and upper bounds of `∂head/∂z_axis`, one per output. `.trend` says whether the head rises or falls.
+
+        Args:
+            axis: flat coordinate, counted from 0.
+            progress: called as `progress(what, done, of)`.
+
+        Raises:
+            UnsupportedError: the domain is not a box, or there is no such axis.
 
         >>> import partita as pa
         >>> pa.compile("tanh(x)", pa.Box([-1], [1]), tolerance=1e-3).bound_slope(0)[0].trend
@@ -181,22 +300,42 @@ class Compiled:
 
     def _box(self) -> Box:
         if not isinstance(self.target.domain, Box):
-            raise UnsupportedError(
-                f"ranges and slopes are proved over boxes; this head's domain is {self.target.domain}."
-            )
+            raise UnsupportedError(f"the domain is {self.target.domain}; ranges and slopes are proved over a Box only.")
         return self.target.domain
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) at once or not at all.
+        """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) to a folder, all of them or none.
 
-        A head that was changed since it was certified (trained, say) is refused: the certificate is not about it.
+        Args:
+            folder: where to write. Parents are created.
+            overwrite: replace a folder that exists.
+
+        Raises:
+            AlreadyExistsError: the folder exists and overwrite is False.
+            UnsupportedError: the head was changed after it was certified.
+
+        >>> import partita as pa, tempfile, pathlib
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pa.load(c.save(pathlib.Path(folder) / "head")).error_bound == c.error_bound
+        True
         """
         return storage.save(
             self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite
         )
 
     def export_onnx(self, path: str | os.PathLike[str]) -> Path:
-        """Write the head as ONNX, dynamic batch; onnxruntime reproduces it within the rounding terms of the certificate."""
+        """Write the head as an ONNX file with a dynamic batch axis.
+
+        onnxruntime reproduces the head within the rounding terms of the certificate.
+
+        Args:
+            path: the file to write.
+
+        Raises:
+            MissingExtraError: the `onnx` extra is not installed.
+            UnsupportedError: the head was changed after it was certified.
+        """
         return storage.export_onnx(self.require_unchanged().head, path)
 
     def _inside(self, flat: Tensor) -> Tensor:
@@ -216,21 +355,33 @@ class Compiled:
         row = int(np.flatnonzero(~inside)[0])
         raise OutsideDomainError(
             f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is "
-            f"{points[row].tolist()}; the certificate says nothing there. Use outside='clamp' or outside='allow' when "
-            "compiling (or c.with_outside(…)) if you want values all the same."
+            f"{points[row].tolist()}; the certificate does not cover them. To get values there, compile with "
+            "outside='clamp' or outside='allow', or use c.with_outside(…)."
         )
 
     def __repr__(self) -> str:
         c, keys = self.certificate, f"{count_text(self.num_keys)} key{'' if self.num_keys == 1 else 's'}"
         if self.is_changed:
-            return f"Compiled({self.target.label!r}: {keys}, changed since it was certified: nothing is claimed)"
+            return f"Compiled({self.target.label!r}: {keys}, changed after it was certified: the certificate does not apply)"
         return f"Compiled({self.target.label!r}: {keys}, {c.kind} error {c.claim} in L{c.norm}, {c.semantics})"
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:
-    """A head that `Compiled.save` wrote, every hash, shape and number checked.
+    """A head that `Compiled.save` wrote, with every hash, shape and number checked.
 
-    Expressions come back whole, black boxes without their function.
+    Expressions are restored. Black boxes come back without their function.
+
+    Args:
+        folder: the folder that `Compiled.save` wrote.
+
+    Raises:
+        FormatError: a file is missing, cut short, changed, or of a newer version.
+
+    >>> import partita as pa, tempfile, pathlib
+    >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pa.load(c.save(pathlib.Path(folder) / "head")).num_keys == c.num_keys
+    True
     """
     head, certificate, target, outside, why = storage.load_parts(folder)
-    return Compiled(head, head.partition(target.domain.bounding_box()), certificate, target, outside, why)
+    return Compiled(head, head.partition(target.box), certificate, target, outside, why)

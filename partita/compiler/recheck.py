@@ -1,7 +1,7 @@
-"""Doing the sums again: a certificate's hashes and arithmetic, from the stored tensors and the declared assumptions alone.
+"""Recheck: recomputes a certificate's hashes and terms from the stored tensors and the declared assumptions alone.
 
-This is the producer checking its own books, with its own proofs. It catches files that changed, terms that do not add up, and
-constants that interval arithmetic does not confirm; it is not an independent proof.
+partita checks its own certificate with its own proofs. It finds changed files, terms that do not add up, and constants that
+interval arithmetic does not confirm. It is not an independent proof.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _SLACK = 1 + 1e-9  # recomputed terms may differ in their last digits between pl
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a re-check: what was compared and whether it holds."""
+    """One line of a recheck.
+
+    Attributes:
+        name: what was compared.
+        holds: whether it agrees with the certificate.
+        detail: what was found.
+    """
 
     name: str
     holds: bool
@@ -39,7 +45,9 @@ class Check:
 
 
 def recheck(compiled: Compiled) -> tuple[Check, ...]:
-    """Recompute every term from the head's tensors, compare, and re-verify hashes, constants and the witness.
+    """Recompute every term of a certificate from the head's tensors, and check its hashes, constants and witness.
+
+    This is partita checking its own arithmetic, not an independent proof. `partita-check` is independent.
 
     Args:
         compiled: from `pa.compile` or `pa.load`.
@@ -59,7 +67,7 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
     certificate, head, target = compiled.certificate, compiled.head, compiled.target
     digest = model_digest(head.state_dict())
     yield Check("tensors", digest == certificate.model.get("sha256"), f"sha256 {digest[:16]}…")
-    same = list(certificate.domain.get("arguments", [])) == [d.describe() for d in target.domains]
+    same = list(certificate.domain.get("arguments", [])) == [d.description for d in target.domains]
     yield Check("domain", same, " and ".join(str(d) for d in target.domains))
     dtype = str(head.dtype).removeprefix("torch.")
     yield Check("arithmetic", certificate.semantics == dtype, f"the head is {dtype}")
@@ -149,9 +157,9 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
     except (TypeError, ValueError, KeyError, PartitaError) as error:
         return None, f"the certificate's moduli cannot be read: {error}"
     if certificate.kind == "proved_given" and certificate.rests_on("regularity"):
-        return stated, "declared by the caller: not re-checked, only used"
+        return stated, "declared by the caller, not checked"
     if target.graph is None:
-        return None, "nobody vouches for the moduli of this black box"
+        return None, "the certificate gives no grounds for the moduli of this black box"
     ours = gather(target, norm=_norm(certificate)).known
     if ours.modulus is None or stated.modulus is None or ours.per_axis is None or stated.per_axis is None:
         return None, "the certificate states no modulus"
@@ -167,7 +175,7 @@ def _value_error(compiled: Compiled, proof: Proof, known: Known | None) -> tuple
     head, target = compiled.head, compiled.target
     centers = proof.centers(head, target)
     if proof.rests_on == "curvature":
-        return None, "f and its differences at the centers: declared by the caller, not re-checked, only used"
+        return None, "f and its differences at the centers: declared by the caller, not checked"
     if centers is None or known is None:
         return None, ""
     if target.graph is None:
@@ -182,7 +190,7 @@ def _estimate_again(compiled: Compiled) -> Iterator[Check]:
     """Fresh samples, other than those that the estimate rests on."""
     certificate, target = compiled.certificate, compiled.target
     if target.ask is None:
-        yield Check("estimate", True, "the function was not stored: nothing to compare with")
+        yield Check("estimate", True, "not checked: the function is not stored")
         return
     seen = sampled_error(compiled.head, target, _norm(certificate), seed=certificate.seed + 1)
     holds = seen.estimate <= certificate.tolerance

@@ -22,7 +22,7 @@ from partita.functions.operations import Node
 from partita.geometry.domains import Array, Box
 from partita.geometry.envelopes import Rows, leading
 
-__all__ = ["MAX_PIECES", "PiecewiseAffine", "recognise"]
+__all__ = ["MAX_PIECES", "READ", "PiecewiseAffine", "recognise"]
 
 MAX_PIECES = 4096
 _MAX_BITS = 4096  # of a numerator or denominator
@@ -151,7 +151,7 @@ _RULES: Mapping[str, Callable[..., _Difference]] = {
     "abs": lambda f: f.absolute(),
     "relu": lambda f: f.maximum(f.scaled(Fraction(0))),
 }
-_READ = {*_RULES, "input", "const", "clamp", "mul", "div", "pow"}
+READ = frozenset({*_RULES, "input", "const", "clamp", "mul", "div", "pow"})  # operations of piecewise affine functions
 
 
 def _value(
@@ -215,7 +215,7 @@ def _needed(graph: Graph) -> list[int]:
             or (node.operation == "div" and moving[1])
             or (node.operation == "pow" and moving[0] and node.parameters[0] not in (0, 1))
         )
-        if node.operation not in _READ or bent:
+        if node.operation not in READ or bent:
             raise UnsupportedError(
                 f"not piecewise affine: {node.operation} of {'variables' if varying[position] else 'a constant'}; expected "
                 "sums, multiples by rational constants, max, min, abs, relu and clamp."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from partita.errors import (
     LipschitzContradictedError,
     NotContinuousError,
     NothingKnownError,
+    PartitaError,
     ShapeError,
     UnsupportedError,
 )
@@ -34,15 +35,27 @@ __all__ = [
     "Modulus",
     "RoughBoxes",
     "gather",
+    "knowledge_or_obstacle",
     "sample_pairs",
 ]
 
 
 @dataclass(frozen=True)
 class Modulus:
-    """`|f(x) − f(y)|_∞ ≤ constant · |x − y|₂^exponent` on the domain; exponent 1 is a Lipschitz constant.
+    """A modulus of continuity: `|f(x) − f(y)|_∞ ≤ constant · |x − y|₂^exponent` on the domain.
 
-    Exponents in (0, 1] are Hölder moduli: concave, as the bounds need them.
+    Exponent 1 is a Lipschitz constant; exponents below 1 are Hölder moduli.
+
+    Args:
+        constant: finite, ≥ 0.
+        exponent: in (0, 1].
+
+    Raises:
+        DomainError: a number is out of range.
+
+    >>> import partita as pa
+    >>> print(pa.Modulus(2.0, exponent=0.5))
+    |f(x) − f(y)|_∞ ≤ 2·|x − y|₂^0.5
     """
 
     constant: float
@@ -50,9 +63,9 @@ class Modulus:
 
     def __post_init__(self) -> None:
         if not (self.constant >= 0 and math.isfinite(self.constant)):
-            raise DomainError(f"a Lipschitz or Hölder constant must be finite and ≥ 0, found {self.constant}.")
+            raise DomainError(f"Modulus: constant is {self.constant}; expected a finite number ≥ 0.")
         if not 0 < self.exponent <= 1:
-            raise DomainError(f"a Hölder exponent lies in (0, 1], found {self.exponent}.")
+            raise DomainError(f"Modulus: exponent is {self.exponent}; expected a number in (0, 1].")
 
     def __str__(self) -> str:
         power = "" if self.exponent == 1 else f"^{self.exponent:g}"
@@ -68,7 +81,7 @@ class AxisLipschitz:
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", tuple(float(c) for c in self.constants))
         if not all(c >= 0 and math.isfinite(c) for c in self.constants):
-            raise DomainError(f"Lipschitz constants must be finite and ≥ 0, found {self.constants}.")
+            raise DomainError(f"Lipschitz constants are {self.constants}; expected finite numbers ≥ 0.")
 
     def __str__(self) -> str:
         return "|f(x) − f(y)|_∞ ≤ " + " + ".join(f"{c:.6g}·|x{i} − y{i}|" for i, c in enumerate(self.constants))
@@ -82,7 +95,7 @@ class Curvature:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.constant, (int, float, np.number)) and 0 <= self.constant < math.inf):
-            raise DomainError(f"a bound of second derivatives must be finite and ≥ 0, found {self.constant}.")
+            raise DomainError(f"hessian is {self.constant}; expected a finite number ≥ 0.")
 
     def __str__(self) -> str:
         return f"|∇²f|₂ ≤ {self.constant:.6g}, for each output"
@@ -90,15 +103,22 @@ class Curvature:
 
 @dataclass(frozen=True, eq=False)
 class Jumps:
-    """A set that f may jump across, declared: off it f obeys its modulus, and f never moves by more than `height`.
+    """A declared set across which f may jump. Elsewhere f obeys its modulus, and f never moves by more than `height`.
 
-    The modulus holds for pairs whose segment misses the set, and for every r > 0 the points within distance r of the set have
-    measure at most `tube₁ r + tube₂ r² + …`. For k jumps on a line `tube=2*k`; for a connected curve of length ℓ in the plane
-    `tube=(2*ℓ, π)`; the length alone would not do, since a tiny circle still has a whole disc around it.
+    The modulus holds for pairs of points whose segment misses the set. For every r > 0 the points within distance r of the
+    set have measure at most `tube₁ r + tube₂ r² + …`. For k jumps on a line use `tube=2*k`; for a connected curve of length
+    ℓ in the plane use `tube=(2*ℓ, π)`: the second term covers the ends of the curve.
 
     Args:
-        height: `|f(x) − f(y)|_∞ ≤ height` for all x, y of the domain.
-        tube: the coefficients; one number stands for `tube₁`.
+        height: `|f(x) − f(y)|_∞ ≤ height` for all x, y of the domain. Finite, ≥ 0.
+        tube: the coefficients `(tube₁, tube₂, …)`; a single number is `tube₁`. Finite, ≥ 0.
+
+    Raises:
+        DomainError: a number is negative or not finite.
+
+    >>> import partita as pa
+    >>> pa.Jumps(height=1.0, tube=2.0).coefficients  # one jump on a line
+    (2.0,)
     """
 
     height: float
@@ -107,14 +127,24 @@ class Jumps:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tube", tuple(np.atleast_1d(np.asarray(self.tube, dtype=float)).tolist()))
         if not all(x >= 0 and math.isfinite(x) for x in (self.height, *self.coefficients)):
-            raise DomainError(f"Jumps: height {self.height} and tube {self.tube} must be finite and ≥ 0.")
+            raise DomainError(f"Jumps: height is {self.height}, tube is {self.tube}; expected finite numbers ≥ 0.")
 
     @property
     def coefficients(self) -> tuple[float, ...]:
+        """`tube` as a tuple of floats."""
         return self.tube  # type: ignore[return-value]
 
     def near(self, reach: Sequence[float], power: float, volume: float) -> tuple[float, float]:
-        """H and an upper bound of `∫ (movement/H)^p` over the points whose window, `reach_i` along axis i, may cross the set."""
+        """H and an upper bound of `∫ (movement/H)^p` over the points whose window may cross the set.
+
+        Args:
+            reach: half width of the window along each axis, `(m,)`.
+            power: p.
+            volume: volume of the domain, the largest value returned.
+
+        >>> Jumps(1.0, 2.0).near([0.25], 1.0, 10.0)[1] >= 0.5
+        True
+        """
         distance = sqrt_up(add_up(*(mul_up(r, r) for r in reach)))
         near = add_up(*(mul_up(t, pow_up(distance, k)) for k, t in enumerate(self.coefficients, 1)))
         return self.height, min(near, volume)
@@ -221,16 +251,26 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What the caller says of f, as it was given."""
+    """What the caller says of f, as it was given; `curvature` is the bound of second derivatives, checked."""
 
     lipschitz: float | Sequence[float] | None = None
     modulus: Modulus | None = None
     hessian: float | None = None
     jumps: Jumps | None = None
+    curvature: Curvature | None = field(init=False)
 
-    @property
-    def curvature(self) -> Curvature | None:
-        return None if self.hessian is None else Curvature(self.hessian)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "curvature", None if self.hessian is None else Curvature(self.hessian))
+
+
+def knowledge_or_obstacle(
+    target: Target, *, norm: float, declared: Declared
+) -> tuple[Knowledge | None, PartitaError | None]:
+    """`gather`, or None and the reason why nothing is known of f."""
+    try:
+        return gather(target, norm=norm, declared=declared), None
+    except (NothingKnownError, NotContinuousError) as error:
+        return None, error
 
 
 def gather(target: Target, *, norm: float, declared: Declared | None = None) -> Knowledge:
@@ -241,7 +281,7 @@ def gather(target: Target, *, norm: float, declared: Declared | None = None) -> 
     if said is None:
         raise NothingKnownError(_suggestion(target))
     points = target.domain.sample(64, np.random.default_rng(2))
-    box = target.domain.bounding_box()
+    box = target.box
     diagonal = float(np.sqrt((box.sides**2).sum()))
     magnitude = float(np.abs(target(points)).max()) + _largest_move(said, diagonal, box.sides)
     return Knowledge(said, True, magnitude, "declared by the caller")
@@ -273,7 +313,7 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
 
 
 def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -> Knowledge:
-    box = target.domain.bounding_box()
+    box = target.box
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
     found = lipschitz_bounds(graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
     if said is not None and not _implied(said, found):
@@ -327,7 +367,7 @@ def _largest_move(known: Known, diagonal: float, sides: np.ndarray) -> float:
         moves.append(known.modulus.constant * diagonal**known.modulus.exponent)
     if known.per_axis is not None:
         moves.append(float(sides @ np.array(known.per_axis.constants)))
-    return max(min(moves), known.jumps.height if known.jumps is not None else 0.0)
+    return float(max(min(moves), known.jumps.height if known.jumps is not None else 0.0))
 
 
 def _suggestion(target: Target) -> str:

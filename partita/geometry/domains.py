@@ -7,7 +7,7 @@ A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,22 +37,36 @@ def _require_rows(points: Array, dimension: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """The box `{z : lo ≤ z ≤ hi}` in R^m, m the number of entries of `lo`.
+    """The box `{z : lo ≤ z ≤ hi}` in R^m, where m is the number of entries of `lo`.
 
     Args:
-        lo, hi: the corners, of shape `(m,)` for vectors or `(tokens, dim)` for sequences.
+        lo: lower corner, `(m,)` for vectors or `(tokens, dim)` for sequences.
+        hi: upper corner, of the same shape.
+
+    Attributes:
+        shape: of one point, `(m,)` or `(tokens, dim)`.
+        dimension: m, the number of real coordinates.
+        sides: the lengths `hi − lo`, flat, `(m,)`.
+        volume: the product of the sides, rounded up.
+        description: the box as plain data, in the form that certificates and files store.
 
     Raises:
-        DomainError: a side that is empty or not finite, shapes that differ.
+        DomainError: a side is empty or not finite, or the shapes differ.
 
-    >>> Box([-1, -1], [1, 1]).dimension
+    >>> import partita as pa
+    >>> pa.Box([-1, -1], [1, 1]).dimension
     2
-    >>> Box.sequence(-1, 1, tokens=3, dim=2).shape
+    >>> pa.Box.sequence(-1, 1, tokens=3, dim=2).shape
     (3, 2)
     """
 
     lo: Array
     hi: Array
+    shape: tuple[int, ...] = field(init=False)
+    dimension: int = field(init=False)  # m, the number of real coordinates
+    sides: Array = field(init=False)  # flat, (m,)
+    volume: float = field(init=False)  # the product of the sides, rounded up
+    description: dict[str, Any] = field(init=False)  # plain data, as certificates and files contain it
 
     if TYPE_CHECKING:
 
@@ -63,7 +77,7 @@ class Box:
         object.__setattr__(self, "hi", frozen_array(self.hi))
         if self.lo.shape != self.hi.shape or self.lo.ndim not in (1, 2) or self.lo.size == 0:
             raise DomainError(
-                f"Box: lo has shape {self.lo.shape} and hi {self.hi.shape}; expected two equal shapes, "
+                f"Box: lo has shape {self.lo.shape}, hi has shape {self.hi.shape}; expected equal shapes, "
                 "(m,) for vectors or (tokens, dim) for sequences."
             )
         if not (np.isfinite(self.lo).all() and np.isfinite(self.hi).all()):
@@ -76,63 +90,100 @@ class Box:
                 "every side needs lo < hi (swap the corners, or drop the axis if the function does not use it)."
             )
         with np.errstate(over="ignore"):
-            sides = self.sides
+            sides = (self.hi - self.lo).ravel()
         if not np.isfinite(sides).all():
             raise DomainError("Box: a side is longer than the largest float64; rescale the variable.")
         if (sides <= 4 * np.spacing(np.maximum(np.abs(self.lo), np.abs(self.hi))).ravel()).any():
             raise DomainError("Box: a side is only a few floating-point numbers wide; shift or rescale the variable.")
+        sides.flags.writeable = False
+        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
+        for name, value in (
+            ("shape", self.lo.shape),
+            ("dimension", self.lo.size),
+            ("sides", sides),
+            ("volume", mul_up(*up(sides).tolist())),
+            ("description", {"type": "box", "shape": list(self.lo.shape), "lo": lo, "hi": hi}),
+        ):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def sequence(cls, lo: float, hi: float, *, tokens: int, dim: int) -> Box:
-        """The box `[lo, hi]^(tokens × dim)` of sequences of shape `(tokens, dim)`."""
+        """The box `[lo, hi]^(tokens × dim)` of sequences of shape `(tokens, dim)`.
+
+        Args:
+            lo: lower end of every coordinate.
+            hi: upper end of every coordinate.
+            tokens: tokens per sequence, at least 1.
+            dim: coordinates per token, at least 1.
+
+        Raises:
+            DomainError: tokens or dim is below 1, or lo ≥ hi.
+
+        >>> Box.sequence(0, 1, tokens=2, dim=3).dimension
+        6
+        """
         if tokens < 1 or dim < 1:
             raise DomainError(f"Box.sequence: tokens={tokens} and dim={dim} must both be at least 1.")
         return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
 
-    def describe(self) -> dict[str, Any]:
-        """Plain data, as certificates and files contain it."""
-        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
-        return {"type": "box", "shape": list(self.shape), "lo": lo, "hi": hi}
-
     def widened(self, precision: Precision) -> Box:
-        """The box that inputs lie in after they were rounded to this precision."""
+        """The box that contains every input after rounding to this precision.
+
+        Args:
+            precision: the `Precision` that inputs are rounded to. float64 leaves the box unchanged.
+
+        >>> bool(Box([0.1], [0.2]).widened(Precision.of("float32")).lo[0] < 0.1)
+        True
+        """
         return Box(*precision.widened(self.lo, self.hi)) if precision.rounds_inputs else self
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.lo.shape
-
-    @property
-    def dimension(self) -> int:
-        """m, the number of real coordinates."""
-        return self.lo.size
-
-    @property
-    def sides(self) -> Array:
-        """Side lengths, flat, `(m,)`."""
-        return (self.hi - self.lo).ravel()
-
-    @property
-    def volume(self) -> float:
-        """The product of the sides, rounded up once."""
-        return mul_up(*up(self.sides).tolist())
-
     def contains(self, points: Array) -> NDArray[np.bool_]:
-        """Which rows of `points`, `(n, m)`, lie in the closed box."""
+        """Which points lie in the closed box, `(n,)`.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        Raises:
+            ShapeError: points have another shape.
+
+        >>> Box([0], [1]).contains(np.array([[0.5], [2.0]])).tolist()
+        [True, False]
+        """
         _require_rows(points, self.dimension)
-        return np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1)
+        return np.asarray(np.all((points >= self.lo.ravel()) & (points <= self.hi.ravel()), axis=1))
 
     def clamp(self, points: Array) -> Array:
-        """The nearest point of the box, row by row."""
+        """The nearest point of the box for each given point, `(n, m)`.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        >>> Box([0], [1]).clamp(np.array([[0.5], [2.0]])).tolist()
+        [[0.5], [1.0]]
+        """
         return np.clip(points, self.lo.ravel(), self.hi.ravel())
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
-        """Uniform random points, `(count, m)`."""
-        lo, hi = self.lo.ravel(), self.hi.ravel()
-        return np.clip(lo + (hi - lo) * rng.random((count, self.dimension)), lo, hi)
+        """Uniform random points of the box, `(count, m)`.
+
+        Args:
+            count: number of points.
+            rng: numpy random generator.
+
+        >>> Box([0, 0], [1, 1]).sample(5, np.random.default_rng(0)).shape
+        (5, 2)
+        """
+        return self.clamp(self.lo.ravel() + self.sides * rng.random((count, self.dimension)))
 
     def corners(self, limit: int = 1024) -> Array:
-        """All 2^m corners, or the first `limit` of them."""
+        """All 2^m corners, or the first `limit` of them, `(corners, m)`.
+
+        Args:
+            limit: the largest number of corners to return.
+
+        >>> Box([0, 0], [1, 2]).corners().tolist()
+        [[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [1.0, 2.0]]
+        """
         m, count = self.dimension, 1 << min(self.dimension, 30)
         bits = (np.arange(min(count, limit))[:, None] >> np.arange(min(m, 30))) & 1
         full = np.zeros((bits.shape[0], m), dtype=bool)
@@ -140,6 +191,11 @@ class Box:
         return np.where(full, self.hi.ravel(), self.lo.ravel())
 
     def bounding_box(self) -> Box:
+        """The box itself. A `PointCloud` returns the smallest box around it.
+
+        >>> Box([0], [1]).bounding_box()
+        Box([0.0], [1.0])
+        """
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -161,13 +217,20 @@ class Box:
 class PointCloud:
     """The union of closed balls of radius `fill_distance` around `points`: a small domain inside a large space.
 
-    `fill_distance` is declared by the caller: every point of the true domain is that close to a listed one. With 0 the
-    listed points *are* the domain. Nothing follows for what lies between samples unless it is declared
-    (*Theorem*: `small-domain`).
+    The caller declares `fill_distance`: every point of the true domain lies within that distance of a listed point.
+    With 0 the domain is the listed points and nothing else (*Theorem*: `small-domain`).
 
     Args:
-        points: `(N, m)`, or `(N, tokens, dim)` for sequences.
-        fill_distance: Euclidean, ≥ 0.
+        points: the listed points, `(N, m)`, or `(N, tokens, dim)` for sequences.
+        fill_distance: Euclidean radius of the balls, ≥ 0.
+
+    Raises:
+        DomainError: there are no points, a number is not finite, or fill_distance is negative.
+
+    >>> import partita as pa
+    >>> cloud = pa.PointCloud([[0.0, 0.0], [1.0, 1.0]], fill_distance=0.1)
+    >>> cloud.contains(np.array([[0.05, 0.0], [0.5, 0.5]])).tolist()
+    [True, False]
     """
 
     points: Array
@@ -193,17 +256,33 @@ class PointCloud:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of one point: `(m,)` or `(tokens, dim)`.
+
+        >>> PointCloud([[0.0, 0.0], [1.0, 1.0]]).shape
+        (2,)
+        """
         return self.points.shape[1:]
 
     @property
     def dimension(self) -> int:
+        """m, the number of real coordinates.
+
+        >>> PointCloud([[0.0, 0.0], [1.0, 1.0]]).dimension
+        2
+        """
         return int(np.prod(self.shape))
 
     @property
     def flat(self) -> Array:
+        """The listed points, flat, `(N, m)`.
+
+        >>> PointCloud(np.zeros((5, 3, 2))).flat.shape
+        (5, 6)
+        """
         return self.points.reshape(len(self.points), -1)
 
-    def describe(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         """Plain data, as certificates contain it: the points themselves are known by their hash."""
         return {
             "type": "point_cloud",
@@ -218,28 +297,61 @@ class PointCloud:
         return scipy.spatial.KDTree(self.flat)
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
+        """Which points lie in the domain, `(n,)`.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        Raises:
+            ShapeError: points have another shape.
+
+        >>> PointCloud([[0.0], [1.0]]).contains(np.array([[1.0], [0.5]])).tolist()
+        [True, False]
+        """
         _require_rows(points, self.dimension)
         distance, index = self._tree.query(points)
         if self.fill_distance == 0:  # tiny distances vanish when squared
-            return np.all(points == self.flat[index], axis=1)
-        return distance <= self.fill_distance * (1 + 1e-12)
+            return np.asarray(np.all(points == self.flat[index], axis=1))
+        return np.asarray(distance <= self.fill_distance * (1 + 1e-12))
 
     def neighbours_of(self, points: Array) -> Array:
-        """For listed points, the nearest other listed point (itself if there is no other)."""
+        """For each listed point, the nearest other listed point, `(n, m)`. A single listed point is its own neighbour.
+
+        Args:
+            points: points of the list, flat, `(n, m)`.
+
+        >>> PointCloud([[0.0], [1.0], [3.0]]).neighbours_of(np.array([[3.0]])).tolist()
+        [[1.0]]
+        """
         _, index = self._tree.query(points, k=min(2, len(self.points)))
         return self.flat[np.reshape(index, (len(points), -1))[:, -1]]
 
     def clamp(self, points: Array) -> Array:
-        """The nearest point of the nearest ball."""
+        """For each given point, the nearest point of the nearest ball, `(n, m)`.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        >>> PointCloud([[0.0], [1.0]]).clamp(np.array([[0.9]])).tolist()
+        [[1.0]]
+        """
         distance, index = self._tree.query(points)
         nearest = self.flat[index]
         with np.errstate(divide="ignore", invalid="ignore"):
             shrink = np.where(distance > self.fill_distance, self.fill_distance / distance, 1.0)
         moved = nearest + shrink[:, None] * (points - nearest)
-        return np.where(self.contains(moved)[:, None], moved, nearest)
+        return np.asarray(np.where(self.contains(moved)[:, None], moved, nearest))
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
-        """Random points of the domain: a listed point plus a uniform vector of its ball."""
+        """Random points of the domain, `(count, m)`: a listed point plus a uniform vector of its ball.
+
+        Args:
+            count: number of points.
+            rng: numpy random generator.
+
+        >>> PointCloud([[0.0], [1.0]]).sample(4, np.random.default_rng(0)).shape
+        (4, 1)
+        """
         base = self.flat[rng.integers(len(self.points), size=count)]
         step = rng.standard_normal(base.shape)
         step /= np.maximum(np.linalg.norm(step, axis=1, keepdims=True), np.finfo(float).tiny)
@@ -247,10 +359,22 @@ class PointCloud:
         return np.where(self.contains(points)[:, None], points, base)  # far from zero a sum may round out of the ball
 
     def corners(self, limit: int = 1024) -> Array:
+        """The first listed points, `(at most limit, m)`: what a search for errors tries first, as it tries a box's corners.
+
+        Args:
+            limit: the largest number of points to return.
+
+        >>> PointCloud([[0.0], [1.0]]).corners().tolist()
+        [[0.0], [1.0]]
+        """
         return np.array(self.flat[:limit])
 
     def bounding_box(self) -> Box:
-        """The smallest box that contains the domain (widened by an ulp where it would be flat)."""
+        """The smallest box that contains the domain, widened slightly so that no side is empty.
+
+        >>> PointCloud([[0.0], [1.0]], fill_distance=0.5).bounding_box().contains(np.array([[-0.5], [2.0]])).tolist()
+        [True, False]
+        """
         lo, hi = self.points.min(axis=0) - self.fill_distance, self.points.max(axis=0) + self.fill_distance
         pad = np.maximum(8 * np.spacing(np.maximum(np.abs(lo), np.abs(hi))), 1e-290)
         return Box(lo - pad, hi + pad)

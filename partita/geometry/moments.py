@@ -9,6 +9,7 @@ are sharp for uniform ones. For scattered centers the soft-maximum lemma takes t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "moment_bounds",
     "soft_maximum_gap",
     "temperature_for_leakage",
+    "window_for",
 ]
 
 _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
@@ -78,8 +80,9 @@ def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature
         exponent = -rate / 2 * (steps**2 + 2 * steps * smallest)
         peak = (power / rate) ** (power / 2) * np.exp(-np.maximum(power - rate * largest**2, 0.0) / 2)
         reachable = smallest + steps < math.sqrt(power / rate)
-        return np.maximum(distance**power * np.exp(exponent), np.where(reachable, peak, 0.0)).sum(axis=1)
-    return (distance**power * np.exp(exponent)).sum(axis=1)
+        terms = np.maximum(distance**power * np.exp(exponent), np.where(reachable, peak, 0.0))
+        return np.asarray(terms.sum(axis=1))
+    return np.asarray((distance**power * np.exp(exponent)).sum(axis=1))
 
 
 def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
@@ -157,3 +160,14 @@ def temperature_for_leakage(cells: int, margin: float, epsilon: float) -> float:
     if not (margin > 0 and 0 < epsilon < 1):
         raise DomainError(f"leakage needs a margin > 0 and 0 < epsilon < 1, found {margin:g} and {epsilon:g}.")
     return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon) + 1e-10) / margin) * (1 + 1e-12)
+
+
+def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: float) -> tuple[int, ...]:
+    """The smallest half-windows whose dropped mass is at most `mass` per axis."""
+    windows = []
+    for axis, rate in zip(geometry, rates):
+        q = 1
+        while dropped_mass(axis, rate, q) > mass:
+            q += 1
+        windows.append(q)
+    return tuple(windows)

@@ -91,8 +91,8 @@ class GridHead(FoldedHead):
         self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
         self.register_buffer("values", values)
         self._register_slopes(grid, value_slopes, origin)
-        _require_even_axes(self.axes, windows)
         self._windows = Windows(windows, self._window_tensors())
+        _require_even_axes(self.axes, self.half_windows)
 
     def _register_slopes(self, grid: ProductGrid, slopes: Tensor | None, origin: Tensor | None) -> None:
         m, values = grid.dimension, self.values

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ def certified(
         _require_finite(self, out if isinstance(out, list) else [out], args)
         return out
 
-    return run
+    return cast(Callable[Concatenate[_Module, _Arguments], _Result], run)
 
 
 def _setting(device: str) -> tuple[str, Callable[[str], None]]:

@@ -13,7 +13,7 @@ __all__ = ["is_traced"]
 
 def is_traced(x: Any) -> bool:
     """True under torch.compile, torch.export, torch.jit.trace, make_fx, torch.fx.symbolic_trace and torch.func transforms."""
-    return (
+    return bool(
         isinstance(x, fx.Proxy)
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

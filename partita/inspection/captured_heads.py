@@ -23,11 +23,12 @@ DEFAULT_MAX_BYTES = 2 << 30
 
 @dataclass(frozen=True, eq=False)
 class HeadRecord:
-    """One head of one layer and every sequence that was seen passing through it.
+    """One head of one layer, and every sequence that passed through it.
 
     Attributes:
         layer: the module path of the layer, as in `model.named_modules()`.
-        head: its number within the layer.
+        head: its number within the layer, counted from 0.
+        snapshots: one `Snapshot` per sequence.
     """
 
     layer: str
@@ -36,6 +37,7 @@ class HeadRecord:
 
     @property
     def name(self) -> str:
+        """ "layer:head"."""
         return f"{self.layer}:{self.head}"
 
     def __repr__(self) -> str:
@@ -55,7 +57,11 @@ class _Limits:
 
 @dataclass(eq=False)
 class CapturedHeads:
-    """What `capture` recorded: iterates over one `HeadRecord` per head, layers in the order in which they first ran."""
+    """What `capture` recorded. Iterates over one `HeadRecord` per head, layers in the order in which they first ran.
+
+    Attributes:
+        bytes_held: memory of the recorded arrays, in bytes.
+    """
 
     _limits: _Limits
     _kept: dict[str, dict[int, list[Snapshot]]] = field(default_factory=dict)
@@ -71,23 +77,24 @@ class CapturedHeads:
 
     @property
     def layers(self) -> tuple[str, ...]:
+        """The module paths of the recorded layers."""
         return tuple(self._kept)
 
     def __getitem__(self, which: tuple[str, int]) -> HeadRecord:
-        """`heads["encoder.layers.0.self_attn", 3]`."""
+        """The record of one head: `heads["encoder.layers.0.self_attn", 3]`."""
         if not isinstance(which, tuple) or len(which) != 2:
-            raise UnsupportedError(f"heads[{which!r}]; expected heads[layer, head]; recorded are {self.describe()}.")
+            raise UnsupportedError(f"the index is {which!r}; expected heads[layer, head]. Recorded: {self.describe()}.")
         layer, head = which
         try:
             return HeadRecord(layer, head, tuple(self._kept[layer][head]))
         except KeyError:
             raise UnsupportedError(
-                f"no head {head} of a layer {layer!r} was recorded; recorded are {self.describe()}."
+                f"head {head} of layer {layer!r} was not recorded. Recorded: {self.describe()}."
             ) from None
 
     def describe(self) -> str:
-        """Layers and numbers of heads in one line."""
-        return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._kept.items()) or "no heads at all"
+        """The recorded layers and their numbers of heads, in one line."""
+        return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._kept.items()) or "no heads"
 
     def __repr__(self) -> str:
         return f"CapturedHeads({len(self)} heads in {len(self._kept)} layers, {self.bytes_held / 2**20:.1f} MiB)"
@@ -181,8 +188,8 @@ def _held(tensor: Tensor) -> np.ndarray:
         return tensor.detach().to("cpu", dtype, copy=True).contiguous().numpy()
     except RuntimeError as error:
         raise UnsupportedError(
-            f"a tensor of an attention holds no numbers that can be copied ({error}); run the model outside torch.vmap and "
-            "other transforms, on a real device."
+            f"a tensor of an attention cannot be copied ({error}); run the model outside torch.vmap and other transforms, on a "
+            "real device."
         ) from error
 
 
@@ -206,31 +213,40 @@ def capture(
 ) -> Iterator[CapturedHeads]:
     """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
 
-    Nothing about the model changes and its outputs are the same bits. Seen are `F.scaled_dot_product_attention`,
-    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, torch's fused encoder layers included. Attention written out
-    by hand is seen where it says so itself (`pa.inspect.record(q, k, v)`) or where a reader tells of it. Flex attention is not
-    seen, scripted models only where they reach a fused operator; compiled models run uncompiled meanwhile.
+    The model is not changed, and its outputs are bit for bit the same. Recorded are `F.scaled_dot_product_attention`,
+    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, including torch's fused encoder layers. Attention written
+    out by hand is recorded if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Flex attention is not recorded;
+    scripted models are recorded only where they call a fused operator. Compiled models run uncompiled inside the `with`.
 
     Args:
-        model: the module whose attentions are wanted; None records whatever this thread computes.
-        layers: patterns of module paths (`"encoder.layers.0.*"`); heads: numbers within a layer. All by default.
-        tokens: at most so many queries per sequence, evenly spread. Keys are always kept whole: fewer would be another
-            partition.
-        batch: at most so many sequences per call.
-        readers: `{pattern: f}`; after a module whose path matches has run, `f(module, args, kwargs, output)` returns
-            `{"query": q, "key": k, "value": v}` (with `attn_mask`, `is_causal`, `scale`, `enable_gqa` as needed), or several
+        model: the module to record. None records every attention that this thread computes.
+        layers: a pattern of module paths (`"encoder.layers.0.*"`), or several. All by default.
+        heads: head numbers within a layer. All by default.
+        tokens: the largest number of queries per sequence, evenly spread. All by default. Keys are always kept in full,
+            because fewer keys would make another partition.
+        batch: the largest number of sequences per call. All by default.
+        readers: `{pattern: f}`. After a module whose path matches has run, `f(module, args, kwargs, output)` returns
+            `{"query": q, "key": k, "value": v}` (with `attn_mask`, `is_causal`, `scale`, `enable_gqa` as needed), or a list
             of these.
-        max_bytes: beyond this a SizeError ends the forward pass before anything more is copied.
+        max_bytes: largest size of the recorded arrays in bytes.
 
+    Yields:
+        `CapturedHeads`, which fills while the model runs.
+
+    Raises:
+        SizeError: the recording would exceed max_bytes. Raised in the forward pass, before more is copied.
+        UnsupportedError: an argument is invalid.
+
+    >>> import partita as pa
     >>> attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    >>> with capture(attention) as heads, torch.no_grad():
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
     ...     _ = attention(*[torch.ones(1, 5, 8)] * 3)
     >>> [record.name for record in heads]
     ['MultiheadAttention:0', 'MultiheadAttention:1']
     """
     if model is not None and not isinstance(model, nn.Module):
         raise UnsupportedError(
-            f"capture(model) takes an nn.Module, or None for everything; found {type(model).__name__}."
+            f"model is a {type(model).__name__}; expected an nn.Module, or None to record everything."
         )
     for name, limit in (("tokens", tokens), ("batch", batch)):
         if limit is not None and limit < 1:
@@ -238,7 +254,7 @@ def capture(
     patterns = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
     chosen = None if heads is None else tuple(sorted(set(heads)))
     if chosen and chosen[0] < 0:
-        raise UnsupportedError(f"heads holds {chosen[0]}; heads are counted from 0 within their layer.")
+        raise UnsupportedError(f"heads contains {chosen[0]}; expected numbers ≥ 0, counted within a layer.")
     captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes))
     with watching(model, captured._add, readers):
         yield captured

@@ -19,12 +19,15 @@ __all__ = ["Cell", "Figures", "measure"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that queries fell into: its key, how many did, and the value it assigns.
+    """A cell that queries fell into.
 
     Attributes:
-        sequence: which snapshot; key: which key of it.
-        value: the key's value vector; value_norm: its length.
-        margin: the median of its queries' margins.
+        sequence: number of the snapshot.
+        key: number of the key in it.
+        queries: how many queries fell into the cell.
+        value: the key's value vector.
+        value_norm: length of the value vector.
+        margin: median margin of its queries.
     """
 
     sequence: int
@@ -37,23 +40,31 @@ class Cell:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a head does, over all its sequences. Scores have the temperature in them, so margins are in nats. NaN: not defined.
+    """What a head does, over all its sequences. The scores include the temperature, so margins are in nats. NaN: undefined.
 
     Attributes:
-        queries: those that count (they see a key and are no padding). keys: those that some query sees.
-        cells: keys that some query fell into. effective_cells: `1/Σ share²` of the queries' shares, averaged over sequences.
-        largest_cell: the largest share of a sequence's queries in one cell, averaged.
-        reachable, dead, undecided: what a query could do to a key, by `key_reach`; NaN where the bias depends on the position.
-        unvisited: keys that no recorded query fell into. repeated: keys that are an exact copy of an earlier one.
+        queries: counted queries: those that see a key and are not padding.
+        keys: keys that some query sees.
+        cells: keys that some query fell into.
+        effective_cells: `1/Σ share²` of the queries' shares, averaged over sequences.
+        largest_cell: the largest share of a sequence's queries in one cell, averaged over sequences.
+        reachable: keys that some query can reach, by `key_reach`; NaN if the bias depends on the position.
+        dead: keys that no query can reach; NaN likewise.
+        undecided: keys for which the budget was not enough; NaN likewise.
+        unvisited: keys that no recorded query fell into.
+        repeated: keys that are exact copies of an earlier one.
         programs: linear programs solved.
-        margin, margin_low: median and tenth percentile of largest minus second largest score.
-        leakage: mean mass outside the cell; leakage_bound: mean of Proposition 3.2's bound on it, query by query.
-        inverse_temperature: median over queries of the standard deviation of the scores over the keys seen: what multiplies
-            standardised scores. Sharpening a head by c multiplies it by c; a common affine function leaves it alone.
-        entropy: mean, in nats. effective_keys: mean of `1/Σ w²`.
+        margin: median of largest minus second largest score.
+        margin_low: its tenth percentile.
+        leakage: mean mass outside the cell.
+        leakage_bound: mean of Proposition 3.2's bound of the leakage, query by query.
+        inverse_temperature: median over queries of the standard deviation of the scores over the keys seen: the factor of
+            standardised scores. Sharpening a head by c multiplies it by c; a common affine function does not change it.
+        entropy: mean entropy in nats.
+        effective_keys: mean of `1/Σ w²`.
         table_distance: root mean square change of the output when softmax becomes argmax, over the root mean square of the
             output.
-        table_distance_of_values: the same over the root mean square deviation of the values from their mean: 0 for a table,
+        table_distance_of_values: the same, over the root mean square deviation of the values from their mean: 0 for a table,
             near 1 for a plain average.
     """
 

@@ -66,7 +66,7 @@ class _Replacing(TorchFunctionMode):
         if not chosen:
             return out
         if len(calls) > 1 or out.is_nested:
-            raise UnsupportedError("nested tensors cannot be hardened; pad the batch instead.")
+            raise UnsupportedError("heads on nested tensors cannot be replaced; pad the batch instead.")
         view = out.clone().reshape(calls[0].batch, calls[0].heads, *out.shape[-2:])
         for head, factor in chosen.items():
             view[:, head] = _answer(calls[0], head, factor).to(out.dtype)
@@ -90,18 +90,29 @@ class _Replacing(TorchFunctionMode):
 def hardened(
     model: nn.Module, heads: Iterable[Which | HeadRecord], *, factor: float = math.inf
 ) -> Iterator[dict[str, int]]:
-    """While it lasts, these heads of the model answer with their scores times `factor`: by default with the value of their
-    cell.
+    """Inside the `with`, the chosen heads multiply their scores by `factor`. By default they return the value of their cell.
 
-    Torch's fused encoder layers are left for their parts meanwhile, so unchanged heads may round differently; attention
-    weights that a layer returns beside its output stay what they were.
+    Torch's fused encoder layers run unfused inside, so unchanged heads may round differently. Attention weights that a layer
+    returns beside its output are not changed.
 
     Args:
+        model: the module to change.
         heads: `(layer, head)` as `capture` names them, or records.
-        factor: infinity is the hard table, 1 changes nothing, 0 is the plain mean of the values seen.
+        factor: infinity is the hard table, 1 changes nothing, 0 is the plain mean of the values.
 
     Yields:
-        the layers that ran so far and their numbers of heads.
+        `{layer: number of heads}` of the layers that ran so far.
+
+    Raises:
+        UnsupportedError: a head did not run or cannot be replaced, or factor is negative.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 8)
+    >>> with pa.inspect.hardened(attention, [("MultiheadAttention", 0)]), torch.no_grad():
+    ...     hard = attention(x, x, x)[0]
+    >>> bool((hard != attention(x, x, x)[0]).any())
+    True
     """
     which = _wanted(heads, factor)
     with _passing(model, dict.fromkeys(which, factor)) as met:
@@ -109,7 +120,7 @@ def hardened(
     missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
     if missing and met:
         raise UnsupportedError(
-            f"no head {missing[0][1]} of a layer {missing[0][0]!r} ran inside `hardened`; replaceable are "
+            f"head {missing[0][1]} of layer {missing[0][0]!r} did not run inside `hardened`. Replaceable: "
             + ", ".join(f"{layer} ({count})" for layer, count in met.items())
             + ". Attention written out by hand can be recorded but not replaced."
         )
@@ -123,7 +134,9 @@ def _wanted(heads: Iterable[Which | HeadRecord], factor: float) -> list[Which]:
     for head in heads:
         pair = (head.layer, head.head) if isinstance(head, HeadRecord) else head
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise UnsupportedError(f"heads holds {head!r}; expected (layer, head) as `capture` names them, or records.")
+            raise UnsupportedError(
+                f"heads contains {head!r}; expected (layer, head) as `capture` names them, or records."
+            )
         which.append((pair[0], int(pair[1])))
     return which
 
@@ -138,13 +151,15 @@ def _passing(model: nn.Module, factors: dict[Which, float]) -> Iterator[dict[str
 
 @dataclass(frozen=True)
 class HardenedHead:
-    """The model's loss with one head replaced, the others as they are.
+    """The model's loss with one head replaced and the others unchanged.
 
     Attributes:
-        hardened: change of the loss with the head's table in its place (or sharpened by `factor`).
-        averaged: change of the loss with the plain mean of the values it sees.
-        kind: `lookup` if its table leaves the smaller loss, `average` if its mean does, `either` if neither changes the loss by
-            more than a hundredth.
+        layer: the module path of the layer.
+        head: its number within the layer.
+        hardened: change of the loss if the head is replaced by its table (or sharpened by `factor`).
+        averaged: change of the loss if the head is replaced by the plain mean of the values it sees.
+        kind: `lookup` if the table gives the smaller loss, `average` if the mean does, `either` if neither changes the loss
+            by more than 1 %.
     """
 
     layer: str
@@ -162,11 +177,14 @@ def _kind(loss: float, hardened: float, averaged: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class HardenReport:
-    """The change of a model's loss, head by head and together.
+    """The change of a model's loss, per head and for all heads together.
 
     Attributes:
-        loss: of the model as it is. together: change with all chosen heads hardened at once; averaged_together: all averaged.
-        factor: by which scores were multiplied; infinite for hard tables.
+        loss: loss of the unchanged model.
+        factor: factor of the scores; infinite for hard tables.
+        together: change of the loss with all chosen heads hardened at once.
+        averaged_together: change of the loss with all chosen heads averaged at once.
+        heads: one `HardenedHead` per head.
     """
 
     loss: float
@@ -176,10 +194,11 @@ class HardenReport:
     heads: tuple[HardenedHead, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per head, for pandas."""
+        """One row per head, for `pandas.DataFrame`."""
         return [asdict(h) for h in self.heads]
 
     def to_json(self) -> dict[str, Any]:
+        """The report as a dict of plain data; an infinite factor is None."""
         factor = None if math.isinf(self.factor) else self.factor
         names = ("loss", "together", "averaged_together")
         return {**{name: getattr(self, name) for name in names}, "factor": factor, "heads": self.rows()}
@@ -202,17 +221,30 @@ def harden(
     factor: float = math.inf,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> HardenReport:
-    """How the model's loss changes when heads become their hard tables (or are sharpened), one by one and all together.
+    """How the model's loss changes when heads become hard tables (or are sharpened), one by one and all together.
 
-    Each head is also replaced by the plain mean of the values it sees: a head whose table does less harm than its mean is a
-    lookup, one whose mean does less harm an average.
+    Each head is also replaced by the plain mean of the values it sees. A head whose table does less harm than its mean is a
+    lookup; a head whose mean does less harm is an average.
 
     Args:
-        loss: `loss(model)` runs the model on data of your choice and returns a number; two calls must agree, so evaluation
-            mode.
-        heads: `(layer, head)` as `capture` names them, or records; all that run by default. Two runs of `loss` per head.
-        factor: what the scores are multiplied by; infinity is the hard table.
+        model: the module.
+        loss: `loss(model)` runs the model on your data and returns a number. Two calls must agree, so use evaluation mode.
+        heads: `(layer, head)` as `capture` names them, or records. All by default. `loss` runs twice per head.
+        factor: factor of the scores; infinity is the hard table.
         progress: called as `progress(name, done, of)`.
+
+    Returns:
+        A `HardenReport`.
+
+    Raises:
+        UnsupportedError: no head can be replaced, a head does not exist, or factor is negative.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 8)
+    >>> report = pa.inspect.harden(attention, lambda model: model(x, x, x)[0].square().mean())
+    >>> len(report.heads)
+    2
     """
 
     def measured(factors: dict[Which, float]) -> tuple[float, dict[str, int]]:
@@ -224,13 +256,15 @@ def harden(
     base, met = measured({})
     which = chosen if heads is not None else [(layer, h) for layer, count in met.items() for h in range(count)]
     if heads is not None and not which:
-        raise UnsupportedError("heads= is empty; name some, or leave it out for all.")
+        raise UnsupportedError("heads is empty; name at least one head, or leave heads out for all.")
     if not which:
         raise UnsupportedError(
-            "no attention that can be replaced ran inside loss(model): it is written out by hand, or scripted."
+            "no attention that can be replaced ran inside loss(model). Attention written by hand or scripted cannot be replaced."
         )
     if missing := [w for w in which if not 0 <= w[1] < met.get(w[0], 0)]:
-        raise UnsupportedError(f"no head {missing[0][1]} of a layer {missing[0][0]!r} ran; there are {met}.")
+        raise UnsupportedError(
+            f"head {missing[0][1]} of layer {missing[0][0]!r} did not run. Layers and their numbers of heads: {met}."
+        )
     done = []
     for number, w in enumerate(which):
         if progress is not None:

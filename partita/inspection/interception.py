@@ -103,7 +103,7 @@ class _FunctionMode(TorchFunctionMode):
 
 class _DispatchMode(TorchDispatchMode):
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()
+        super().__init__()  # torch leaves it untyped
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class _DispatchMode(TorchDispatchMode):
 
 
 @contextmanager
-def _hidden(mode: _FunctionMode) -> Iterator[None]:
+def _hidden(mode: TorchFunctionMode) -> Iterator[None]:
     """While it lasts, torch's layers, when they ask whether a function mode forbids their fused path, do not count this one."""
     with _hiding:
         _hidden_modes.append(mode)
@@ -152,7 +152,8 @@ class _Watch:
     ) -> None:
         self.on_call, self.readers, self.away = on_call, dict(readers), 0
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
-        self.function_mode, self.dispatch_mode = _FunctionMode(self), _DispatchMode(self)
+        self.function_mode: TorchFunctionMode = _FunctionMode(self)
+        self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
 
     @contextmanager
@@ -232,7 +233,7 @@ def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa")
     if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
         raise UnsupportedError(
-            f"a reader returned {sorted(given)}; expected query, key, value and of {allowed[3:]} what applies."
+            f"a reader returned {sorted(given)}; expected query, key, value and optionally {', '.join(allowed[3:])}."
         )
     return dict(given)
 
@@ -267,10 +268,24 @@ def record(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> None:
-    """Tell the capture under way, if there is one, of an attention written out by hand: one line beside `softmax(QKᵀ)V`.
+    """Record an attention that is written out by hand: one line beside `softmax(QKᵀ)V`. Does nothing outside `capture`.
 
-    Arguments and shapes are those of `F.scaled_dot_product_attention`: `(…, heads, tokens, dim)`; a boolean mask is True where
-    a key may be attended to. Costs nothing when nobody captures.
+    Arguments and shapes are those of `F.scaled_dot_product_attention`.
+
+    Args:
+        query: `(…, heads, queries, dim)`.
+        key: `(…, heads, keys, dim)`.
+        value: `(…, heads, keys, value_dim)`.
+        attn_mask: True where a key may be attended to, or numbers added to the scores; broadcasts to `(…, queries, keys)`.
+        is_causal: query i sees keys 0 … i only.
+        scale: factor of the scores; `1/√dim` by default.
+        enable_gqa: several query heads share a key head.
+
+    >>> import partita as pa
+    >>> with pa.inspect.capture() as heads:
+    ...     pa.inspect.record(*[torch.ones(1, 2, 5, 4)] * 3)
+    >>> len(heads)
+    2
     """
     for watch in _watchers.get():
         watch.see(

@@ -21,17 +21,21 @@ Plane = str | tuple[int, int] | tuple[ArrayLike, ArrayLike, ArrayLike]
 
 @dataclass(frozen=True, eq=False)
 class PlaneView:
-    """What a figure of a head shows.
+    """A head on a plane of its query space: what a figure shows.
 
     Attributes:
-        partition: the head's max-affine function on the plane, exact: `x = origin + s·axes[0] + t·axes[1]`; of the keys that
-            some query sees (at one position: that it sees). keys: which they are.
+        partition: the head's max-affine function on the plane, exact: `x = origin + s·axes[0] + t·axes[1]`; of the keys that some
+            query sees.
+        keys: the labels of these keys.
+        origin: a point of the plane, `(dim,)`.
+        axes: two orthonormal directions, `(2, dim)`.
         window: the part of the plane that is shown.
-        shapes: per key its cell inside the window as a polygon, `(k, 2)`; empty where it misses the window.
+        shapes: per key its cell inside the window as a polygon, `(k, 2)`; empty if it misses the window.
         margins: largest minus second largest score on a grid of the window, `(pixels, pixels)`, rows along t.
-        points: the queries projected onto the plane, `(queries, 2)`; cells: the cell that each is in, in the whole space.
-        held: the share of the queries' variance that lies in the plane: 1 if they lie on it.
-        named: what plane it is.
+        points: the queries projected onto the plane, `(queries, 2)`.
+        cells: the cell of each query in the whole space, `(queries,)`.
+        held: the share of the queries' variance that lies in the plane; 1 if all queries lie on it.
+        named: a description of the plane.
     """
 
     partition: MaxAffine
@@ -48,15 +52,31 @@ class PlaneView:
 
 
 def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, position: int | None = None) -> PlaneView:
-    """The head on a plane.
+    """The head on a plane of its query space.
 
-    Queries off the plane are projected onto it, so a query may lie in another cell than the plane shows beneath it; its
-    colour tells its own.
+    Queries off the plane are projected onto it, so a query may belong to another cell than the one drawn beneath it. Its
+    colour shows its own cell.
 
     Args:
-        plane: `"principal"`, through the mean of the queries along their two directions of largest variance; `(i, j)`, along
-            two free coordinates through the mean; or `(origin, u, v)`, vectors of the free coordinates.
-        position: row of the query whose diagram is shown, where the bias depends on it; the last one by default.
+        snapshot: one sequence of one head.
+        plane: "principal": through the mean of the queries along their two directions of largest variance. `(i, j)`: along two
+            free coordinates through the mean. `(origin, u, v)`: vectors of the free coordinates.
+        pixels: resolution of the margins along each axis.
+        position: row of the query whose diagram is shown, if the bias depends on the position; the last one by default.
+
+    Returns:
+        A `PlaneView`.
+
+    Raises:
+        UnsupportedError: plane is not one of these, or the query sees no key.
+        ShapeError: the plane's vectors have another dimension.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 5, 8)] * 3)
+    >>> pa.inspect.view(next(iter(heads)).snapshots[0], pixels=16).margins.shape
+    (16, 16)
     """
     if position is None and len(snapshot.counted) and snapshot.offsets is None:
         position = int(snapshot.counted[-1])
@@ -93,7 +113,9 @@ def _shown(snapshot: Snapshot, position: int | None) -> NDArray[np.int64]:
     """The keys that take part: padding that nobody sees has no cell."""
     seen = snapshot.active[snapshot.counted].any(axis=0) if position is None else snapshot.active[position]
     if not seen.any():
-        raise UnsupportedError(f"query {position} sees no key: there is no partition to show.")
+        raise UnsupportedError(
+            f"query {position} sees no key, so there is no partition to show; choose another position."
+        )
     return np.flatnonzero(seen)
 
 
@@ -121,7 +143,7 @@ def _place(plane: Plane, queries: Array, whole: MaxAffine) -> tuple[Array, Array
         )
     axes, sizes = np.linalg.qr(np.stack(directions, axis=1))
     if np.abs(np.diag(sizes)).min() <= 1e-12 * max(np.abs(sizes).max(), 1e-300):
-        raise UnsupportedError("the two directions of the plane are parallel, or one is 0.")
+        raise UnsupportedError("the plane's directions are parallel or zero; expected two independent vectors.")
     return origin, (axes * np.sign(np.diag(sizes))).T, "chosen plane"
 
 

@@ -50,7 +50,8 @@ class _Problem:
 
     def rivals(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Per key, whom it has to beat: what its smallest row holds, less itself and its exact copies."""
-        return self.rows[self.smallest[keys]] & (self.twins[None, :] != self.twins[keys, None])
+        out: NDArray[np.bool_] = self.rows[self.smallest[keys]] & (self.twins[None, :] != self.twins[keys, None])
+        return out
 
     def contests(self, key: int) -> list[tuple[NDArray[np.int64], bool]]:
         """Sets of rivals to solve a program against, and whether losing to them is a proof.

@@ -104,7 +104,8 @@ def _score_rounding(snapshot: Snapshot, rows: NDArray[np.int64]) -> Array:
     terms = np.abs(snapshot.queries[rows]).astype(np.float64) @ largest
     if snapshot.bias is not None:
         terms = terms + np.abs(snapshot.bias).max()
-    return (snapshot.keys.shape[1] + 4) * 2.0**-53 * terms * (1 + 1e-10)
+    out: Array = (snapshot.keys.shape[1] + 4) * 2.0**-53 * terms * (1 + 1e-10)
+    return out
 
 
 def random_snapshot(snapshot: Snapshot, seed: int) -> Snapshot:

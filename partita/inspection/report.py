@@ -29,13 +29,19 @@ _COUNTS = ("queries", "keys", "cells", "reachable", "dead", "undecided", "unvisi
 
 @dataclass(frozen=True, eq=False)
 class HeadReport:
-    """The figures of one head and, under the same names, of its null.
+    """The figures of one head and, under the same names, of a random head of the same shape (the null).
 
     Attributes:
-        dimension: of the query space, coordinates in which no query varies left out; value_dimension: of the values.
-        sequences: how many passed through it. dtype: of the model.
-        per_position: the bias depends on the query's position, so that every position has a diagram of its own.
-        cells: those that queries fell into, with the values they assign.
+        layer: the module path of the layer.
+        head: its number within the layer.
+        dimension: dimension of the query space, without coordinates in which no query varies.
+        value_dimension: dimension of the values.
+        sequences: the number of sequences read.
+        dtype: dtype of the model.
+        per_position: whether the bias depends on the query's position, so that every position has its own diagram.
+        figures: the head's figures.
+        null: the figures of the random head.
+        cells: the cells that queries fell into, with their values.
     """
 
     layer: str
@@ -51,6 +57,7 @@ class HeadReport:
 
     @property
     def name(self) -> str:
+        """ "layer:head"."""
         return f"{self.layer}:{self.head}"
 
     def row(self) -> dict[str, Any]:
@@ -62,34 +69,49 @@ class HeadReport:
         return {name: getattr(self, name) for name in _ABOUT}
 
     def to_json(self, *, values: bool = False) -> dict[str, Any]:
-        """Everything, the cells with the length of their values, or with the values themselves."""
+        """The report as a dict of plain data.
+
+        Args:
+            values: include the value vector of every cell, not only its length.
+        """
         cells = [asdict(cell) for cell in self.cells]
         if not values:
             cells = [{k: v for k, v in cell.items() if k != "value"} for cell in cells]
-        return _plain({**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells})
+        out: dict[str, Any] = _plain(
+            {**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells}
+        )
+        return out
 
 
 @dataclass(frozen=True, eq=False)
 class ModelReport:
-    """Every head that was read. `rows()` is a table that pandas reads, `to_json()` all there is."""
+    """The reports of all heads that were read.
+
+    Attributes:
+        heads: one `HeadReport` per head.
+    """
 
     heads: tuple[HeadReport, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per head: `pandas.DataFrame(report.rows())`."""
+        """One row per head, for `pandas.DataFrame(report.rows())`."""
         return [head.row() for head in self.heads]
 
     def layers(self) -> list[dict[str, Any]]:
-        """One row per layer: counts summed over its heads, other figures averaged."""
+        """One row per layer: counts are summed over its heads, other figures averaged."""
         names = list(dict.fromkeys(head.layer for head in self.heads))
         return [{"layer": n, **_together([h for h in self.heads if h.layer == n])} for n in names]
 
     def model(self) -> dict[str, Any]:
-        """The same over all heads."""
+        """One row for the model: counts are summed over all heads, other figures averaged."""
         return _together(self.heads)
 
     def to_json(self, *, values: bool = False) -> dict[str, Any]:
-        """A dict of plain numbers, lists and strings; what is not defined is None."""
+        """The report as a dict of numbers, lists and strings. Undefined figures are None.
+
+        Args:
+            values: include the value vector of every cell, not only its length.
+        """
         return {
             "format": FORMAT,
             "version": 1,
@@ -99,7 +121,12 @@ class ModelReport:
         }
 
     def save(self, folder: str | Path, *, values: bool = False) -> Path:
-        """`report.json` and `heads.csv` in a folder."""
+        """Write `report.json` and `heads.csv` to a folder.
+
+        Args:
+            folder: where to write. Created if missing.
+            values: include the value vector of every cell, not only its length.
+        """
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(values=values), ensure_ascii=False, allow_nan=False, indent=1)
@@ -108,7 +135,7 @@ class ModelReport:
         return place
 
     def to_csv(self) -> str:
-        """The table of heads as text: `pandas.read_csv`."""
+        """The table of heads as CSV text, for `pandas.read_csv`."""
         text = io.StringIO()
         rows = self.rows()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -122,7 +149,7 @@ class ModelReport:
         for head in self.heads:
             if (head.layer, head.head) == tuple(which):
                 return head
-        raise UnsupportedError(f"no report of {which}; there are {', '.join(h.name for h in self.heads[:6])}, ….")
+        raise UnsupportedError(f"no head {which} in the report; it has {', '.join(h.name for h in self.heads[:6])}, ….")
 
     def __str__(self) -> str:
         columns = (
@@ -151,25 +178,35 @@ def read(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ModelReport:
-    """Read captured heads as partitions: every figure, and beside it that of a random head of the same shape.
+    """Read captured heads as partitions: every figure, and beside it the figure of a random head of the same shape.
 
-    All numbers come from the recorded vectors in float64: what the head would do without rounding. See `Figures` for what
-    each means and `reading.random_snapshot` for the null.
+    Figures are computed in float64 from the recorded vectors. `Figures` explains each of them.
 
     Args:
-        budget: of the linear programs that look for dead keys, per head, in matrix entries (`key_reach`); 0 solves none.
-        reach: a key counts as reachable if a query up to so many times as large as the largest seen can reach it.
-        seed: of the nulls.
+        heads: from `capture`, or a list of records.
+        budget: largest number of matrix entries of the linear programs that look for dead keys, per head; 0 solves none.
+        reach: a key counts as reachable if a query up to this many times as large as the largest recorded one reaches it.
+        seed: random seed of the random heads.
         progress: called as `progress(name, done, of)`.
 
+    Returns:
+        A `ModelReport`.
+
     Raises:
-        UnsupportedError: nothing was recorded, or a head saw no query at all.
+        UnsupportedError: nothing was recorded, or no query of a head sees a key.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 5, 8)] * 3)
+    >>> [head.figures.keys for head in pa.inspect.read(heads).heads]
+    [5, 5]
     """
     records = list(heads)
     if not records:
         raise UnsupportedError(
-            "no attention was recorded: the model was not run inside `with capture(model)`, or it computes attention by hand "
-            "(tell with pa.inspect.record or readers=), scripted or compiled, or layers= and heads= left nothing."
+            "no attention was recorded. Run the model inside `with capture(model)`; check that layers= and heads= match something; "
+            "for attention written by hand use pa.inspect.record or readers=. Scripted models are not recorded."
         )
     done = []
     with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would mostly wait for each other
@@ -186,9 +223,7 @@ def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int) -> H
     snapshots = [replace(s) for s in record.snapshots]  # what they work out, masks as large as scores, goes with them
     used = [s for s in snapshots if len(s.counted)]
     if not used:
-        raise UnsupportedError(
-            f"{record.name}: the input had no tokens, or every key was masked; there is no partition to read."
-        )
+        raise UnsupportedError(f"{record.name}: no query sees a key: the input had no tokens, or every key was masked.")
     figures, cells = measure(snapshots, reach=reach, budget=budget)
     null, _ = measure(
         [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)], reach=reach, budget=budget

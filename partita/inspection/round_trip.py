@@ -22,13 +22,13 @@ _SAME = 1e-6  # of the offsets' size: what the fit may leave unexplained in floa
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """The inverse temperature of a head whose cells are Voronoi cells, or why it has none.
+    """The inverse temperature of a head whose cells are Voronoi cells, or the reason why it has none.
 
     Attributes:
-        rates: R, or one R per axis; None if it is not identifiable.
-        centers: `(keys, dim)`, up to a common shift, so that scores are `−Σ R_i(x_i − v_i)²/2` up to a common function; or
-            None.
-        reason: why there is none; empty otherwise.
+        rates: R for every axis, `(dim,)`. None if it cannot be identified.
+        centers: `(keys, dim)`, up to a common shift, so that the scores are `−Σ R_i(x_i − v_i)²/2` up to a common function. None
+            if rates is None.
+        reason: why there is no temperature; empty otherwise.
     """
 
     rates: Array | None
@@ -37,7 +37,7 @@ class Temperature:
 
     @property
     def inverse_temperature(self) -> float | None:
-        """R, where one serves all axes."""
+        """R, if it is the same on all axes; otherwise None."""
         if self.rates is None or np.ptp(self.rates) > 0:
             return None
         return float(self.rates[0])
@@ -45,11 +45,12 @@ class Temperature:
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """A head read back: its cells, what they assign, and its temperature.
+    """A head read back: its cells, their values, and its temperature.
 
     Attributes:
-        partition: over `points`' space; compare cells, not slopes, which a common shift changes.
+        partition: the cells. Compare cells, not slopes: a common shift changes the slopes only.
         values: `(keys, value_dim)`.
+        temperature: its inverse temperature, if it has one.
     """
 
     partition: MaxAffine
@@ -58,10 +59,23 @@ class Recovered:
 
 
 def recover(record: HeadRecord | Snapshot) -> Recovered:
-    """Cells, values and temperature of a captured head, from q, k and v alone. *Theorem*: `max-affine-partition`,
-    `equal-powers`.
+    """Cells, values and temperature of a captured head, from its queries, keys and values.
 
-    Slopes and offsets are the recorded keys in float64, so the cells are those of the head that ran, exactly.
+    Slopes and offsets are the recorded keys in float64, so the cells are exactly those of the head that ran.
+    *Theorem*: `max-affine-partition`, `equal-powers`.
+
+    Args:
+        record: a head, whose first sequence is used, or a snapshot.
+
+    Returns:
+        A `Recovered`.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 5, 8)] * 3)
+    >>> pa.inspect.recover(next(iter(heads))).partition
+    MaxAffine(5 cells in R^4)
     """
     snapshot = record if isinstance(record, Snapshot) else record.snapshots[0]
     partition = snapshot.max_affine()
@@ -69,22 +83,31 @@ def recover(record: HeadRecord | Snapshot) -> Recovered:
 
 
 def temperature(partition: MaxAffine) -> Temperature:
-    """R of scores that are `−R|x − v_j|²/2` up to a common function, or one R per axis. *Theorem*: `equal-powers`.
+    """The inverse temperature R of scores that are `−R|x − v_j|²/2` up to a common function, or one R per axis.
 
-    `b_j = −|a_j|²/(2R) + a_j·c + e` is solved by least squares. Refused, with the reason, if a sphere passes through all
-    slopes (any R would do) or if no R explains the offsets (the powers differ).
+    `b_j = −|a_j|²/(2R) + a_j·c + e` is solved by least squares. There is no answer if all slopes lie on a sphere (every R
+    fits) or if no R explains the offsets (the powers differ). *Theorem*: `equal-powers`.
+
+    Args:
+        partition: slopes a_j and offsets b_j.
+
+    Returns:
+        A `Temperature`.
+
+    >>> import partita as pa
+    >>> head = pa.MaxAffine([[0.0], [3.0], [6.0]], [0.0, -1.5, -6.0])  # −3(x − v)²/2, v = 0, 1, 2
+    >>> round(pa.inspect.temperature(head).inverse_temperature, 6)
+    3.0
     """
     slopes = partition.slopes - partition.slopes.mean(axis=0)
     size = float(np.abs(slopes).max())
     if size == 0:
-        return Temperature(None, None, "all keys have the same slope: nothing depends on the query.")
+        return Temperature(None, None, "all keys have the same slope, so the weights do not depend on the query.")
     unit, offsets = slopes / size, partition.offsets - partition.offsets.mean()
     for squares in ((unit**2).sum(axis=1, keepdims=True), unit**2):
         found, explained, unique = _solve(squares, unit, offsets)
         if not unique and squares.shape[1] == 1:
-            return Temperature(
-                None, None, "a sphere passes through all slopes, so that every temperature makes the same weights."
-            )
+            return Temperature(None, None, "all slopes lie on a sphere, so every temperature gives the same weights.")
         if unique and explained and (found < 0).all():
             rates = np.broadcast_to(size**2 / (-2 * found), unit.shape[1]).copy()
             return Temperature(rates, slopes / rates)
@@ -113,11 +136,14 @@ class CellMove:
     """How far one cell moved between two versions of a head, on the same inputs.
 
     Attributes:
-        before, after: how many of the inputs fell into it. overlap: inputs in both over inputs in either (1: same cell; NaN:
-            empty twice).
-        drift: distance between the means of its queries before and after, in query space; NaN where it is empty.
+        key: number of the key.
+        before: inputs in the cell before.
+        after: inputs in the cell after.
+        overlap: inputs in both over inputs in either; 1 for the same cell, NaN if both are empty.
+        drift: distance between the means of its queries before and after; NaN if either is empty.
         value_change: `|V_after − V_before|`.
-        slope_change: `|a_after − a_before|` less what all slopes share; offset_change likewise.
+        slope_change: `|a_after − a_before|`, without the change that all slopes share.
+        offset_change: `|b_after − b_before|`, without the change that all offsets share.
     """
 
     key: int
@@ -130,23 +156,39 @@ class CellMove:
     offset_change: float
 
     def row(self) -> dict[str, Any]:
+        """The figures as a dict, for pandas."""
         return asdict(self)
 
 
 def moves(before: HeadRecord | Snapshot, after: HeadRecord | Snapshot) -> list[CellMove]:
-    """Per key, how its cell moved from one capture to another on the same inputs: one row each, for pandas.
+    """How every cell moved from one capture to another on the same inputs: one `CellMove` per key.
+
+    Args:
+        before: the earlier version of the head; the first sequence is used.
+        after: the later version of the same head on the same inputs.
 
     Raises:
         ShapeError: the two do not have the same keys and queries.
+        UnsupportedError: the bias depends on the query's position.
+
+    >>> import torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 5, 8)] * 3)
+    >>> record = next(iter(heads))
+    >>> {move.slope_change for move in pa.inspect.moves(record, record)}
+    {0.0}
     """
     old, new = (s if isinstance(s, Snapshot) else s.snapshots[0] for s in (before, after))
     if old.keys.shape != new.keys.shape or len(old.counted) != len(new.counted) or old.values.shape != new.values.shape:
         raise ShapeError(
-            f"{len(old.counted)} queries on keys {old.keys.shape} before, {len(new.counted)} on {new.keys.shape} after; "
-            "moves compares a head with a later version of itself on the same inputs."
+            f"before: {len(old.counted)} queries, keys {old.keys.shape}; after: {len(new.counted)} queries, keys {new.keys.shape}; "
+            "expected two versions of one head on the same inputs."
         )
     if old.offsets is None or new.offsets is None:
-        raise UnsupportedError("the bias depends on the query's position: every position has cells of its own.")
+        raise UnsupportedError(
+            "the bias depends on the query's position, so every position has its own cells; moves needs common cells."
+        )
     first, second = read_queries(old).cells, read_queries(new).cells
     slopes = new.scale * new.keys.astype(np.float64) - old.scale * old.keys
     offsets = new.offsets - old.offsets

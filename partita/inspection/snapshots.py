@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +23,25 @@ _SAME = 1e-5  # of the largest bias: float32 biases that are sums of a row and a
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Queries, keys and values of one head on one sequence; scores are `s_j(x) = scale·k_j·x + bias_j`, temperature included.
+    """Queries, keys and values of one head on one sequence. Scores are `s_j(x) = scale·k_j·x + bias_j`, temperature included.
 
     Attributes:
-        queries: `(queries, dim)`; keys: `(keys, dim)`; values: `(keys, value_dim)`: as computed, half precision widened
-            exactly.
-        mask: None, or `(queries or 1, keys)`: True may be attended to, or numbers that are added to the scores.
+        queries: `(queries, dim)`, as computed; half precision is widened exactly.
+        keys: `(keys, dim)`.
+        values: `(keys, value_dim)`.
+        scale: factor of the scores.
+        mask: None, or `(queries or 1, keys)`: True where a key may be attended to, or numbers that are added to the scores.
         causal: the query at position i sees keys 0 … i only.
-        positions: `(queries,)`, where in the sequence the recorded queries stand.
-        padding: `(queries,)`, True for tokens that nobody attends to in self-attention: not counted as queries; or None.
-        dtype: of the model.
+        positions: `(queries,)`, positions of the recorded queries in the sequence.
+        padding: `(queries,)`, True for tokens that nobody attends to in self-attention, which do not count as queries; or None.
+        dtype: dtype of the model.
     """
 
     queries: NDArray[np.floating]
     keys: NDArray[np.floating]
     values: NDArray[np.floating]
     scale: float
-    mask: NDArray | None = None
+    mask: NDArray[Any] | None = None
     causal: bool = False
     positions: NDArray[np.int64] | None = None
     padding: NDArray[np.bool_] | None = None
@@ -49,13 +52,15 @@ class Snapshot:
             object.__setattr__(self, "positions", np.arange(len(self.queries)))
         for name in ("queries", "keys", "values"):
             if not np.isfinite(getattr(self, name)).all():
-                raise NonFiniteValueError(
-                    f"{name} of a head hold NaN or infinity; look at the model's activations first."
-                )
+                raise NonFiniteValueError(f"{name} of a head contain NaN or infinity; check the model's activations.")
 
     @staticmethod
-    def allows(mask: NDArray) -> NDArray[np.bool_]:
-        """Where a mask lets a query see a key: True, or a number above −9000."""
+    def allows(mask: NDArray[Any]) -> NDArray[np.bool_]:
+        """Where a mask lets a query see a key: True, or a number above −9000.
+
+        Args:
+            mask: booleans or numbers.
+        """
         return mask if mask.dtype == np.bool_ else mask > MASKED_BELOW
 
     @cached_property
@@ -70,20 +75,24 @@ class Snapshot:
 
     @cached_property
     def counted(self) -> NDArray[np.int64]:
-        """Rows of the queries that count: those that see a key and are no padding."""
+        """Rows of the queries that count: those that see a key and are not padding."""
         seen = self.active.any(axis=1) if self.active.size else np.zeros(len(self.queries), bool)
         return np.flatnonzero(seen if self.padding is None else seen & ~self.padding)
 
     @cached_property
     def bias(self) -> Array | None:
-        """What is added to the scores, `(queries or 1, keys)`, 0 where masked; None if nothing is."""
+        """What is added to the scores, `(queries or 1, keys)`, 0 where masked; None if nothing is added."""
         if self.mask is None or self.mask.dtype == np.bool_:
             return None
         added = np.where(self.allows(self.mask), self.mask, 0.0).astype(np.float64)
         return added if added.any() else None
 
     def scores(self, rows: NDArray[np.int64]) -> Array:
-        """`scale·k_j·x + bias_j` in float64 for these queries, −∞ where a key is masked, `(rows, keys)`."""
+        """`scale·k_j·x + bias_j` in float64, −∞ where a key is masked, `(rows, keys)`.
+
+        Args:
+            rows: which queries, `(rows,)`.
+        """
         scores = self.queries[rows].astype(np.float64) @ (self.scale * self.keys.astype(np.float64)).T
         if self.bias is not None:
             scores += self.bias[rows] if len(self.bias) > 1 else self.bias
@@ -112,7 +121,7 @@ class Snapshot:
         found, rows = np.full(len(self.keys), np.nan), self.counted
         tolerance = _SAME * float(np.abs(bias).max())
         if len(bias) == 1:
-            return bias[0]
+            return np.asarray(bias[0])
         for row in rows[np.argsort(-self.active[rows].sum(axis=1), kind="stable")]:
             seen = self.active[row]
             shared = seen & ~np.isnan(found)
@@ -121,7 +130,7 @@ class Snapshot:
                 return None
             fresh = seen & np.isnan(found)
             found[fresh] = bias[row, fresh] - (difference.mean() if difference.size else 0.0)
-        return np.nan_to_num(found)
+        return np.asarray(np.nan_to_num(found))
 
     @cached_property
     def free(self) -> NDArray[np.bool_]:

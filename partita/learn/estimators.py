@@ -70,7 +70,7 @@ class _PartitionModel(BaseEstimator, ABC):
         self._scaling = scaling
         self._describe(scaling(points), fit.penalty, fit.degrees_of_freedom)
         self.head_, self.partition_ = fold(self._smoother, scaling, points.std(axis=0), output_shape=output_shape)
-        left_out = shift + fit.left_out * unit
+        left_out: Array = shift + fit.left_out * unit
         self.loo_error_ = float(((left_out - targets) ** 2).mean())
         return left_out
 
@@ -173,12 +173,14 @@ class PartitionClassifier(ClassifierMixin, _PartitionModel):
     def predict_proba(self, X: ArrayLike) -> Array:
         """`(n, classes)`, positive, rows that sum to 1, largest where the head's output is."""
         outputs = self._outputs(X)
-        return softmax(self.proba_sharpness_ * outputs, axis=1)
+        out: Array = softmax(self.proba_sharpness_ * outputs, axis=1)
+        return out
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """`(n,)` labels."""
         outputs = self._outputs(X)
-        return self.classes_[outputs.argmax(axis=1)]
+        out: NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
+        return out
 
 
 def _calibrated(left_out: Array, index: NDArray[np.int64]) -> float:

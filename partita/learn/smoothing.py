@@ -17,7 +17,8 @@ _AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
 
 def squared_distances(points: Array, centers: Array) -> Array:
     """`|x_i − c_j|²`, `(n, N)`, by centred differences."""
-    return cdist(points, centers, "sqeuclidean")
+    out: Array = cdist(points, centers, "sqeuclidean")
+    return out
 
 
 def _softmax(scores: Array) -> Array:
@@ -75,7 +76,7 @@ class Keys:
 
     @property
     def num_features(self) -> int:
-        return len(self.centers) * (1 + self.centers.shape[1] * self.affine)
+        return int(len(self.centers) * (1 + self.centers.shape[1] * self.affine))
 
     def weights(self, points: Array) -> Array:
         """`(n, N)`, rows that sum to 1."""
@@ -158,7 +159,8 @@ class Smoother:
             return weights @ self.values
         at_origin = self.values - np.einsum("jok,jk->jo", self.slopes, self.keys.centers)
         slopes = (weights @ self.slopes.reshape(len(weights.T), -1)).reshape(len(x), *self.slopes.shape[1:])
-        return weights @ at_origin + np.einsum("nok,nk->no", slopes, x)
+        out: Array = weights @ at_origin + np.einsum("nok,nk->no", slopes, x)
+        return out
 
     def gradient_size(self, points: Array) -> Array:
         """Root mean square of `∂net/∂x_k` over points and outputs, `(m,)`; for constant values.
@@ -172,7 +174,8 @@ class Smoother:
             for values in self.values.T:
                 gradient = (weights * values) @ centers - (weights @ values)[:, None] * middle
                 total += (gradient**2).sum(axis=0)
-        return self.keys.rate * np.sqrt(total / (len(points) * self.values.shape[1]))
+        out: Array = self.keys.rate * np.sqrt(total / (len(points) * self.values.shape[1]))
+        return out
 
     def effective_keys(self, points: Array) -> float:
         """Mean of `1/Σ_j w_j²` over the points: between 1 and N."""

@@ -73,7 +73,7 @@ class Refusal:
     @classmethod
     def of_a_search(cls, reason: str, *, most: int, room: int) -> Refusal:
         """Of a search that tried as many keys as it may, at most `most`, and as many as max_bytes leaves `room` for."""
-        return cls(reason, "Ask for a larger tolerance, or raise max_bytes.", SizeError) if room < most else cls(reason)
+        return cls(reason, "Use a larger tolerance, or raise max_bytes.", SizeError) if room < most else cls(reason)
 
     @classmethod
     def of(cls, error: PartitaError) -> Refusal:
@@ -89,18 +89,28 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A head before it exists: how large, how sharp, how good, and why.
+    """A head before it is built: its size, sharpness, expected error, and the reasons. `pa.plan` makes it, `pa.build` builds it.
 
     Attributes:
-        request: what was asked for. maker: the method that made the plan and will build it.
-        kind: of the claim that building it will give.
-        keys, parameters: of the folded head. sharpness: κ, the smallest of its axes. counts: keys per axis; None if scattered.
-        error_bound: what the certificate will say or slightly more; infinite if the claim will be an estimate.
-        error_estimate: the largest error sampled while planning, None if nothing was sampled.
-        largest: of the values. rounding: the part of the error that running in floats adds.
-        why: sentences that explain the numbers.
+        request: what the caller asked for.
+        maker: the method that made the plan and will build it.
+        kind: the kind of claim that building it will give.
+        keys: number of keys.
+        parameters: number of scalars that the head stores.
         draft: what the method needs to build it.
+        why: sentences that explain the numbers and say where the function comes from.
+        error_bound: the bound that the certificate will state, or slightly more; infinite if the claim will be an estimate.
+        error_estimate: the largest error sampled while planning; None if nothing was sampled.
+        sharpness: κ = R h², the smallest of all axes.
+        counts: keys per axis; None if the centers are scattered.
+        largest: the largest absolute value.
+        rounding: the part of the error that comes from running in floating point; None if it is found out when the head is built.
         candidates: every method that was considered.
+
+    >>> import partita as pa
+    >>> plan = pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")
+    >>> plan.keys, plan.kind, plan.error_bound <= 0.15
+    (7, 'proved', True)
     """
 
     request: Request
@@ -114,30 +124,37 @@ class Plan:
     error_estimate: float | None = None
     sharpness: float = 0.0
     largest: float = math.nan
-    rounding: float = 0.0
+    rounding: float | None = None
     counts: tuple[int, ...] | None = None
     candidates: tuple[Candidate, ...] = ()
 
     @property
     def method(self) -> str:
-        """How the values are chosen."""
+        """Name of the method, as in `compile(method=…)`."""
         return self.maker.name
 
     @property
     def target(self) -> Target:
+        """The function and its domain."""
         return self.request.target
 
     @property
     def knowledge(self) -> Knowledge | None:
+        """What is known of the function; None if nothing is."""
         return self.request.knowledge
 
     @property
     def bytes(self) -> int:
-        """Of all tensors of the head."""
+        """Size of all tensors of the head in bytes."""
         return self.parameters * self.request.precision.item_bytes
 
     def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
-        """The plan as a row of the report."""
+        """The plan as a row of the report.
+
+        Args:
+            note: a remark for the last column.
+            chosen: whether this is the head that is built.
+        """
         error = self.error_bound if self.error_estimate is None else self.error_estimate
         return Candidate(
             self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
@@ -159,17 +176,12 @@ class Plan:
             "dtype": self.request.precision.name,
             "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
             "error_estimate": self.error_estimate,
-            "why": list(self.explanation),
+            "why": list(self.why),
             "candidates": [asdict(c) for c in self.candidates],
         }
 
-    @property
-    def explanation(self) -> tuple[str, ...]:
-        """Why these numbers, and where the function comes from."""
-        return (*self.why, self.target.origin) if self.target.origin else self.why
-
     def __str__(self) -> str:
-        return "\n".join(self.explanation)
+        return "\n".join(self.why)
 
 
 class Method(ABC):

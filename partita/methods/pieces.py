@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph
-from partita.functions.piecewise import PiecewiseAffine
+from partita.functions.piecewise import READ, PiecewiseAffine
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import Rows
@@ -56,6 +56,12 @@ class Pieces(Method):
         target = request.target
         if target.graph is None or isinstance(target.domain, PointCloud) or not math.isinf(request.norm):
             return Refusal("for piecewise affine expressions on a box, in the supremum norm")
+        varies: list[bool] = []
+        for node in target.graph.nodes:  # what `recognise` refuses in any case, without its exact arithmetic
+            moved = any(varies[k] for k in node.arguments)
+            if moved and node.operation not in READ:
+                return Refusal(f"not piecewise affine: {node.operation} of variables")
+            varies.append(moved or node.operation == "input")
         return None
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
@@ -65,7 +71,7 @@ class Pieces(Method):
         try:
             draft = softest_pieces(graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype)
         except (DomainError, SizeError, ToleranceError, UnsupportedError) as error:
-            return Refusal(error.reason, error.hint)
+            return Refusal(*error.args[:2])
         one = draft.keys == 1
         many = "" if one else f"; the temperature leaves W((N−1)/e)/R of the tolerance {request.tolerance:g}"
         return Plan(
@@ -154,7 +160,7 @@ def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress |
     if target.graph is None:
         raise UnsupportedError(f"{target.label} is a black box; pieces are read off an expression.")
     head = _head(draft, target.input_shapes, target.output_shape)
-    facts = piece_facts(head, target.domain.bounding_box(), draft.pieces, draft.labels)
+    facts = piece_facts(head, target.box, draft.pieces, draft.labels)
     proved = PiecesProof().prove(head, target, Given(earlier=facts))
     if progress is not None:
         progress("keys", draft.keys, draft.keys)

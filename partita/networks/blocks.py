@@ -81,7 +81,8 @@ class PrefixRamp(nn.Module):
         place = torch.zeros(self.output[1], dtype=ramp.dtype, device=ramp.device)
         place[self.output[0]] = 1.0
         _, lead = flatten_inputs((x,), ((self.tokens, self.slopes.shape[1]),), self.slopes.dtype)
-        return (ramp[..., None] * place).reshape(*lead, self.tokens, self.output[1])
+        result: Tensor = (ramp[..., None] * place).reshape(*lead, self.tokens, self.output[1])
+        return result
 
 
 def prefix_ramp(built: Ramp, tokens: int, *, causal: bool = True) -> PrefixRamp:

@@ -48,14 +48,16 @@ class GateLayer(nn.Module):
 
 
 class AttentionNetwork(nn.Module):
-    """An attention-only network with a proved distance to the feed-forward network it came from.
+    """An attention-only network with a proved distance to the feed-forward network it was made from.
 
-    In its graph there are matrix products, additions, softmax and reshaping. Called outside a trace it refuses inputs outside the
-    domain, of which nothing is proved.
+    Its graph has matrix products, additions, softmax and reshaping only. Outside a trace it refuses inputs outside the
+    domain, which the bound does not cover.
 
     Attributes:
-        domain: where the bound holds. certificate: the claim; its terms are the gates' errors and the rounding.
-        layers: `GateLayer`s. keys: heads' keys in all.
+        domain: the box where the bound holds.
+        certificate: the claim. Its terms are the gates' errors and the rounding.
+        layers: the `GateLayer`s.
+        keys: the number of keys of all heads.
     """
 
     certificate: Certificate
@@ -67,17 +69,24 @@ class AttentionNetwork(nn.Module):
 
     @property
     def error_bound(self) -> float:
-        """`|network(x) − mlp(x)|_∞` is at most this for every x of the domain: mlp in exact arithmetic, the network as it runs."""
+        """A bound of `|network(x) − mlp(x)|_∞` on the domain: mlp in exact arithmetic, the network as it runs."""
         return self.certificate.error_bound
 
     @property
     def keys(self) -> int:
-        """Keys over all heads: one head per neuron."""
+        """The number of keys of all heads, one head per neuron."""
         widths = _widths(self.facts, self.domain.dimension)
         return sum(width * layer.gate.keys for width, layer in zip(widths, self.facts) if layer.gate is not None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(…, *domain.shape)` to `(…, out)`."""
+        """The network's values, `(…, out)`.
+
+        Args:
+            x: inputs, `(…, *domain.shape)`.
+
+        Raises:
+            OutsideDomainError: an input lies outside the domain.
+        """
         if is_traced(x):  # (batch, *domain.shape), in the network's dtype
             return self._chain(x if len(self.domain.shape) == 1 else x.flatten(1))
         self._require_inside(x)
@@ -92,14 +101,22 @@ class AttentionNetwork(nn.Module):
         return z
 
     def error_bound_at(self, x: Any) -> Array:
-        """The same bound for each given input alone, `(n,)`: most neurons are far from their kinks at a point, so it is smaller."""
+        """The same bound for each input alone, `(n,)`. It is smaller, because at one point most neurons are far from their kinks.
+
+        Args:
+            x: inputs, `(n, *domain.shape)`.
+        """
         lo = self._points(x)
         return np.asarray(_final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1))
 
     def reference_error_at(self, x: Any, dtype: torch.dtype = torch.float32) -> Array:
-        """How far the feed-forward network itself, run by torch in `dtype`, may be from exact arithmetic, `(n,)`.
+        """A bound of the rounding error of the feed-forward network itself, run by torch in `dtype`, `(n,)`.
 
-        Supposes torch's activations within 16 units in the last place.
+        Assumes that torch's activations are accurate to 16 units in the last place.
+
+        Args:
+            x: inputs, `(n, *domain.shape)`.
+            dtype: torch.float64 or torch.float32.
         """
         lo, u = self._points(x), Precision.of(dtype).unit
         layers = [Layer(f.weight, f.bias, None if f.gate is None else _as_run(f.gate)) for f in self.facts]
@@ -119,7 +136,7 @@ class AttentionNetwork(nn.Module):
             raise OutsideDomainError(
                 f"{bad.size:,} of {len(points):,} inputs lie outside the domain, the first is "
                 f"{np.round(points[bad[0]][:8], 6).tolist()}; "
-                "the bound speaks of the domain only. Clamp them, or convert with a larger domain."
+                "the bound does not cover them. Clamp the inputs, or convert with a larger domain."
             )
 
 
@@ -128,27 +145,37 @@ def attention_from_mlp(
 ) -> AttentionNetwork:
     """An attention-only network within `tolerance` of a feed-forward network on a box, end to end, rounding included.
 
-    Linear maps stay; every activation becomes a head per neuron (`gates`): ReLU, leaky ReLU, hard tanh and clamp two to four keys
-    with affine values, error `0.2785/β`; tanh, sigmoid and SiLU two keys, exact; GELU a fitted table of some twenty keys.
-    Errors are carried through the layers on propagated intervals; β and the tables are chosen so that the sum meets the tolerance.
+    Linear maps stay. Every activation becomes one head per neuron: ReLU, leaky ReLU, hard tanh and clamp get two to four
+    keys with affine values, error `0.2785/β`; tanh, sigmoid and SiLU get two keys and are exact; GELU gets a fitted table of
+    about twenty keys. Errors are carried through the layers on propagated intervals, and β and the tables are chosen so that
+    the sum meets the tolerance.
 
     *Theorem*: `carried-errors`, by `soft-maximum`, `max-affine-values`, `two-keys` and, for GELU, `taylor-proof`.
 
     Args:
-        mlp: an nn.Module that is a chain of supported layers, nested or written with functions.
-        domain: the box of its inputs. tolerance: largest error of any output on the whole domain. dtype: of the network.
+        mlp: an `nn.Module` that is a chain of supported layers, nested or written with functions.
+        domain: the box of its inputs.
+        tolerance: the largest error of any output on the whole domain, > 0.
+        dtype: dtype of the network, torch.float64 or torch.float32.
+
+    Returns:
+        An `AttentionNetwork`.
 
     Raises:
-        UnsupportedError: a layer that has no head (named). ToleranceError: below what the dtype can promise.
+        UnsupportedError: a layer has no head. The message names it.
+        ToleranceError: the tolerance is smaller than the dtype allows.
+        DomainError: the domain is not a box.
+        ShapeError: the widths of the layers and the domain do not fit.
 
-    >>> net = attention_from_mlp(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), Box([-1, -1], [1, 1]), 1e-3)
-    >>> net.error_bound <= 1e-3
+    >>> import partita as pa
+    >>> mlp = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> pa.attention_from_mlp(mlp, pa.Box([-1, -1], [1, 1]), 1e-3).error_bound <= 1e-3
     True
     """
     if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
     if not 0 < tolerance < math.inf:
-        raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
+        raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
     if not isinstance(domain, Box):
         raise DomainError(f"the domain is {domain!r}; expected a Box, say pa.Box([-1, -1], [1, 1]).")
     stages = read_chain(mlp)
@@ -185,8 +212,8 @@ def _within(
     u = Precision.of(dtype).unit
     floor = float(carry(facts, box, unit_roundoff=u, with_gaps=False)[-1].error.max())
     raise ToleranceError(
-        f"tolerance {tolerance:g} is below what can be promised here in {Precision.of(dtype).name}: {total(terms):.3g}, of which "
-        f"rounding alone is {floor:.2g}. Ask for more{', use float64' if dtype == torch.float32 else ''} or shrink the domain."
+        f"tolerance {tolerance:g} is below what can be proved here in {Precision.of(dtype).name}: {total(terms):.3g}, of which "
+        f"{floor:.2g} is rounding. Use a larger tolerance{', float64' if dtype == torch.float32 else ''} or a smaller domain."
     )
 
 
@@ -215,11 +242,11 @@ def _widths(layers: Sequence[Layer | Stage], width: int) -> list[int]:
 
 
 def _require_widths(stages: Sequence[Stage], domain: Box) -> None:
-    width, before = domain.dimension, "the domain has"
+    width, before = domain.dimension, "the domain has dimension"
     for weight in (s.weight for s in stages if s.weight is not None):
         if weight.shape[1] != width:
-            raise ShapeError(f"a Linear layer takes {weight.shape[1]} numbers, and {before} {width}.")
-        width, before = len(weight), "the one before it gives"
+            raise ShapeError(f"a Linear layer has {weight.shape[1]} inputs, but {before} {width}.")
+        width, before = len(weight), "the number of outputs before it is"
 
 
 def _numbers(stage: Stage, gate: Gate | None) -> Layer:

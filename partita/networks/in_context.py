@@ -1,4 +1,4 @@
-"""Gradient descent in context: an attention-only network that reads a prompt of examples and descends a loss on them.
+"""Gradient descent in context: an attention-only network that runs gradient descent on the examples in its prompt.
 
 w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i) x_i + λw),   s = w·x
 """
@@ -28,13 +28,22 @@ __all__ = ["GradientDescent", "gradient_descent"]
 
 
 class GradientDescent(nn.Module):
-    """T steps of gradient descent as T attention layers with the same tensors, for prompts of any length.
+    """T steps of gradient descent as T attention layers that share their tensors, for prompts of any length.
 
-    Shapes: prompts `(…, n, d + 1)`, tokens `[x_i, y_i]`, to the last w, `(…, d)`. Outside a trace prompts are checked against
-    their boxes, and iterates against the box of w.
+    A prompt `(…, n, d + 1)` holds tokens `[x_i, y_i]`; the network returns the last w, `(…, d)`. Outside a trace, prompts
+    are checked against the boxes of x and y, and iterates against the box of w.
 
     Attributes:
-        slope: what is known of the loss. steps, step_size, ridge, epsilon.
+        layer: the attention layer, applied once per step.
+        slope: what is known of the loss's slope.
+        facts: step size, ridge, ε and the sizes that the bounds use.
+        boxes: the boxes of x, y and w, kept as `x_box`, `y_box` and `w_box`.
+        steps: T.
+
+    >>> box = Box([-1], [1])
+    >>> gd = gradient_descent("squared", 3, 0.5, x=box, y=box, w=Box([-2], [2]))
+    >>> gd.trajectory([[1.0, 0.5], [-1.0, -0.5]]).shape
+    torch.Size([4, 1])
     """
 
     initial: Tensor
@@ -50,23 +59,37 @@ class GradientDescent(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """dtype of the network."""
         return self.initial.dtype
 
     def extra_repr(self) -> str:
+        """Steps, loss, ridge and ε, for `print(network)`."""
         f = self.facts
         return f"{self.steps} steps of {f.step_size:g}, loss {self.slope.name}, ridge {f.ridge:g}, ε = {f.epsilon:.3g}"
 
     def forward(self, prompt: Tensor) -> Tensor:
+        """The last iterate, `(…, d)`.
+
+        Args:
+            prompt: tokens `[x_i, y_i]`, `(…, n, d + 1)`.
+
+        Raises:
+            ShapeError: tokens of another width.
+            OutsideDomainError: an example or an iterate leaves its box.
+        """
         if is_traced(prompt):  # (batch, examples, d + 1), in the network's dtype
             return self._iterates(prompt)[-1].squeeze(1)
         return self.trajectory(prompt)[..., -1, :]
 
     def trajectory(self, prompt: Any) -> Tensor:
-        """Every iterate, `(…, steps + 1, d)`, the first being the start.
+        """Every iterate, `(…, steps + 1, d)`, the start included.
+
+        Args:
+            prompt: tokens `[x_i, y_i]`, `(…, n, d + 1)`.
 
         Raises:
-            ShapeError: tokens of another width. OutsideDomainError: an example outside the boxes, or an iterate that leaves
-            that of w.
+            ShapeError: tokens of another width.
+            OutsideDomainError: an example or an iterate leaves its box.
         """
         prompt = self._checked(prompt)
         found = self._iterates(prompt.reshape(-1, *prompt.shape[-2:]))
@@ -75,7 +98,11 @@ class GradientDescent(nn.Module):
         return iterates.reshape(*prompt.shape[:-2], self.steps + 1, self.dim)
 
     def exact(self, prompt: Any) -> Array:
-        """The iterates of exact gradient descent in float64, `(…, steps + 1, d)`: what the network is compared with."""
+        """The iterates of gradient descent computed directly in float64, `(…, steps + 1, d)`, for comparison.
+
+        Args:
+            prompt: tokens `[x_i, y_i]`, `(…, n, d + 1)`.
+        """
         examples = self._checked(prompt).double().numpy()
         x, y = examples[..., : self.dim], examples[..., self.dim]
         w = np.broadcast_to(self.facts.initial, (*x.shape[:-2], self.dim)).copy()
@@ -88,21 +115,34 @@ class GradientDescent(nn.Module):
         return np.stack(found, axis=-2)
 
     def error_bound(self, examples: int) -> float:
-        """`|w_T − exact|₂` for any prompt of so many examples in the boxes whose iterates stay in the box of w. *Theorem*:
-        `descent-drift`.
+        """A bound of `|w_T − exact|₂` for every prompt of this length in the boxes whose iterates stay in the box of w.
+
+        *Theorem*: `descent-drift`.
+
+        Args:
+            examples: n, the number of examples in the prompt, at least 1.
         """
         if examples < 1:
-            raise DomainError(f"a prompt of {examples!r} examples; expected at least 1.")
+            raise DomainError(f"examples is {examples!r}; expected at least 1.")
         return float(Drift.of_boxes(self.facts, self.slope, examples).after(self.steps)[-1])
 
     def error_bounds_at(self, prompt: Any) -> Array:
-        """`|w_t − exact|₂` at every step for this one prompt, `(steps + 1,)`: residuals, curvature and gradient are its own.
+        """A bound of `|w_t − exact|₂` at every step for one prompt, `(steps + 1,)`, from its own residuals and gradient.
 
         It also proves that the exact iterates stay in the box of w. *Theorem*: `descent-drift`.
+
+        Args:
+            prompt: tokens `[x_i, y_i]`, `(n, d + 1)`.
+
+        Raises:
+            ShapeError: more than one prompt.
+            OutsideDomainError: an iterate may leave the box of w.
         """
         examples = self._checked(prompt)
         if examples.dim() != 2:
-            raise ShapeError(f"one prompt at a time, found shape {tuple(examples.shape)}.")
+            raise ShapeError(
+                f"the prompt has shape {tuple(examples.shape)}; expected one prompt, (examples, {self.dim + 1})."
+            )
         iterates = self.trajectory(examples).double().numpy()
         drift = Drift.of_prompt(self.facts, self.slope, examples.double().numpy(), iterates)
         bounds = drift.after(self.steps)
@@ -111,9 +151,8 @@ class GradientDescent(nn.Module):
         if not inside.all():
             t = int(np.flatnonzero(~inside)[0])
             raise OutsideDomainError(
-                f"step {t}: w lies within {bounds[t]:.3g} of {np.round(iterates[t][:8], 6).tolist()}, which the "
-                f"box of w does not hold; "
-                "declare a larger box."
+                f"step {t}: w lies within {bounds[t]:.3g} of {np.round(iterates[t][:8], 6).tolist()}, which may be outside the "
+                "box of w; declare a larger box."
             )
         return bounds
 
@@ -130,7 +169,7 @@ class GradientDescent(nn.Module):
         z = prompt if isinstance(prompt, Tensor) else torch.as_tensor(np.asarray(prompt, dtype=np.float64))
         if z.dim() < 2 or z.shape[-1] != self.dim + 1 or z.shape[-2] < 1:
             raise ShapeError(
-                f"a prompt of shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): "
+                f"the prompt has shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): "
                 f"tokens [x, y] with {self.dim} features."
             )
         points = z.detach().double().reshape(-1, self.dim + 1).cpu().numpy()
@@ -171,35 +210,50 @@ def gradient_descent(
 ) -> GradientDescent:
     """An attention-only network that performs `steps` steps of gradient descent on the examples in its prompt.
 
-    `w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i)x_i + λw)`. Drift from exact gradient descent: `e ← ρe + τ`, ρ the contraction of an
-    exact step and `τ = η(ε²[mean(|r|³|x|)/6 + |g| mean(r²)/2] cosh(ε max|r|) + table + rounding/ε)`; ε balances the last
-    against the first.
+    `w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i)x_i + λw)`. Drift from exact gradient descent: `e ← ρe + τ`, where ρ is the
+    contraction of an exact step and `τ = η(ε²[mean(|r|³|x|)/6 + |g| mean(r²)/2] cosh(ε max|r|) + table + rounding/ε)`.
+    ε balances the first term against the last.
 
     *Theorem*: `descent-step`, `descent-drift`.
 
     Args:
         loss: "squared" ((s − y)²/2), "ridge" (the same, with ridge=λ), "logistic" (log(1 + e^s) − ys, y in [0, 1]), or an
             expression of class C¹ in s and y, or in the residual r = s − y.
-        x, y, w: boxes of features `(d,)`, of targets `(1,)`, and of the iterates `(d,)`; the bounds speak of these.
-        ridge: λ ≥ 0. initial: w_0, zeros if not given. prompt_length: the number of examples that ε is chosen for.
-        epsilon: ε, if it is to be chosen by hand. table_tolerance: of a tabulated slope.
+        steps: T, the number of steps, at least 1.
+        step_size: η > 0.
+        x: box of the features, `(d,)`.
+        y: box of the targets, `(1,)`.
+        w: box of the iterates, `(d,)`. The bounds hold while the iterates stay inside.
+        ridge: λ ≥ 0.
+        initial: w_0, `(d,)`; zeros by default.
+        prompt_length: the number of examples that ε is chosen for.
+        epsilon: ε > 0; chosen automatically by default.
+        table_tolerance: error allowed of a loss slope that is tabulated; chosen automatically by default.
+        dtype: dtype of the network, torch.float64 or torch.float32.
+
+    Returns:
+        A `GradientDescent` network.
 
     Raises:
-        DomainError: steps < 1, step_size ≤ 0, a start outside the box. NotContinuousError: a loss that is not C¹.
+        DomainError: steps < 1, step_size ≤ 0, or a start outside the box of w.
+        ShapeError: the boxes' shapes do not fit.
+        NotContinuousError: the loss is not C¹.
 
-    >>> gd = gradient_descent("squared", 3, 0.5, x=Box([-1], [1]), y=Box([-1], [1]), w=Box([-2], [2]))
+    >>> import partita as pa
+    >>> box = pa.Box([-1], [1])
+    >>> gd = pa.in_context.gradient_descent("squared", 3, 0.5, x=box, y=box, w=pa.Box([-2], [2]))
     >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound(2) < 1e-6
     (torch.Size([1]), True)
     """
     start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)
     if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
     if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):
-        raise DomainError(f"logistic loss with y in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
+        raise DomainError(f"loss 'logistic': y is in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
     if loss == "ridge" and not ridge > 0:
-        raise DomainError("loss 'ridge' is 'squared' with ridge=λ; give a λ > 0.")
+        raise DomainError("loss 'ridge' needs ridge=λ with λ > 0; use loss='squared' for λ = 0.")
     if epsilon is not None and not 0 < epsilon < math.inf:
-        raise DomainError(f"epsilon {epsilon!r}; expected a number > 0.")
+        raise DomainError(f"epsilon is {epsilon!r}; expected a finite number > 0.")
     x, y, w = (_held(box, dtype) for box in (x, y, w))
     features = Interval(x.lo, x.hi) * Interval(w.lo, w.hi)
     pad = 1e-12 * features.magnitude.sum() + 1e-300  # covers the rounding of the sums
@@ -224,7 +278,7 @@ def gradient_descent(
 
 
 def _held(box: Box, dtype: torch.dtype) -> Box:
-    """The box that numbers of the given one may be rounded into."""
+    """The box after its numbers are rounded to the dtype."""
     if dtype == torch.float64:
         return box
     pad = np.maximum(np.abs(box.lo), np.abs(box.hi)) * 2.0**-22
@@ -237,12 +291,14 @@ def _validated(
     if not all(isinstance(box, Box) for box in (x, y, w)):
         raise DomainError(f"x, y and w are {x!r}, {y!r} and {w!r}; expected boxes, say pa.Box([-1, -1], [1, 1]).")
     if x.lo.ndim != 1 or w.shape != x.shape or y.shape != (1,):
-        raise ShapeError(f"boxes of shapes x {x.shape}, y {y.shape}, w {w.shape}; expected (d,), (1,), (d,).")
+        raise ShapeError(f"x, y and w have shapes {x.shape}, {y.shape} and {w.shape}; expected (d,), (1,) and (d,).")
     if not (isinstance(steps, int) and steps >= 1 and prompt_length >= 1):
-        raise DomainError(f"steps {steps!r} and prompt_length {prompt_length!r}; expected whole numbers of at least 1.")
+        raise DomainError(f"steps is {steps!r}, prompt_length is {prompt_length!r}; expected integers ≥ 1.")
     if not (0 < step_size < math.inf and 0 <= ridge < math.inf):
-        raise DomainError(f"step_size {step_size!r} and ridge {ridge!r}; expected a number > 0 and one ≥ 0.")
+        raise DomainError(
+            f"step_size is {step_size!r}, ridge is {ridge!r}; expected finite numbers, step_size > 0, ridge ≥ 0."
+        )
     start = np.zeros(x.dimension) if initial is None else np.asarray(initial, dtype=np.float64)
     if start.shape != x.shape or not w.contains(start[None]).all():
-        raise DomainError(f"the start {start.tolist()} is no point of the box of w.")
+        raise DomainError(f"initial is {start.tolist()}; expected a point of the box of w, {w}.")
     return start

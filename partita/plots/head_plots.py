@@ -89,7 +89,7 @@ def _values(compiled: Compiled, points: Array, output: int) -> tuple[Array, Arra
 
 
 def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, int]) -> None:
-    box = compiled.target.domain.bounding_box()
+    box = compiled.target.box
     x = np.linspace(float(box.lo.ravel()[0]), float(box.hi.ravel()[0]), 2001)[:, None]
     got, error = _values(compiled, x, output)
     if error is not None:
@@ -115,7 +115,7 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
 
 
 def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int]) -> None:
-    box, names = compiled.target.domain.bounding_box(), _names(compiled)
+    box, names = compiled.target.box, _names(compiled)
     lo, hi = box.lo.ravel(), box.hi.ravel()
     i, j = axes
     if not (0 <= i < len(lo) and 0 <= j < len(lo) and i != j):

@@ -79,7 +79,7 @@ class BisectionProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
-        box, aim = target.domain.bounding_box(), given.tolerance if given.aim is None else given.aim
+        box, aim = target.box, given.tolerance if given.aim is None else given.aim
         axes = self._axes(head, given)
         limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
         proof = given.earlier or prove_boxes(

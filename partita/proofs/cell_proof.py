@@ -47,7 +47,7 @@ class CellProof(Proof):
         grid_head = _with_slopes(head)
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell is about an expression.")
-        box = target.domain.bounding_box()
+        box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, progress=given.progress)
         terms = _affine_terms(grid_head, error, box, given)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
@@ -65,7 +65,7 @@ class CurvatureProof(Proof):
     rests_on = "curvature"
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
-        grid_head, box = _with_slopes(head), target.domain.bounding_box()
+        grid_head, box = _with_slopes(head), target.box
         curvature = Curvature(float(given.details["curvature"]))
         step, scale = float(given.details["differences"]), float(given.details["scale"])
         grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))

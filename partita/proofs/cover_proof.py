@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial import KDTree
+import scipy
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
@@ -87,9 +87,9 @@ def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
     """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
     if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
         raise UnsupportedError("a proof by a cover is about a scattered head and a PointCloud.")
-    _, labels = KDTree(cloud.flat).query(head.centers.double().numpy())
+    _, labels = scipy.spatial.KDTree(cloud.flat).query(head.centers.double().numpy())
     centers = cloud.flat[labels]
-    distance, _ = KDTree(centers).query(cloud.flat)
+    distance, _ = scipy.spatial.KDTree(centers).query(cloud.flat)
     return Cover(centers, labels, float(up(distance.max(), 8)) if distance.max() else 0.0)
 
 
@@ -111,7 +111,7 @@ def scattered_facts(
     near_exponent = math.log(len(centers)) + (20.0 if rounds else 40.0)
     near = 2 * radius + math.sqrt(2 * near_exponent / rate)
     count = (
-        int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
+        int(np.max(scipy.spatial.KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
         if len(centers) > 1
         else 1
     )

@@ -127,7 +127,7 @@ class PiecesProof(Proof):
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by pieces is about a scattered head and an expression.")
         facts: PieceFacts | None = given.earlier
-        terms = facts.terms() if facts else pieces_terms(head, target.graph, target.domain.bounding_box())
+        terms = facts.terms() if facts else pieces_terms(head, target.graph, target.box)
         return Proved(terms, {"method": self.name})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
 from partita.errors import UnsupportedError
 from partita.functions.target import Target
@@ -40,8 +40,8 @@ class TaylorProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
             raise UnsupportedError("a Taylor proof is about a grid head and an expression.")
-        box = target.domain.bounding_box()
-        lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+        box = target.box
+        lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box)
         running, factor = soft_terms(facts, given.known, given.norm), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))

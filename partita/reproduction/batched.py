@@ -75,4 +75,5 @@ class BatchedAdam:
 
 def spectral_norms(matrices: Tensor) -> Tensor:
     """The largest singular value of each `(models, a, b)`, in float64 on the CPU."""
-    return torch.linalg.matrix_norm(matrices.detach().cpu().double(), ord=2)
+    out: Tensor = torch.linalg.matrix_norm(matrices.detach().cpu().double(), ord=2)
+    return out

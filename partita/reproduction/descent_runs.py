@@ -72,7 +72,8 @@ def run(setup: Setup) -> Tables:
 def _labels(s: np.ndarray, loss: str, rng: np.random.Generator) -> np.ndarray:
     """Noisy values of w·x, or classes drawn with the logistic odds of 3w·x."""
     if loss == "logistic":
-        return (rng.random(s.shape) < 1 / (1 + np.exp(-3 * s))).astype(float)
+        out: np.ndarray = (rng.random(s.shape) < 1 / (1 + np.exp(-3 * s))).astype(float)
+        return out
     return np.clip(s + 0.1 * rng.standard_normal(s.shape), -3, 3)
 
 

@@ -22,7 +22,7 @@ Fetch = Callable[[str], bytes]
 def _from_the_network(address: str) -> bytes:
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
-            return answer.read()
+            return bytes(answer.read())
     except (urllib.error.URLError, TimeoutError, OSError) as error:
         raise DataFileError(
             f"{address} could not be fetched: {error}. Get the file another way and name its folder with --data."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.compiler.compile import compile
+from partita.compiler.compile import compile as compile_function
 from partita.geometry import Box
 from partita.heads import LOG_FORM_COLUMNS
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
@@ -35,7 +35,7 @@ def run(setup: Setup) -> Tables:
     truth = np.sin(points[:, 0]) + np.cos(points[:, 1])
     rows = []
     for done, tolerance in enumerate(settings.tolerances, 1):
-        c = compile(_EXPRESSION, box, tolerance=tolerance, method="hard", seed=setup.seed)
+        c = compile_function(_EXPRESSION, box, tolerance=tolerance, method="hard", seed=setup.seed)
         layers = c.layers(form="log" if 2 * c.num_keys <= LOG_FORM_COLUMNS // 4 else "indexed")
         dense = layers.num_keys ** (2 if layers.form == "log" else 1)  # numbers per point
         some = slice(0, min(settings.points, max(20, 100_000_000 // dense)))

@@ -95,7 +95,8 @@ class FunctionHeads:
     def entropy(self, x: Tensor) -> Tensor:
         """Mean entropy of the weights over ln(keys), `(copies,)`: 0 selects, 1 averages all."""
         w = self.weights(x)
-        return -(w * w.clamp_min(1e-300).log()).sum(dim=-1).mean(dim=1) / np.log(w.shape[-1])
+        out: Tensor = -(w * w.clamp_min(1e-300).log()).sum(dim=-1).mean(dim=1) / np.log(w.shape[-1])
+        return out
 
     def partition(self, copy: int) -> MaxAffine:
         """The cells of one copy."""

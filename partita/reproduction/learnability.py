@@ -31,7 +31,8 @@ class Settings:
 
 
 def _function(x: np.ndarray) -> np.ndarray:
-    return np.sin(3 * x[..., 0]) + x[..., 0] * np.cos(2 * x[..., 1])
+    out: np.ndarray = np.sin(3 * x[..., 0]) + x[..., 0] * np.cos(2 * x[..., 1])
+    return out
 
 
 def _grid(side: int, reach: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def run(setup: Setup) -> Tables:
     return {"constructed": built, "trained": _trained(data, settings, setup), "targets": _targets(data[0], settings)}
 
 
-def _constructed(data: RampData, anchors: int, settings: Settings) -> list[dict]:
+def _constructed(data: RampData, anchors: int, settings: Settings) -> list[dict[str, Any]]:
     token, rows = Box([-5.0] * settings.dim, [5.0] * settings.dim), []
     truth = data.ramp(50.0)
     for sharpness in ("hard", "best"):

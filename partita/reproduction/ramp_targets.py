@@ -29,11 +29,13 @@ class RampData:
     @property
     def queries(self) -> np.ndarray:
         """u, `(samples, tokens)`."""
-        return (self.x * self.slopes).sum(axis=2) + self.offsets
+        out: np.ndarray = (self.x * self.slopes).sum(axis=2) + self.offsets
+        return out
 
     def ramp(self, width: float) -> np.ndarray:
         """`Range_[−width/2, width/2](u)`."""
-        return np.clip(self.queries, -width / 2, width / 2)
+        out: np.ndarray = np.clip(self.queries, -width / 2, width / 2)
+        return out
 
 
 def ramp_task(data: list[RampData], widths: list[float], which: list[int], channels: int) -> Task:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.compiler.compile import compile
+from partita.compiler.compile import compile as compile_function
 from partita.geometry import Box
 from partita.heads import DotProductAttention
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
@@ -37,7 +37,7 @@ def run(setup: Setup) -> Tables:
     x = torch.from_numpy(rng.uniform(-1, 1, (settings.points, 2)))
     box, rows = Box([-1.0, -1.0], [1.0, 1.0]), []
     for number, (method, tolerance) in enumerate(settings.heads):
-        c = compile(_EXPRESSION, box, tolerance=tolerance, method=method)
+        c = compile_function(_EXPRESSION, box, tolerance=tolerance, method=method)
         plain, truth = c.head.as_attention(), torch.from_numpy(c.target(x.numpy()))[:, 0]
         for size in settings.sizes:
             for repeat in range(settings.repeats):

@@ -67,7 +67,8 @@ class _Networks:
 
     def _split(self, x: Tensor) -> Tensor:
         """`(…, rows, width)` to `(…, heads, rows, width / heads)`."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        out: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return out
 
     def __call__(self, x: Tensor) -> Tensor:
         """`(copies, batch, tokens, dim)` to `(copies, batch, tokens, out)`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.compiler.compile import compile
+from partita.compiler.compile import compile as compile_function
 from partita.geometry import PointCloud
 from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
 from partita.reproduction.statistics import log_slope
@@ -58,10 +58,11 @@ def run(setup: Setup) -> Tables:
         direction /= np.linalg.norm(direction)
 
         def f(x: np.ndarray, direction: np.ndarray = direction) -> np.ndarray:
-            return np.sin(2 * (x @ direction))
+            out: np.ndarray = np.sin(2 * (x @ direction))
+            return out
 
         for tolerance in settings.tolerances:
-            c = compile(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
+            c = compile_function(f, PointCloud(points, fill_distance=fill), tolerance=tolerance, lipschitz=2.0)
             rows.append(
                 {
                     "domain": kind,

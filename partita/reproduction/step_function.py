@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -93,7 +94,7 @@ def _against_chance(distance: float, chance: np.ndarray) -> dict[str, float]:
     }
 
 
-def _curve(heads: FunctionHeads, x: torch.Tensor, wanted: torch.Tensor, seed: int, keys: int) -> list[dict]:
+def _curve(heads: FunctionHeads, x: torch.Tensor, wanted: torch.Tensor, seed: int, keys: int) -> list[dict[str, Any]]:
     """The head of median error: target, output and max-affine function (scaled to unit range)."""
     output, scores = heads(x)[seed], heads.partition(seed).scores(x.numpy()).max(axis=1)
     scores = (scores - scores.min()) / max(float(np.ptp(scores)), 1e-12)

@@ -30,7 +30,8 @@ class Settings:
 
 
 def _function(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.sin(2 * x) + np.cos(2 * y)
+    out: np.ndarray = np.sin(2 * x) + np.cos(2 * y)
+    return out
 
 
 def plane_points(count: int, rng: np.random.Generator) -> torch.Tensor:

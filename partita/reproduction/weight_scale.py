@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def run(setup: Setup) -> Tables:
 
 def _averaged(history: Table) -> Table:
     """Over seeds: how norms move during training, one row per set, variant, level and epoch."""
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(history.rows()):
         groups.setdefault((row["set"], row["variant"], row["level"], row["epoch"]), []).append(i)
     names = ("set", "variant", "level", "epoch")

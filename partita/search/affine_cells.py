@@ -55,7 +55,7 @@ def smallest_affine_grid(
     target: Target, slopes: Slopes, *, tolerance: float, storage: type[np.floating[Any]], max_cells: int
 ) -> AffineCells | str:
     """The fewest cells of a uniform grid whose affine values meet the tolerance at test points, or why there are none."""
-    box = target.domain.bounding_box()
+    box = target.box
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
     need = slopes.cells_needed(box, tolerance)
 

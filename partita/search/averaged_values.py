@@ -19,8 +19,8 @@ import torch
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import window_for
 from partita.heads.grid_head import GridHead
-from partita.proofs.center_values import window_for
 
 __all__ = [
     "AveragedGrid",
@@ -80,7 +80,7 @@ class Slopes:
 
     @classmethod
     def of(cls, target: Target, *, points: int = 256, seed: int = 5) -> Slopes:
-        box = target.domain.bounding_box()
+        box = target.box
         radius = 1e-2 * box.sides  # wide enough that a kink is met
         unit = np.random.default_rng(seed).random((points, box.dimension))
         centers = box.lo.ravel() + 2 * radius + (box.sides - 4 * radius) * unit
@@ -159,7 +159,7 @@ def tuned_values(target: Target, grid: ProductGrid) -> Array:
 
 def _inward_slope(target: Target, points: Array, axis: int) -> Array:
     """`∂_i f` at points of the boundary, by differences of third order that stay inside the box."""
-    box = target.domain.bounding_box()
+    box = target.box
     lo, hi = box.lo.ravel()[axis], box.hi.ravel()[axis]
     step = np.where(points[:, axis] - lo < hi - points[:, axis], 1.0, -1.0) * 2e-4 * (hi - lo)
     asked = []
@@ -209,7 +209,7 @@ def averaged_grid(
     sharpness: float | None = None,
 ) -> AveragedGrid | str:
     """The smallest tuned or corrected grid whose sampled error meets the tolerance, or the reason why there is none."""
-    box = target.domain.bounding_box()
+    box = target.box
     if not slopes.finite:
         return "its derivatives are not finite everywhere"
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
