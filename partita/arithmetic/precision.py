@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.errors import DomainError
+
 __all__ = ["DOUBLE", "PRECISIONS", "SINGLE", "Precision"]
 
 _OUTWARD = 1 + 1e-12  # more than computing `moved` in float64 can lose
@@ -56,6 +58,23 @@ class Precision:
     def is_normal(self, number: float) -> bool:
         """Whether a positive number keeps its relative precision when it is halved or doubled a few times."""
         return 16 * self.smallest < number < self.largest / 16
+
+    def rates(self, sharpness: NDArray[np.float64] | float, spacing: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Inverse temperatures `κ_i/h_i²` as stored, for spacings h_i of the axes.
+
+        Raises:
+            DomainError: one of them is so small or large that relative precision is lost around it.
+        """
+        with np.errstate(over="ignore", divide="ignore"):
+            found = self.rounded(np.asarray(sharpness / spacing**2))
+        bad = ~((found >= 16 * self.smallest) & (found <= self.largest))
+        if bad.any():
+            axis = int(np.flatnonzero(bad)[0])
+            raise DomainError(
+                f"cells on axis {axis} are {spacing[axis]:.3g} wide: the inverse temperature κ/h² is out of range for {self.name}",
+                "Rescale that variable.",
+            )
+        return found
 
     def moved(self, lo: NDArray[np.float64], hi: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far rounding may move a coordinate in [lo, hi]: `u·max(|lo|, |hi|)` and the tiniest number; 0 for float64."""

@@ -121,6 +121,7 @@ def compile(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        progress=planning,
     )
     planned = best_plan(request, progress=planning)
     first = constructed(planned, building, seed)
@@ -192,6 +193,7 @@ def plan(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        progress=progress,
     )
     return best_plan(request, progress=progress)
 
@@ -228,8 +230,7 @@ def _finished_or_next(
     construction, plan = first
     while True:
         try:
-            compiled = _finished(construction, plan, outside, seed)
-            return replace(compiled, candidates=_rows(plan, compiled, missed))
+            return _finished(construction, plan, outside, seed, missed)
         except (SizeError, ToleranceError) as error:
             errors.append(error)
             missed.append(plan.as_candidate(error.reason))
@@ -244,7 +245,7 @@ def _finished_or_next(
             raise errors[0] from None
 
 
-def _finished(construction: Construction, plan: Plan, outside: str, seed: int) -> Compiled:
+def _finished(construction: Construction, plan: Plan, outside: str, seed: int, missed: Sequence[Candidate]) -> Compiled:
     """The head, attacked; or the error that says why it cannot be handed out."""
     certificate, request = construction.certificate, plan.request
     size = sum(t.numel() * t.element_size() for t in construction.head.state_dict().values())
@@ -256,16 +257,27 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int) -
     error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
     if error > request.tolerance:
         raise _missed(plan, certificate)
+    told = {plan.method, *(c.method for c in missed)}
+    others = [c for c in plan.candidates if c.method not in told]
+    notes = [c.note for c in plan.candidates if c.method == plan.method]
+    rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
+    largest = certificate.facts.get("largest_value", plan.largest)
+    note = "the next best" if missed else notes[0] if notes else ""
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
-    if seen > certificate.error_bound:
+    if not seen <= certificate.error_bound:  # NaN refutes as well
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(error, witness.error))
         if certificate.error > request.tolerance:
             raise _missed(plan, certificate)
-    return replace(compiled, certificate=replace(certificate, witness=witness, seed=seed))
+        error = certificate.error
+    chosen = Candidate(
+        plan.method, certificate.kind, note, plan.keys, plan.parameters, largest, rounding, error, chosen=True
+    )
+    certificate = replace(certificate, witness=witness, seed=seed)
+    return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
@@ -303,26 +315,6 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
     return LipschitzContradictedError(
         found, "A declared property of the function is false, or the function does not always return the same value."
     )
-
-
-def _rows(plan: Plan, compiled: Compiled, missed: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The rows of the plan, with what was found out by building."""
-    certificate = compiled.certificate
-    rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
-    note = next((c.note for c in plan.candidates if c.method == plan.method), "") if not missed else "the next best"
-    chosen = Candidate(
-        plan.method,
-        certificate.kind,
-        note,
-        plan.keys,
-        plan.parameters,
-        certificate.facts.get("largest_value", plan.largest),
-        rounding,
-        certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate,
-        True,
-    )
-    told = {plan.method, *(c.method for c in missed)}
-    return (chosen, *missed, *(c for c in plan.candidates if c.method not in told))
 
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:

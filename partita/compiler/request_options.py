@@ -10,6 +10,7 @@ import torch
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.progress import Progress, report
 from partita.errors import ToleranceError, UnsupportedError
 from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.target import make_target
@@ -40,6 +41,7 @@ def request_for(
     declared: dict[str, Any],
     vectorize: bool,
     trace: bool | None,
+    progress: Progress | None = None,
 ) -> Request:
     """The request with what is known of f, or the error that says which option is wrong.
 
@@ -68,8 +70,9 @@ def request_for(
     if not (_is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
-    found = knowledge_or_obstacle(target, norm=power, declared=said)
+    found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
     require_gradual_underflow()
+    report(progress, "planning")
     seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
     return Request(
         target,
@@ -81,6 +84,7 @@ def request_for(
         method,
         accept,
         said,
+        progress,
         seen,
         {"knowledge": found},
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic.progress import Progress, report
 from partita.errors import ShapeError, SizeError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.operations import Node
@@ -65,7 +66,9 @@ class PiecewiseAffine:
         return np.array([np.maximum(a - d, c - b)[1:] for a, b, c, d in ends], dtype=object)
 
 
-def recognise(graph: Graph, box: Box, *, margins: Array | None = None) -> PiecewiseAffine:
+def recognise(
+    graph: Graph, box: Box, *, margins: Array | None = None, progress: Progress | None = None
+) -> PiecewiseAffine:
     """The pieces of every output on the box, each side moved out by its margin `(m,)`.
 
     *Theorem*: `max-affine-values`.
@@ -89,7 +92,8 @@ def recognise(graph: Graph, box: Box, *, margins: Array | None = None) -> Piecew
     outward = [Fraction(0)] * len(sides) if margins is None else list(map(Fraction, margins.tolist()))
     radii = tuple((hi - lo) / 2 + moved for (lo, hi), moved in zip(sides, outward))
     found: dict[int, _Difference] = {}
-    for position in needed:
+    for count, position in enumerate(needed):
+        report(progress, "pieces", count, len(needed))
         node = graph.nodes[position]
         found[position] = _value(node, [found[k] for k in node.arguments], middle, radii)
         _require_short(found[position])

@@ -65,6 +65,7 @@ class Affine(Method):
             tolerance=share * request.aim,
             storage=precision.number,
             max_cells=min(most, room),
+            progress=progress,
         )
         if isinstance(found, str):
             return Refusal.of_a_search(found, most=most, room=room)

@@ -43,6 +43,7 @@ class _Averaged(SoftValues):
             storage=request.precision.number,
             max_cells=min(most, room),
             sharpness=request.sharpness,
+            progress=progress,
         )
         if isinstance(found, str):
             return Refusal.of_a_search(found, most=most, room=room)

@@ -69,7 +69,9 @@ class Pieces(Method):
         if graph is None:
             return Refusal("pieces are read off an expression")
         try:
-            draft = softest_pieces(graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype)
+            draft = softest_pieces(
+                graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype, progress=progress
+            )
         except (DomainError, SizeError, ToleranceError, UnsupportedError) as error:
             return Refusal(*error.args[:2])
         one = draft.keys == 1
@@ -120,17 +122,19 @@ class PiecesDraft:
         return len(self.labels)
 
 
-def softest_pieces(graph: Graph, box: Box, *, tolerance: float, dtype: torch.dtype) -> PiecesDraft:
+def softest_pieces(
+    graph: Graph, box: Box, *, tolerance: float, dtype: torch.dtype, progress: Progress | None = None
+) -> PiecesDraft:
     """The pieces of f and the softest temperature that leaves a tenth of the tolerance for rounding.
 
     Raises:
         UnsupportedError: f is not piecewise affine. SizeError: too many pieces or keys.
         ToleranceError: below what the dtype can promise. DomainError: numbers that the dtype does not hold.
     """
-    pieces = pieces_on(box, graph, dtype)
+    pieces = pieces_on(box, graph, dtype, progress=progress)
     allowed, terms = _SHARE * tolerance, []
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
-        draft = _softest(pieces, allowed, tolerance, dtype)
+        draft = _softest(pieces, allowed, tolerance, dtype, progress)
         head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
         terms = piece_facts(head, box, pieces, draft.labels).terms()
         if total(terms) <= tolerance:
@@ -145,11 +149,13 @@ def softest_pieces(graph: Graph, box: Box, *, tolerance: float, dtype: torch.dty
     )
 
 
-def _softest(pieces: PiecewiseAffine, allowed: float, tolerance: float, dtype: torch.dtype) -> PiecesDraft:
+def _softest(
+    pieces: PiecewiseAffine, allowed: float, tolerance: float, dtype: torch.dtype, progress: Progress | None
+) -> PiecesDraft:
     """The least R with `W((N−1)/e)/R ≤ allowed`, 1 for an affine f, and the keys that matter at it."""
     scale, gap = slope_scale(pieces), soft_maximum_gap(pieces.most)
     rate = _stored_rate(Fraction(gap) / Fraction(allowed) / scale if gap else Fraction(1), dtype)
-    labels = key_labels(pieces, Fraction(rate) * scale)
+    labels = key_labels(pieces, Fraction(rate) * scale, progress=progress)
     m, keys = len(pieces.middle), len(labels)
     per_key = (m + 1) * len(pieces.convex) + m + (keys > 1)
     return PiecesDraft(pieces, labels, scale, rate, tolerance, dtype, per_key * keys + 1)

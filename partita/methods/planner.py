@@ -23,6 +23,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     Raises:
         PartitaError: what stood in the way, if no method has a head.
     """
+    request = replace(request, progress=progress)
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []

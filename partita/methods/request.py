@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.progress import Progress
 from partita.errors import PartitaError
 from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle
 from partita.functions.target import Target
@@ -37,6 +38,7 @@ class Request:
         box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
         domain_factor: `(volume · outputs)^{1/p}`, what carries a supremum over to L_p.
         aim: the tolerance for the supremum: what meets it meets the tolerance in the norm asked for.
+        progress: told while `knowledge` and `slopes` are found out.
     """
 
     target: Target
@@ -48,6 +50,7 @@ class Request:
     method: str = "auto"
     accept: str = "strongest"
     declared: Declared = field(default_factory=Declared)
+    progress: Progress | None = None
     _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
     precision: Precision = field(init=False)
@@ -85,7 +88,9 @@ class Request:
 
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
         if "knowledge" not in self._found:
-            self._found["knowledge"] = knowledge_or_obstacle(self.target, norm=self.norm, declared=self.declared)
+            self._found["knowledge"] = knowledge_or_obstacle(
+                self.target, norm=self.norm, declared=self.declared, progress=self.progress
+            )
         found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
         return found
 
@@ -93,6 +98,6 @@ class Request:
     def slopes(self) -> Slopes:
         """Sampled estimates of the derivatives of f: for sizes, never for claims."""
         if "slopes" not in self._found:
-            self._found["slopes"] = Slopes.of(self.target)
+            self._found["slopes"] = Slopes.of(self.target, progress=self.progress)
         found: Slopes = self._found["slopes"]
         return found

@@ -11,7 +11,7 @@ import scipy
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
-from partita.errors import UnsupportedError
+from partita.errors import DomainError, UnsupportedError
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
@@ -25,6 +25,8 @@ from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import running_terms
 
 __all__ = ["CoverProof", "ScatteredFacts", "rate_for", "scattered_facts", "scattered_terms"]
+
+_LARGEST = 1e140  # of coordinates: their squares, and the squares of 1e-22 of them, are ordinary numbers
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def scattered_facts(
 ) -> ScatteredFacts:
     """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
     centers, rounds = precision.rounded(cover.centers), precision.rounds_inputs
+    _require_squares(cloud)
     reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
     moved = float(up(np.sqrt(((centers - cover.centers) ** 2).sum(axis=1)).max(), 8)) if rounds else 0.0
     radius = add_up(cover.radius, cloud.fill_distance, moved, 2 * precision.unit * reach if rounds else 0.0)
@@ -129,6 +132,16 @@ def scattered_facts(
         center_shift=moved,
         semantics=precision.name,
     )
+
+
+def _require_squares(cloud: PointCloud) -> None:
+    """A DomainError where squared distances overflow float64, or underflow so that different points look equal."""
+    size = float(np.abs(cloud.flat).max()), float(cloud.bounding_box().sides.max())
+    if size[0] > _LARGEST or 0 < size[1] < 1 / _LARGEST:
+        raise DomainError(
+            f"the points of the cloud reach {size[0]:.3g} and lie {size[1]:.3g} apart: squared distances overflow or underflow",
+            "Rescale the variables.",
+        )
 
 
 def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:

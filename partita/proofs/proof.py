@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.progress import Progress
 from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array
@@ -20,8 +21,6 @@ from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term, total
 
 __all__ = ["Given", "Progress", "Proof", "Proved"]
-
-Progress = Callable[[str, int, int], None]  # (what, done, of)
 
 
 @dataclass(frozen=True, eq=False)

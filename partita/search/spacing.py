@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.errors import DomainError, SizeError, ToleranceError
+from partita.arithmetic.precision import Precision
+from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import AxisLipschitz, Known, Modulus
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
@@ -52,17 +53,7 @@ class SpacingRule:
 
     def rates(self, counts: Sequence[int]) -> Array:
         """`R_i = κ/h_i²`."""
-        with np.errstate(over="ignore", divide="ignore"):
-            rates = self.sharpness / (self.box.sides / np.array(counts)) ** 2
-            stored, limits = rates.astype(self.storage), np.finfo(self.storage)
-            bad = ~np.isfinite(stored) | (stored < 16 * limits.tiny)
-            if bad.any():
-                axis = int(np.flatnonzero(bad)[0])
-                raise DomainError(
-                    f"axis {axis} is {self.box.sides[axis]:.3g} long: the inverse temperature κ/h² of its cells is no ordinary "
-                    f"{np.dtype(self.storage).name}. Rescale that variable."
-                )
-        return rates.astype(self.storage).astype(np.float64)
+        return Precision.of(np.dtype(self.storage)).rates(self.sharpness, self.box.sides / np.array(counts))
 
     def half_windows(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The smallest windows that drop at most 1e-13 of the mass per axis."""
