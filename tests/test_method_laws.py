@@ -296,8 +296,8 @@ def test_a_changed_tensor_is_noticed_wherever_a_claim_is_stated(method: Method, 
         c = compiled(case.name, method.name)
         for tensor in c.head.state_dict():
             d = changed(c, tensor)
-            assert d.is_changed and "nothing is claimed" in repr(d) and not c.is_changed
-            with pytest.raises(errors.UnsupportedError, match="changed since it was certified"):
+            assert d.is_changed and "does not apply" in repr(d) and not c.is_changed
+            with pytest.raises(errors.UnsupportedError, match="it was certified"):
                 STATE_A_CLAIM[door](d, tmp_path)
 
 
@@ -321,7 +321,7 @@ def test_a_forged_bound_fails_the_recheck(method: Method, tmp_path: Path) -> Non
 @TABLE
 def test_the_independent_checker_agrees(method: Method, case: Case, c: pa.Compiled, tmp_path: Path) -> None:
     """Estimates are unknown to it, and so may be means: what it proves of L_p errors is a little coarser."""
-    report, code = run(c.save(tmp_path / "head"), budget=600.0)
+    report, code = run(c.save(tmp_path / "head"), budget=120.0)
     if c.certificate.kind == "estimated" or (c.certificate.norm != "inf" and code == UNKNOWN):
         assert code == UNKNOWN and report["verdict"] == "unknown"
     else:
