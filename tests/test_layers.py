@@ -1,39 +1,17 @@
-"""The paper's layers, evaluated by an oracle that reads only the named tensors, agree with the folded head."""
+"""The paper's layers: sizes, limits, and that every tensor matters. That they are the head: test_method_laws.py."""
 
 import numpy as np
 import pytest
 import torch
-from registry import CASES, compiled, inputs_for, sample
+from method_cases import compiled, inputs_for, sample
 
 import partita as pa
 from partita.errors import ShapeError, SizeError, UnsupportedError
-from partita.heads import LinearSum, ScatteredHead, SelfAttention, literal_layers, token_mixing, tokenwise_layers
+from partita.heads import LinearSum, ScatteredHead, SelfAttention, literal_layers, token_mixing
+from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.proofs import dot_product_rounding, literal_rounding
 
-NAMES = [c.name for c in CASES]
 FORMS = ["log", "indexed"]
-
-
-def oracle(tensors: dict[str, np.ndarray], *matrices: np.ndarray) -> np.ndarray:
-    """`W_V Y softmax((W_K Y)ᵀ W_Q Y') W_O` for one input, the whole attention matrix, from named tensors alone."""
-
-    def linear(prefix: str, z: np.ndarray) -> np.ndarray:
-        terms = sum(p @ z @ q for p, q in zip(tensors[f"{prefix}.left"], tensors[f"{prefix}.right"]))
-        return terms + tensors[f"{prefix}.constant"]
-
-    if len(matrices) == 1:
-        y_k = y_q = linear("linear", matrices[0])
-    else:
-        y_k, y_q = linear("linear_k", matrices[0]), linear("linear_q", matrices[1])
-    w = {k: tensors[f"attention.{k}"] for k in ("w_k", "w_q", "w_v", "w_o")}
-    scores = (w["w_k"] @ y_k).T @ (w["w_q"] @ y_q)
-    weights = np.exp(scores - scores.max(axis=0))
-    return w["w_v"] @ y_k @ (weights / weights.sum(axis=0)) @ w["w_o"]
-
-
-def as_matrix(row: np.ndarray) -> np.ndarray:
-    """A token-major argument as the paper's `dim × tokens`."""
-    return row.T if row.ndim == 2 else row[:, None]
 
 
 def flat_ends(c: pa.Compiled) -> tuple[np.ndarray, np.ndarray]:
@@ -43,41 +21,6 @@ def flat_ends(c: pa.Compiled) -> tuple[np.ndarray, np.ndarray]:
 
 def head_rounding(c: pa.Compiled) -> float:
     return sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation"))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_layers_agree_with_the_head_within_the_rounding_bound(name, form):
-    c = compiled(name)
-    network = c.layers(form)
-    inputs = inputs_for(c, sample(c))
-    difference = (network(*inputs).double() - c.head(*inputs).double()).abs().max().item()
-    assert difference <= literal_rounding(network, *flat_ends(c)) + head_rounding(c)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_oracle_reads_the_named_tensors(name, form):
-    c = compiled(name)
-    network = c.layers(form)
-    tensors = {k: t.double().numpy() for k, t in network.state_dict().items()}
-    inputs = inputs_for(c, sample(c)[:3])
-    with torch.no_grad():
-        expected = c.head(*inputs).double().numpy()
-    bound = literal_rounding(network, *flat_ends(c)) + head_rounding(c)
-    for i in range(len(expected)):
-        out = oracle(tensors, *(as_matrix(z[i].double().numpy()) for z in inputs))
-        assert np.abs(out.T.reshape(expected[i].shape) - expected[i]).max() <= bound
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_attention_agrees_within_the_dot_product_bound(name):
-    c = compiled(name)
-    attention = c.head.as_attention()
-    inputs = inputs_for(c, sample(c))
-    difference = (attention(*inputs).double() - c.head(*inputs).double()).abs().max().item()
-    assert difference <= dot_product_rounding(attention, *flat_ends(c)) + head_rounding(c)
-    assert attention.key.shape == (c.num_keys, c.head.dimension + 1)
 
 
 def test_rounding_bounds_are_not_vacuous_in_float64():

@@ -231,7 +231,7 @@ def _finished_or_next(
     while True:
         try:
             return _finished(construction, plan, outside, seed, missed)
-        except ToleranceError as error:
+        except (SizeError, ToleranceError) as error:
             errors.append(error)
             missed.append(plan.as_candidate(error.reason))
         if not plan.request.is_auto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,13 @@ class Adaptive(Method):
         """Few cells; given up beyond what max_bytes holds."""
         target, precision = request.target, request.precision
         per_key = (target.domain.dimension + 1) * (target.num_outputs + 1)
-        most = min(_MOST_KEYS, request.max_bytes // precision.item_bytes // per_key)
+        room = request.max_bytes // precision.item_bytes // per_key
         try:
             draft = adaptive_cells(
                 target,
                 tolerance=share * request.tolerance,
                 dtype=request.dtype,
-                max_keys=8 * max(most, 16),
+                max_keys=8 * max(min(_MOST_KEYS, room), 16),
                 progress=progress,
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
@@ -67,8 +68,9 @@ class Adaptive(Method):
         reached = draft.error_seen if draft.proof is None else draft.error_bound
         kind: Kind = "estimated" if draft.proof is None else "proved"
         if not draft.holds:
-            return Refusal(
-                f"{draft.keys:,} keys reach {reached:.3g} only",
+            refusal = Refusal.of_a_search(f"{draft.keys:,} keys reach {reached:.3g} only", most=_MOST_KEYS, room=room)
+            return replace(
+                refusal,
                 kind=kind,
                 keys=draft.keys,
                 parameters=draft.parameters,

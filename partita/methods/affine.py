@@ -57,17 +57,18 @@ class Affine(Method):
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         target, box, precision = request.target, request.box, request.precision
         numbers = target.num_outputs * (1 + box.dimension)
-        cells = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
+        most = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
+        room = request.max_bytes // (precision.item_bytes * numbers)
         found = smallest_affine_grid(
             target,
             request.slopes,
             tolerance=share * request.aim,
             storage=precision.number,
-            max_cells=int(min(cells, request.max_bytes // (precision.item_bytes * numbers))),
+            max_cells=min(most, room),
             progress=progress,
         )
         if isinstance(found, str):
-            return Refusal(found)
+            return Refusal.of_a_search(found, most=most, room=room)
         windows = (1,) * box.dimension
         draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
         parameters = affine_parameters(request, found.counts)

@@ -33,19 +33,20 @@ class _Averaged(SoftValues):
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         target = request.target
-        cells = _CELLS if target.graph is not None else _SAMPLED_CELLS
+        most = _CELLS if target.graph is not None else _SAMPLED_CELLS
+        room = request.max_bytes // (request.precision.item_bytes * target.num_outputs)
         found = averaged_grid(
             target,
             request.slopes,
             self.name,
             tolerance=share * request.aim,
             storage=request.precision.number,
-            max_cells=int(min(cells, request.max_bytes // (request.precision.item_bytes * target.num_outputs))),
+            max_cells=min(most, room),
             sharpness=request.sharpness,
             progress=progress,
         )
         if isinstance(found, str):
-            return Refusal(found)
+            return Refusal.of_a_search(found, most=most, room=room)
         return self.planned(request, found.counts, found.ghosts, found.rates, found.values, found.error_estimate)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from partita.errors import PartitaError, ToleranceError
+from partita.errors import PartitaError, SizeError, ToleranceError
 from partita.functions.regularity import Knowledge
 from partita.functions.target import Target
 from partita.methods.request import Request
@@ -69,6 +69,11 @@ class Refusal:
     parameters: int | None = None
     largest: float | None = None
     reached: float | None = None
+
+    @classmethod
+    def of_a_search(cls, reason: str, *, most: int, room: int) -> Refusal:
+        """Of a search that tried as many keys as it may, at most `most`, and as many as max_bytes leaves `room` for."""
+        return cls(reason, "Use a larger tolerance, or raise max_bytes.", SizeError) if room < most else cls(reason)
 
     @classmethod
     def of(cls, error: PartitaError) -> Refusal:

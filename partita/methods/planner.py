@@ -160,10 +160,11 @@ def _compared(found: Plan, best: Plan) -> str:
 def _no_head(
     request: Request, refusals: Sequence[Refusal], rows: Sequence[Candidate], spent: BudgetSpentError | None
 ) -> PartitaError:
-    """The error that helps most: the first obstacle, with what the other methods found."""
+    """The error that helps most, with what the other methods found: time or room that was missing, then the first obstacle."""
     tried = "; ".join(f"{row.method}: {row.note}" for row in rows if row.note)
-    errors: list[PartitaError] = [e for e in (spent, request.obstacle) if e is not None]
-    first = next(iter([*errors, *(r.exception() for r in refusals if r.error is not None)]), None)
+    no_room = next((r.exception() for r in refusals if r.error is SizeError), None)
+    others = [r.exception() for r in refusals if r.error is not None]
+    first = next((e for e in (spent, no_room, request.obstacle, *others) if e is not None), None)
     if first is None:
         label, asked = request.target.label, f"with method={request.method!r}"
         return ToleranceError(f"tolerance {request.tolerance:g} is out of reach for {label} {asked}: {tried}.")

@@ -38,7 +38,7 @@ def plot_head(
         output: which scalar output. axes: the two coordinates to show when there are more than two.
 
     Raises:
-        UnsupportedError: an output that the head does not have, or a head that was changed since it was certified.
+        UnsupportedError: an output that the head does not have, or a head that was changed after it was certified.
     """
     require_vector_or_pixels(path)
     compiled.require_unchanged()

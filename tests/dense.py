@@ -1,0 +1,89 @@
+"""A head as one softmax over all its cells, in numpy and in balls, from the stored tensors alone: no code of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flint import arb
+
+
+@dataclass(frozen=True)
+class Cells:
+    """`net(z) = Σ_j softmax_j(Σ_i −R_i(z_i − c_ji)²/2 + R p_j/2)·(V_j + J_j(z − o_j))`.
+
+    Shapes: centers and origins `(N, m)`, rates `(m,)`, powers `(N,)`, values `(N, out)`, slopes `(N, out, m)`.
+    """
+
+    centers: np.ndarray
+    rates: np.ndarray
+    powers: np.ndarray
+    values: np.ndarray
+    slopes: np.ndarray
+    origins: np.ndarray
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Cells:
+        """From the `state_dict` of a product grid, a scattered head or a tensor train."""
+        stored = {name: t.detach().double().numpy() for name, t in tensors.items()}
+        if "centers" in stored:
+            centers, rates = stored["centers"], np.full(stored["centers"].shape[1], stored["inverse_temperature"])
+        else:
+            axes = [stored[f"centers_{i}"] for i in range(len(stored["inverse_temperature"]))]
+            centers = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
+            rates = stored["inverse_temperature"]
+        values = stored["values"] if "values" in stored else _train(stored)
+        n, m = centers.shape
+        return cls(
+            centers,
+            rates,
+            stored.get("powers", np.zeros(n)),
+            values,
+            stored.get("value_slopes", np.zeros((n, values.shape[1], m))),
+            np.broadcast_to(stored.get("origin", centers), (n, m)),
+        )
+
+    def in_floats(self, points: np.ndarray) -> np.ndarray:
+        """`(n, m)` to `(n, out)` in float64."""
+        parts = [
+            self._some(chunk) for chunk in np.array_split(points, 1 + len(points) * self.centers.size // 4_000_000)
+        ]
+        return np.concatenate(parts)
+
+    def _some(self, points: np.ndarray) -> np.ndarray:
+        offset = points[:, None] - self.centers
+        scores = -0.5 * (self.rates * offset**2).sum(axis=2) + 0.5 * self.rates[0] * self.powers
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        tilts = np.einsum("nj,jom,njm->no", weights, self.slopes, points[:, None] - self.origins, optimize=True)
+        return weights @ self.values + tilts
+
+    def in_balls(self, z: list[float]) -> list[arb]:
+        """The same at one point, in balls of as many bits as are set."""
+        point, rates = [arb(x) for x in z], [arb(r) for r in self.rates.tolist()]
+        scores = [
+            rates[0] * arb(p) / 2 - sum((r * (x - arb(c)) ** 2 for r, x, c in zip(rates, point, center)), arb(0)) / 2
+            for center, p in zip(self.centers.tolist(), self.powers.tolist())
+        ]
+        largest = max(scores, key=lambda s: float(s.mid()))
+        weights = [(s - largest).exp() for s in scores]
+        whole, tilted = sum(weights, arb(0)), bool(self.slopes.any())
+        answers = []
+        for k in range(self.values.shape[1]):
+            answer = sum((w * arb(v) for w, v in zip(weights, self.values[:, k].tolist())), arb(0))
+            if tilted:
+                rows = zip(weights, self.slopes[:, k].tolist(), self.origins.tolist())
+                answer += sum((w * arb(s) * (x - arb(o)) for w, j, at in rows for s, x, o in zip(j, point, at)), arb(0))
+            answers.append(answer / whole)
+        return answers
+
+
+def _train(stored: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All values of a tensor train, row-major like the grid."""
+    table = np.ones((1, 1))
+    for i in range(len(stored["inverse_temperature"])):
+        core = stored[f"core_{i}"]
+        table = np.tensordot(table, core, axes=1).reshape(-1, core.shape[2])
+    return table
