@@ -42,6 +42,7 @@ class Affine(Method):
             return Refusal("second derivatives are declared: tangents are proved from them")
         return None
 
+    @np.errstate(all="ignore")  # numbers out of range end in a refusal
     def forecast(self, request: Request) -> Size | Refusal:
         """By `Σ_i sup|∂_ii f| h_i²/16 ≤ ε`."""
         if request.target.graph is not None and request.knowledge is None:

@@ -46,6 +46,7 @@ class Fitted(SoftValues):
         )
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _largest_spread(request: Request) -> float:
     """How far fitted values may spread: rounding is proportional to it, and ten thousand times f's own range is enough."""
     box, aim = request.box, request.aim

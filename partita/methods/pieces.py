@@ -19,6 +19,7 @@ from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import Rows
 from partita.geometry.moments import soft_maximum_gap
 from partita.geometry.partitions import PowerDiagram
+from partita.heads.runnable import require_runnable
 from partita.heads.scattered_head import ScatteredHead
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
@@ -72,8 +73,8 @@ class Pieces(Method):
             draft = softest_pieces(
                 graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype, progress=progress
             )
-        except (DomainError, SizeError, ToleranceError, UnsupportedError) as error:
-            return Refusal(*error.args[:2])
+        except (SizeError, ToleranceError, UnsupportedError) as error:
+            return Refusal(error.reason, error.hint)
         one = draft.keys == 1
         many = "" if one else f"; the temperature leaves W((N−1)/e)/R of the tolerance {request.tolerance:g}"
         return Plan(
@@ -136,6 +137,7 @@ def softest_pieces(
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
         draft = _softest(pieces, allowed, tolerance, dtype, progress)
         head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
+        require_runnable(head, box)
         terms = piece_facts(head, box, pieces, draft.labels).terms()
         if total(terms) <= tolerance:
             return replace(draft, error_bound=total(terms))

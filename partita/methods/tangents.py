@@ -112,6 +112,7 @@ def _declared(request: Request) -> Curvature:
     return request.declared.curvature
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
     """The fewest cells with `½M Σ((½ + s)h_i)² + M Σ d_i(½ + s)h_i/2 ≤ aim`, spacings alike."""
     box, widths = request.box, 0.5 + OVERLAP
@@ -122,6 +123,7 @@ def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
     return GridDraft(counts, tuple(rates.tolist()), (1,) * box.dimension)
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _tangents(target: Target, grid: ProductGrid, progress: Progress | None) -> tuple[Array, Array, float]:
     """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out."""
     centers = grid.centers_of(np.arange(grid.num_cells))

@@ -89,6 +89,7 @@ class GridFacts:
         )
 
     @classmethod
+    @np.errstate(over="ignore")  # a reach beyond float64 is infinite
     def planned(
         cls,
         axes: Sequence[Array],

@@ -136,7 +136,7 @@ def scattered_facts(
 
 def _require_squares(cloud: PointCloud) -> None:
     """A DomainError where squared distances overflow float64, or underflow so that different points look equal."""
-    size = float(np.abs(cloud.flat).max()), float(cloud.bounding_box().sides.max())
+    size = float(np.abs(cloud.flat).max()), float(np.ptp(cloud.flat, axis=0).max())
     if size[0] > _LARGEST or 0 < size[1] < 1 / _LARGEST:
         raise DomainError(
             f"the points of the cloud reach {size[0]:.3g} and lie {size[1]:.3g} apart: squared distances overflow or underflow",

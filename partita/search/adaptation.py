@@ -329,6 +329,7 @@ def _usable_box(target: Target) -> Box:
 _TRY_CONSTANTS_UP_TO = 256  # keys
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def adaptive_cells(
     target: Target,
     *,

@@ -53,6 +53,7 @@ class AffineCells:
     error_estimate: float
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def smallest_affine_grid(
     target: Target,
     slopes: Slopes,

@@ -82,6 +82,7 @@ class Slopes:
     fourth: Array
 
     @classmethod
+    @np.errstate(all="ignore")  # numbers out of range end in a refusal
     def of(cls, target: Target, *, points: int = 256, seed: int = 5, progress: Progress | None = None) -> Slopes:
         box = target.box
         radius = 1e-2 * box.sides  # wide enough that a kink is met
@@ -95,6 +96,7 @@ class Slopes:
                 found[i] = np.maximum(found[i], _line_of_graph(target, centers, radius, i))
         return cls(found[:, 0] / radius, found[:, 1] / radius**2, found[:, 2] / radius**4)
 
+    @np.errstate(all="ignore")  # numbers out of range end in a refusal
     def cells_needed(self, box: Box, tolerance: float) -> Array:
         """Cells per axis, up to a common factor: side·√curvature, 0 where f does not move."""
         moving = self.first * box.sides > 0.01 * tolerance
@@ -127,6 +129,7 @@ def _line_of_differences(target: Target, centers: Array, radius: Array, axis: in
     return float(np.abs(first).max()) / 2, float(np.abs(second).max()), float(np.abs(fourth).max())
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def predicted_counts(slopes: Slopes, box: Box, method: str, tolerance: float) -> tuple[int, ...]:
     """Keys per axis, ghosts included, that the theorem's leading terms ask for: a forecast, before anything is built."""
     active = slopes.first * box.sides > 1e-3 * tolerance
@@ -203,6 +206,7 @@ def _continued(lines: Array, count: int) -> Array:
     return np.concatenate([before, lines, after])
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def averaged_grid(
     target: Target,
     slopes: Slopes,

@@ -154,6 +154,7 @@ def fit_values(
     return _searched(f, lambda: Goal.of(f, modest * f.scale, storage, max_spread), work, None)
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _searched(
     f: Sampled,
     goal: Callable[[], Goal],

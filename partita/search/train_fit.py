@@ -111,6 +111,7 @@ def held_out_error(head: TrainHead, ask: Ask, box: Box, *, seed: int = 0) -> Wit
     return Witness(tuple(z[i].tolist()), float(seen[i]), samples)
 
 
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
 def fit_train(
     ask: Ask,
     box: Box,
