@@ -48,7 +48,7 @@ class Precision:
         for known in (DOUBLE, SINGLE):
             if known.name == name:
                 return known
-        raise KeyError(f"{dtype}: heads are certified in float64 and float32.")
+        raise KeyError(f"dtype is {dtype}; expected float64 or float32.")
 
     @property
     def item_bytes(self) -> int:
