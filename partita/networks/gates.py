@@ -240,8 +240,8 @@ def _gelu(kind: str, tolerance: float, reach: float) -> Gate:
         table = tabulate_text(GELU_TEXTS[kind], -half, half, (0.6 if wide else 1.0) * tolerance)
     except SizeError:
         raise ToleranceError(
-            f"GELU within {tolerance:.2g} of its value, which this layer needs, is below what fitted tables reach; "
-            "ask for a larger tolerance, or shrink the domain."
+            f"GELU within {tolerance:.2g}, which this layer needs, is below what fitted tables reach. "
+            "Use a larger tolerance, or shrink the domain."
         ) from None
     rate = soft_maximum_gap(2) / min(0.15 * tolerance, 1e-3)
     clamp, line = _clamp(-GELU_REACH, GELU_REACH, rate), _one_sided_relu(GELU_REACH, rate)

@@ -120,9 +120,8 @@ def _at_centers(target: Target, box: Box, lipschitz: tuple[float, ...], toleranc
     keys = math.prod(counts)
     if keys > _MOST_KEYS:
         raise SizeError(
-            f"no fitted table of {target.label} was found (kinks, or too small a tolerance), and one of values at "
-            f"centers within {tolerance:.2g} takes {' × '.join(map(str, counts))} = "
-            f"{keys:,} keys, more than "
+            f"no fitted table of {target.label} was found (kinks, or too small a tolerance), and a table of values at "
+            f"centers within {tolerance:.2g} needs {' × '.join(map(str, counts))} = {keys:,} keys, more than "
             f"{_MOST_KEYS:,}. Allow a larger error, or shrink the boxes."
         )
     rates = tuple(float(_HARD_SHARPNESS / (s / n) ** 2) for s, n in zip(box.sides, counts))

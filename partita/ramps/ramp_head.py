@@ -90,7 +90,7 @@ class RampHead(nn.Module):
             return min(2 * q, self.anchors)
         kappa = float(self.sharpness)
         if not 0 < kappa < math.inf:
-            raise DomainError(f"RampHead: sharpness {kappa}; expected a finite number > 0.")
+            raise DomainError(f"RampHead: sharpness is {kappa}; expected a finite number > 0.")
         return min(2 * (q if kappa == given_for else half_window_for(kappa)), self.anchors)
 
     @property
