@@ -109,7 +109,7 @@ def from_sdpa(
     if query.is_nested or key.is_nested or value.is_nested:
         if not (query.is_nested and key.is_nested and value.is_nested) or attn_mask is not None:
             raise ShapeError(
-                "scaled_dot_product_attention got nested and plain tensors together; capture reads them when all are nested."
+                "scaled_dot_product_attention got nested and plain tensors together; expected all nested or none."
             )
         for q, k, v in zip(query.unbind(), key.unbind(), value.unbind()):
             yield from from_sdpa(q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa)
