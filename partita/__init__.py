@@ -69,6 +69,9 @@ def __getattr__(name: str) -> Any:
         home = next((module for module, names in _HOMES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module 'partita' has no attribute {name!r}")
+        import_module(
+            "partita.compiler.compile"
+        )  # whichever name comes first, the compiler's rooms are loaded together
         found = getattr(import_module(home), name)
     globals()[name] = found  # looked up once
     return found

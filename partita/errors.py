@@ -46,9 +46,18 @@ class PartitaError(Exception):
     tolerance is -1. Use a number > 0.
     """
 
-    def __init__(self, reason: str = "", hint: str = "") -> None:
-        super().__init__(f"{reason}. {hint}" if hint else reason)
-        self.reason, self.hint = reason, hint
+    def __str__(self) -> str:
+        return ". ".join(str(part) for part in self.args if part)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong."""
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
 
 
 class DomainError(PartitaError):

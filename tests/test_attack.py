@@ -115,3 +115,13 @@ def test_bounds_in_exact_arithmetic(options):
             )
             worst = max(worst, float(abs(net - mpmath.sin(3 * z))))
     assert worst <= c.certificate.exact_bound
+
+
+def test_an_estimate_claims_nothing_that_could_be_refuted():
+    """It did say REFUTED, of a number that was only seen; a bound that the caller names is a claim again."""
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=1e-3, trace=False)
+    assert c.certificate.kind == "estimated"
+    found = pa.attack(c, samples=4096, restarts=16)
+    assert not found.claimed and not found.refuted and "nothing to refute" in str(found)
+    named = pa.attack(c, bound=found.error / 2, samples=4096, restarts=16)
+    assert named.claimed and named.refuted

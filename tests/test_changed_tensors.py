@@ -10,7 +10,7 @@ import torch
 import partita as pa
 from partita.errors import DomainError, ShapeError
 from partita.geometry import Box, ProductGrid
-from partita.heads import GridHead, ScatteredHead, TrainHead
+from partita.heads import GridHead, ScatteredHead, TrainHead, kernels
 from partita.heads.windows import displacement
 from partita.ramps import ramp
 
@@ -84,6 +84,11 @@ def gap(head, seed: int = 0) -> float:
     fast, tracked = head.evaluate(z), head.evaluate(z.clone().requires_grad_()).detach()
     size = float(dense.abs().max()) * torch.finfo(head.dtype).eps
     return max(float((fast - dense).abs().max()), float((tracked - dense).abs().max())) / size
+
+
+@pytest.fixture(autouse=True)
+def native_for_small_batches(monkeypatch):
+    monkeypatch.setattr(kernels, "WORTH", 0, raising=False)
 
 
 KINDS = ["grid", "affine grid", "scattered", "train"]

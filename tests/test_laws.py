@@ -17,13 +17,13 @@ from flint import arb
 import partita as pa
 from partita.functions import parse
 from partita.functions.regularity import AxisLipschitz, Known, Modulus
-from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass, soft_maximum_gap
+from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass, soft_maximum_gap, window_for
 from partita.heads import ScatteredHead
 from partita.heads.scattered_head import exponent_cut
 from partita.proofs import GridFacts, ScatteredFacts, grid_terms, scattered_terms
 from partita.proofs.bisection import box_terms, prove_boxes
 from partita.proofs.box_lists import CellTable
-from partita.proofs.center_values import soft_terms, window_for
+from partita.proofs.center_values import soft_terms
 from partita.proofs.certificate import Term, total
 from partita.proofs.grid_proof import SoftGrid, prove_grid
 from partita.proofs.running import added_terms, running_terms

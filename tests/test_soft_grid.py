@@ -159,7 +159,7 @@ def excess(got: torch.Tensor, truth: Exact, dtype: type) -> float:
 def natively(head: GridHead, z: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "WORTH", 0)  # small batches go through torch otherwise
-        assert head._can_run_natively(z)
+        assert head._can_run_natively(z, head.widths)
         return head.evaluate(z)
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import partita as pa
+from partita.compiler.compiled import Compiled
 from partita.errors import (
     DomainError,
     LipschitzContradictedError,
+    ProofRefutedError,
     ShapeError,
     SizeError,
     ToleranceError,
@@ -338,3 +340,52 @@ def test_the_window_is_right_on_huge_float32_axes():
     _, start = head.axis_window(x, 0, 2)
     exact = (torch.searchsorted(head.axes[0], x, right=True) - 1).clamp(0, 6_000_000 - 2)
     assert torch.equal(start, exact)
+
+
+# --- whose word a claim rests on ---------------------------------------------------------------------------------------
+
+STEEP = "sin(50*(x0 - 1000))", pa.Box([1000.0], [1001.0])
+IN_FLOAT32 = {"fitted": 2.5e-3, "affine": 2.5e-3, "tuned": 1e-2, "corrected": 1e-2}
+
+
+@pytest.mark.parametrize("method", IN_FLOAT32)
+def test_what_a_float32_claim_takes_from_the_caller_is_listed(method, monkeypatch):
+    """The input-rounding term used a declared constant, 10⁻⁹ where 50 is true, and the claim was called `proved`."""
+    options = {"tolerance": IN_FLOAT32[method], "method": method, "dtype": torch.float32, "lipschitz": [1e-9]}
+    with pytest.raises(LipschitzContradictedError, match="declared"):
+        pa.compile(*STEEP, **options)
+    monkeypatch.setattr("partita.proofs.assumptions.worst_ratio", lambda *_: 0.5)  # as if no sample told
+    plan = pa.plan(*STEEP, **options)
+    certificate = plan.maker.build(plan).certificate
+    assert plan.kind == certificate.kind == "proved_given"
+    assert any(a.vouched_by == "caller" and "1e-09" in a.statement for a in certificate.assumptions)
+
+
+@pytest.mark.parametrize("method", IN_FLOAT32)
+def test_what_intervals_confirm_takes_nothing_from_the_caller(method):
+    """Control: true constants, declared or not, leave the claim `proved`."""
+    for declared in ({}, {"lipschitz": 60.0}):
+        options = {"tolerance": 0.05, "method": method, "dtype": torch.float32, **declared}
+        plan = pa.plan("sin(50*x0)", pa.Box([0.0], [1.0]), **options)
+        certificate = plan.maker.build(plan).certificate
+        assert plan.kind == certificate.kind == "proved"
+        assert not [a for a in certificate.assumptions if a.vouched_by == "caller"]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error"),
+    [
+        ("sin(3*x0)", {}, ProofRefutedError),
+        ("sin(3*x0)", {"norm": 2}, ProofRefutedError),
+        (lambda z: np.sin(3 * z[:, 0]), {"lipschitz": 3.0, "trace": False}, LipschitzContradictedError),
+    ],
+    ids=["proved", "proved in L2", "proved given a constant"],
+)
+def test_a_refuted_proof_is_our_bug_and_a_refuted_declaration_the_callers(function, options, error, monkeypatch):
+    monkeypatch.setattr(Compiled, "errors_at", lambda self, points: np.full(len(points), 0.5))
+    with pytest.raises(error, match="bug in partita" if error is ProofRefutedError else "declared"):
+        pa.compile(function, pa.Box([-1], [1]), tolerance=0.1, method="hard", **options)
+    monkeypatch.undo()
+    assert (
+        pa.compile(function, pa.Box([-1], [1]), tolerance=0.1, method="hard", **options).error_bound <= 0.1
+    )  # control

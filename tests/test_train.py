@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import partita as pa
 from partita.errors import DomainError, NonFiniteValueError, ShapeError, SizeError, ToleranceError
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, literal_layers
@@ -410,3 +411,13 @@ def test_misuse_is_refused(change, error):
     arguments = {"ask": lambda z: z[:, 0], "tolerance": 1e-3, **change}
     with pytest.raises(error):
         fit_train(arguments.pop("ask"), unit_box(2), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_trains_are_compiled_saved_and_loaded(dtype, tmp_path):
+    c = pa.compile("cos(x0 + x1 + x2 + x3)", pa.Box([-1] * 4, [1] * 4), tolerance=1e-2, method="train", dtype=dtype)
+    assert isinstance(c.head, TrainHead) and c.certificate.kind == "estimated" and c.error_estimate <= 1e-2
+    d = pa.load(c.save(tmp_path / "head"))
+    z = np.random.default_rng(0).uniform(-1, 1, (50, 4))
+    assert np.array_equal(c(z), d(z)) and c(z).dtype == np.dtype(str(dtype).removeprefix("torch."))
+    assert d.certificate == c.certificate and all(check.holds for check in pa.recheck(d))

@@ -43,9 +43,21 @@ class Dual:
         return Dual(Interval(lo, hi), Interval.point(np.eye(dim)[axis : axis + 1]))
 
     @staticmethod
+    def variables(lo: Floats, hi: Floats) -> list["Dual"]:
+        """All coordinates of boxes, lo and hi (m, boxes)."""
+        steps = np.eye(len(lo))
+        return [Dual(x, Interval.point(steps[i : i + 1])) for i, x in enumerate(Interval.variables(lo, hi))]
+
+    @staticmethod
     def constant(value: float, dim: int) -> "Dual":
         """A number that no coordinate moves."""
-        return Dual(Interval.point([value]), Interval.point(np.zeros((1, dim))))
+        return Dual(Interval.constant(value), Interval.point(np.zeros((1, dim))))
+
+    @staticmethod
+    def stacked(parts: Sequence["Dual"], boxes: tuple[int, ...], dim: int) -> tuple[Interval, Interval]:
+        """Values (boxes, parts) and slopes (boxes, parts, dim)."""
+        values, slopes = [p.value for p in parts], [p.gradient for p in parts]
+        return Interval.stacked(values, boxes), Interval.stacked(slopes, (*boxes, dim))
 
     @property
     def is_entire(self) -> Mask:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from partita.arithmetic.rounding import LIBRARY_ULPS, down, up
 from partita.errors import DomainError
 
-__all__ = ["SPECIAL_ULPS", "Interval", "choose"]
+__all__ = ["SPECIAL_ULPS", "Interval", "choose", "product_of_nodes"]
 
 SPECIAL_ULPS = 8
 _LARGEST = sys.float_info.max
@@ -64,6 +64,22 @@ class Interval:
         """The interval that holds x alone."""
         ends = np.asarray(x, np.float64)
         return Interval(ends, ends)
+
+    @staticmethod
+    def variables(lo: Floats, hi: Floats) -> list["Interval"]:
+        """The coordinates of boxes, lo and hi (m, boxes)."""
+        return [Interval(a, b) for a, b in zip(lo, hi, strict=True)]
+
+    @staticmethod
+    def constant(value: float) -> "Interval":
+        """One number, (1,)."""
+        return Interval.point([value])
+
+    @staticmethod
+    def stacked(parts: Sequence["Interval"], shape: tuple[int, ...]) -> "Interval":
+        """The parts side by side on axis 1, each broadcast to the shape."""
+        los, his = ([np.broadcast_to(getattr(p, end), shape) for p in parts] for end in ("lo", "hi"))
+        return Interval(np.stack(los, axis=1), np.stack(his, axis=1))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -319,3 +335,8 @@ def _wave(f: Callable[[Floats], Floats], x: Interval, *, crest: float) -> Interv
     return Interval(
         np.where(_may_hold(x, crest + 0.5, period), -1.0, lo), np.where(_may_hold(x, crest, period), 1.0, hi)
     )
+
+
+def product_of_nodes(a: Any, b: Any) -> Any:
+    """a · b of two enclosures; the square when both are the same object, whose two factors move together."""
+    return a.square() if a is b else a * b

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DOUBLE", "SINGLE", "Precision"]
+from partita.errors import DomainError
+
+__all__ = ["DOUBLE", "PRECISIONS", "SINGLE", "Precision"]
 
 _OUTWARD = 1 + 1e-12  # more than computing `moved` in float64 can lose
 
@@ -27,7 +29,8 @@ class Precision:
         smallest: the least normal number; below it the relative error is no longer bounded by u.
         tiniest: the least positive number; what one operation may lose to underflow.
         largest: the largest finite number.
-        number: the numpy type.
+        number: the numpy type. item_bytes: what one number takes.
+        rounds_inputs: whether a float64 input is rounded before the head sees it.
     """
 
     name: str
@@ -36,6 +39,8 @@ class Precision:
     tiniest: float
     largest: float
     number: type[np.floating[Any]]
+    item_bytes: int
+    rounds_inputs: bool
 
     @classmethod
     def of(cls, dtype: object) -> Precision:
@@ -44,20 +49,7 @@ class Precision:
         >>> Precision.of("float32").unit == 2.0**-24
         True
         """
-        name = str(dtype).removeprefix("torch.")
-        for known in (DOUBLE, SINGLE):
-            if known.name == name:
-                return known
-        raise KeyError(f"dtype is {dtype}; expected float64 or float32.")
-
-    @property
-    def item_bytes(self) -> int:
-        return np.dtype(self.number).itemsize
-
-    @property
-    def rounds_inputs(self) -> bool:
-        """Whether a float64 input is rounded before the head sees it."""
-        return self.unit > DOUBLE.unit
+        return PRECISIONS[str(dtype)]
 
     def rounded(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the format stores of these numbers, as float64."""
@@ -66,6 +58,23 @@ class Precision:
     def is_normal(self, number: float) -> bool:
         """Whether a positive number keeps its relative precision when it is halved or doubled a few times."""
         return 16 * self.smallest < number < self.largest / 16
+
+    def rates(self, sharpness: NDArray[np.float64] | float, spacing: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Inverse temperatures `κ_i/h_i²` as stored, for spacings h_i of the axes.
+
+        Raises:
+            DomainError: one of them is so small or large that relative precision is lost around it.
+        """
+        with np.errstate(over="ignore", divide="ignore"):
+            found = self.rounded(np.asarray(sharpness / spacing**2))
+        bad = ~((found >= 16 * self.smallest) & (found <= self.largest))
+        if bad.any():
+            axis = int(np.flatnonzero(bad)[0])
+            raise DomainError(
+                f"cells on axis {axis} are {spacing[axis]:.3g} wide: the inverse temperature κ/h² is out of range for {self.name}",
+                "Rescale that variable.",
+            )
+        return found
 
     def moved(self, lo: NDArray[np.float64], hi: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far rounding may move a coordinate in [lo, hi]: `u·max(|lo|, |hi|)` and the tiniest number; 0 for float64."""
@@ -80,5 +89,6 @@ class Precision:
         return (lo - pad, hi + pad) if self.rounds_inputs else (lo, hi)
 
 
-DOUBLE = Precision("float64", 2.0**-53, 2.0**-1022, 2.0**-1074, float(np.finfo(np.float64).max), np.float64)
-SINGLE = Precision("float32", 2.0**-24, 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max), np.float32)
+DOUBLE = Precision("float64", 2.0**-53, 2.0**-1022, 2.0**-1074, float(np.finfo(np.float64).max), np.float64, 8, False)
+SINGLE = Precision("float32", 2.0**-24, 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max), np.float32, 4, True)
+PRECISIONS = {f"{prefix}{p.name}": p for p in (DOUBLE, SINGLE) for prefix in ("", "torch.")}

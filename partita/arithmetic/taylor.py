@@ -79,6 +79,12 @@ class TaylorModel:
         return TaylorModel(Polynomial(basis, coefficients), np.zeros(len(center)), bounds)
 
     @staticmethod
+    def variables(basis: Basis, centers: Floats, radii: Floats) -> list["TaylorModel"]:
+        """All coordinates, centers and radii (m, boxes)."""
+        pairs = enumerate(zip(centers, radii, strict=True))
+        return [TaylorModel.variable(basis, i, center=c, radius=r) for i, (c, r) in pairs]
+
+    @staticmethod
     def constant(basis: Basis, value: float) -> "TaylorModel":
         """A number that no coordinate moves."""
         return TaylorModel(Polynomial(basis, np.array([[value]])), np.zeros(1), Interval.point([value]))

@@ -157,7 +157,7 @@ class _Opponent:
         return out
 
     def _differences(self, points: Array) -> Array:
-        step = 1e-5 * self.target.domain.bounding_box().sides
+        step = 1e-5 * self.target.box.sides
         columns = []
         for i, h in enumerate(step):
             move = np.zeros(len(step))

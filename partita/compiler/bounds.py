@@ -29,6 +29,7 @@ __all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bou
 
 _SAMPLES = 4096
 _MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
+_LEAST = 1e-298  # proofs allow themselves 1e-300 for underflow
 _GOALS = (1.005, 1.03, 1.1, 1.3, 2.0, 8.0)  # times what was seen: what to aim a proof at
 
 
@@ -61,7 +62,7 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
         raise UnsupportedError(
             f"{target.label} is a black box: nothing can be proved of its gradient. Give an expression."
         )
-    grid, box = soft_grid_of(head), target.domain.bounding_box()
+    grid, box = soft_grid_of(head), target.box
     slopes = _sampled_slopes(head, box)
     bounds, seen = [], []
     for axis in range(box.dimension):
@@ -69,7 +70,7 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
         truth = graph.evaluate(slopes.points).reshape(len(slopes.points), -1)
         error = float(np.abs(truth - slopes.values[:, :, axis]).max())
         prove = partial(_prove_slope, grid, box, graph, along=axis, progress=progress)
-        bounds.append(_tightest(prove, error, 1e-14 * max(float(np.abs(truth).max()), 1e-300)))
+        bounds.append(_tightest(prove, error, max(1e-14 * float(np.abs(truth).max()), _least_slope(grid, axis))))
         seen.append(error)
     return GradientError(tuple(bounds), tuple(seen))
 
@@ -78,18 +79,20 @@ def bound_slope(head: FoldedHead, box: Box, axis: int, *, progress: Progress | N
     """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: its sign says whether the head rises or falls."""
     if not 0 <= axis < box.dimension:
         raise DomainError(f"axis is {axis}; expected 0 to {box.dimension - 1}.")
-    grid, slopes = soft_grid_of(head), _sampled_slopes(head, box).values[:, :, axis]
-    ranges = []
+    grid = soft_grid_of(head)
+    if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
+        return (Range(0.0, 0.0, 0.0, 0.0),) * grid.values.shape[-1]
+    slopes, ranges = _sampled_slopes(head, box).values[:, :, axis], []
     for output, seen in enumerate(slopes.T):
         one = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])
         prove = partial(_prove_slope, one, box, along=axis, progress=progress)
-        ranges.append(_range_of(seen, box.dimension, prove))
+        ranges.append(_range_of(seen, box.dimension, prove, _least_slope(one, axis)))
     return tuple(ranges)
 
 
 def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:
     """The range of each output over the domain, of the head as it is run."""
-    box = target.domain.bounding_box()
+    box = target.box
     with torch.no_grad():
         table = head.evaluate(torch.from_numpy(_points(box)).to(head.dtype)).double().numpy()
     return tuple(_output_range(head, target, k, seen, progress) for k, seen in enumerate(table.T))
@@ -97,7 +100,7 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
     """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
-    hull = _hull(head, target.domain.bounding_box(), output, seen)
+    hull = _hull(head, target.box, output, seen)
     if hull is not None and head.num_keys > _MOST_CELLS:
         return hull
     proof, one = proof_for(head), _one_output(head, output)
@@ -120,9 +123,20 @@ def _hull(head: FoldedHead, box: Box, output: int, seen: Array) -> Range | None:
     return Range(low, high, float(seen.min()), float(seen.max()))
 
 
+def _least_slope(grid: SoftGrid, axis: int) -> float:
+    """About what rounding makes of a slope that is 0: to aim lower is hopeless."""
+    one = len(grid.axes[axis]) == 1
+    return _LEAST if one else max(_LEAST, 1e-13 * grid.steepness(axis) * float(np.abs(grid.values).max()))
+
+
 def _prove_slope(
     grid: SoftGrid, box: Box, graph: Graph, goal: float, *, along: int, progress: Progress | None = None
 ) -> GridProof:
+    if len(grid.axes[along]) == 1:  # the head does not move along it: f alone is the error
+        still = SoftGrid(
+            tuple(a[:1] for a in grid.axes), grid.rates, np.zeros((1,) * len(grid.axes) + grid.values.shape[-1:])
+        )
+        return prove_grid(still, graph, box.lo.ravel(), box.hi.ravel(), goal=goal, progress=progress)
     return prove_grid(grid, graph, box.lo.ravel(), box.hi.ravel(), goal=goal, along=along, progress=progress)
 
 
@@ -137,14 +151,16 @@ def _tightest(prove: Callable[[float], GridProof | Proved], seen: float, floor: 
     return best
 
 
-def _range_of(seen: Array, dimension: int, prove: Callable[[Graph, float], GridProof | Proved]) -> Range:
-    """A range from a proof of `|net − c| ≤ r`, c the middle of what was seen."""
+def _range_of(
+    seen: Array, dimension: int, prove: Callable[[Graph, float], GridProof | Proved], floor: float = 0.0
+) -> Range:
+    """A range from a proof of `|net − c| ≤ r`, c the middle of what was seen; to aim below the floor is hopeless."""
     low, high = float(seen.min()), float(seen.max())
-    middle, half = (low + high) / 2, (high - low) / 2
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
     builder = GraphBuilder(dimension)
     graph = builder.finish([builder.add("const", parameters=(middle,))], (1,))
-    reach = _tightest(partial(prove, graph), half, 1e-13 * max(abs(low), abs(high), 1e-300))
-    return Range(float(np.nextafter(middle - reach, -np.inf)), float(np.nextafter(middle + reach, np.inf)), low, high)
+    reach = _tightest(partial(prove, graph), half, max(1e-13 * max(abs(low), abs(high)), floor, _LEAST))
+    return Range(sub_down(middle, reach), add_up(middle, reach), low, high)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,10 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
-from partita.functions.regularity import Declared, Jumps, Modulus
+from partita.functions.regularity import Jumps, Modulus
 from partita.geometry.domains import Box, Domain
 from partita.methods.method import Candidate, Plan, size_text
-from partita.methods.planner import best_plan
+from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction
@@ -107,6 +107,7 @@ def compile(
     if seed < 0:
         raise UnsupportedError(f"seed is {seed}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
+    planning, building = clock.until(_TO_PLAN), clock.until(1.0)
     request = request_for(
         function,
         domain,
@@ -117,12 +118,14 @@ def compile(
         max_bytes=max_bytes,
         method=method,
         accept=accept,
-        declared=Declared(lipschitz, modulus, hessian, jumps),
+        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        progress=planning,
     )
-    planned = best_plan(request, progress=clock.until(_TO_PLAN))
-    return build(planned, outside=outside, progress=clock.until(1.0), seed=seed)
+    planned = best_plan(request, progress=planning)
+    first = constructed(planned, building, seed)
+    return _finished_or_next(planned, first, outside, building, seed)
 
 
 def plan(
@@ -187,9 +190,10 @@ def plan(
         max_bytes=max_bytes,
         method=method,
         accept=accept,
-        declared=Declared(lipschitz, modulus, hessian, jumps),
+        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        progress=progress,
     )
     return best_plan(request, progress=progress)
 
@@ -214,12 +218,19 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
     >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
     7
     """
+    return _finished_or_next(plan, constructed(plan, progress, seed), outside, progress, seed)
+
+
+def _finished_or_next(
+    plan: Plan, first: tuple[Construction, Plan], outside: str, progress: Progress | None, seed: int
+) -> Compiled:
+    """The first head that meets the tolerance: of this plan, or, if the method was left open, of the plans without it."""
     missed: list[Candidate] = []
     errors: list[PartitaError] = []
+    construction, plan = first
     while True:
         try:
-            compiled = _finished(plan, outside, progress, seed)
-            return replace(compiled, candidates=_rows(plan, compiled, missed))
+            return _finished(construction, plan, outside, seed, missed)
         except ToleranceError as error:
             errors.append(error)
             missed.append(plan.as_candidate(error.reason))
@@ -227,48 +238,46 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
             raise errors[0]
         try:  # what was only forecast, or makes a weaker claim, has its turn now
             plan = best_plan(plan.request, without=frozenset(c.method for c in missed), progress=progress)
+            construction, plan = constructed(plan, progress, seed)
         except NotContinuousError:
             raise  # says more than that a tolerance was missed
         except PartitaError:
             raise errors[0] from None
 
 
-def _finished(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
-    """The head of a plan after its attack. Raises the reason if it cannot be returned."""
-    construction, plan = _constructed(plan, progress, seed)
-    certificate, target, request = construction.certificate, plan.target, plan.request
+def _finished(construction: Construction, plan: Plan, outside: str, seed: int, missed: Sequence[Candidate]) -> Compiled:
+    """The head, attacked; or the error that says why it cannot be handed out."""
+    certificate, request = construction.certificate, plan.request
     size = sum(t.numel() * t.element_size() for t in construction.head.state_dict().values())
     if size > request.max_bytes:
         raise SizeError(
             f"the finished {plan.method} head takes {size_text(size)}; max_bytes allows {size_text(request.max_bytes)}",
             "Use a larger tolerance, or raise max_bytes.",
         )
-    if certificate.error > request.tolerance:
+    error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
+    if error > request.tolerance:
         raise _missed(plan, certificate)
-    compiled = Compiled(construction.head, construction.partition, certificate, target, outside, plan.explanation)
+    told = {plan.method, *(c.method for c in missed)}
+    others = [c for c in plan.candidates if c.method not in told]
+    notes = [c.note for c in plan.candidates if c.method == plan.method]
+    rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
+    largest = certificate.facts.get("largest_value", plan.largest)
+    note = "the next best" if missed else notes[0] if notes else ""
+    compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = compiled.attack(samples=2048, seed=seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
-    if seen > certificate.error_bound:
+    if not seen <= certificate.error_bound:  # NaN refutes as well
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
-        certificate = certificate.with_estimate(max(certificate.error, witness.error))
+        certificate = certificate.with_estimate(max(error, witness.error))
         if certificate.error > request.tolerance:
             raise _missed(plan, certificate)
-    return replace(compiled, certificate=certificate.with_witness(witness, seed))
-
-
-def _constructed(plan: Plan, progress: Progress | None, seed: int) -> tuple[Construction, Plan]:
-    """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
-    construction = plan.maker.build(plan, progress, seed)
-    for share in plan.maker.shares[1:]:
-        if construction.certificate.error <= plan.request.tolerance:
-            break
-        again = plan.maker.plan(plan.request, share, progress)
-        if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
-            break
-        plan = replace(again, candidates=plan.candidates)
-        construction = plan.maker.build(plan, progress, seed)
-    return construction, plan
+        error = certificate.error
+    chosen = Candidate(
+        plan.method, certificate.kind, note, plan.keys, plan.parameters, largest, rounding, error, chosen=True
+    )
+    certificate = replace(certificate, witness=witness, seed=seed)
+    return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
@@ -308,28 +317,9 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
     )
 
 
-def _rows(plan: Plan, compiled: Compiled, missed: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The rows of the plan, with what was found out by building."""
-    certificate = compiled.certificate
-    note = next((c.note for c in plan.candidates if c.method == plan.method), "") if not missed else "the next best"
-    chosen = Candidate(
-        plan.method,
-        certificate.kind,
-        note,
-        compiled.num_keys,
-        compiled.num_parameters,
-        certificate.facts.get("largest_value", plan.largest),
-        certificate.rounding,
-        certificate.error,
-        True,
-    )
-    told = {plan.method, *(c.method for c in missed)}
-    return (chosen, *missed, *(c for c in plan.candidates if c.method not in told))
-
-
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     """The L_p error over uniform samples, by the largest output only: an estimate from below, up to chance."""
-    box = compiled.target.domain.bounding_box()
+    box = compiled.target.box
     errors = compiled.errors_at(box.sample(4096, np.random.default_rng(seed)))
     largest = float(errors.max())
     return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0

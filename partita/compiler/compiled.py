@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from partita.methods.method import Candidate
 from partita.methods.planner import report
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.proof import Progress
-from partita.proofs.worst_point import search_worst
+from partita.proofs.worst_point import errors_at, search_worst
 
 __all__ = ["OUTSIDE", "Compiled", "load", "require_outside"]
 
@@ -231,7 +232,8 @@ class Compiled:
         >>> c.attack(samples=256).error <= c.error_bound
         True
         """
-        return search_worst(self.errors_at, self.target.domain, partition=self.partition, samples=samples, seed=seed)
+        error = partial(errors_at, self.head, self.target)
+        return search_worst(error, self.target.domain, partition=self.partition, samples=samples, seed=seed)
 
     def errors_at(self, points: np.ndarray) -> np.ndarray:
         """`|f − head|_∞` at points, `(n,)`. For an expression the error of evaluating f in float64 is subtracted.
@@ -244,16 +246,7 @@ class Compiled:
         >>> bool(c.errors_at(np.array([[0.5]]))[0] <= c.error_bound)
         True
         """
-        with torch.no_grad():
-            z = torch.from_numpy(np.ascontiguousarray(points)).to(self.head.dtype)
-            got = self.head.evaluate(z).double().numpy()
-        error = np.abs(got - self.target(points))
-        error = np.where(np.isnan(error), np.inf, error)  # a head without a value has an infinite error
-        if self.target.graph is not None:
-            enclosure = self.target.graph.enclose(points, points)
-            error = np.maximum(error - np.where(enclosure.is_entire, 0.0, 2 * enclosure.radius), 0.0)
-        out: np.ndarray = error.max(axis=1)
-        return out
+        return errors_at(self.head, self.target, points)
 
     def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Proved lower and upper bounds of each output on the domain, for the head as it runs.
@@ -391,4 +384,4 @@ def load(folder: str | os.PathLike[str]) -> Compiled:
     True
     """
     head, certificate, target, outside, why = storage.load_parts(folder)
-    return Compiled(head, head.partition(target.domain.bounding_box()), certificate, target, outside, why)
+    return Compiled(head, head.partition(target.box), certificate, target, outside, why)

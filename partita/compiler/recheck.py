@@ -67,7 +67,7 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
     certificate, head, target = compiled.certificate, compiled.head, compiled.target
     digest = model_digest(head.state_dict())
     yield Check("tensors", digest == certificate.model.get("sha256"), f"sha256 {digest[:16]}…")
-    same = list(certificate.domain.get("arguments", [])) == [d.describe() for d in target.domains]
+    same = list(certificate.domain.get("arguments", [])) == [d.description for d in target.domains]
     yield Check("domain", same, " and ".join(str(d) for d in target.domains))
     dtype = str(head.dtype).removeprefix("torch.")
     yield Check("arithmetic", certificate.semantics == dtype, f"the head is {dtype}")

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.environment import require_gradual_underflow
+from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.progress import Progress, report
 from partita.errors import ToleranceError, UnsupportedError
-from partita.functions.regularity import Declared
+from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.target import make_target
 from partita.geometry.domains import Box, Domain
 from partita.methods import METHODS, Request
@@ -35,11 +38,16 @@ def request_for(
     max_bytes: int,
     method: str,
     accept: str,
-    declared: Declared,
+    declared: dict[str, Any],
     vectorize: bool,
     trace: bool | None,
+    progress: Progress | None = None,
 ) -> Request:
-    """The request, or the error that says which option is wrong."""
+    """The request with what is known of f, or the error that says which option is wrong.
+
+    Args:
+        declared: the arguments of `Declared`.
+    """
     try:
         power = math.inf if norm == "inf" else float(norm)
     except (TypeError, ValueError):
@@ -61,8 +69,13 @@ def request_for(
         _require_sharpness(sharpness, method)
     if not (_is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
+    target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
+    found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
+    require_gradual_underflow()
+    report(progress, "planning")
+    seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
     return Request(
-        make_target(function, domain, vectorize=vectorize, trace=trace),
+        target,
         float(tolerance),
         power,
         dtype,
@@ -70,7 +83,10 @@ def request_for(
         int(max_bytes),
         method,
         accept,
-        declared,
+        said,
+        progress,
+        seen,
+        {"knowledge": found},
     )
 
 

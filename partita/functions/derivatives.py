@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.arithmetic.interval import Floats, Interval, Mask
-from partita.errors import DomainError, NonFiniteValueError
+from partita.arithmetic.progress import Progress
+from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError
 from partita.functions.graph import Graph
 
 __all__ = ["LipschitzBounds", "lipschitz_bounds"]
@@ -83,6 +84,7 @@ def lipschitz_bounds(
     relative_gap: float = 0.01,
     max_boxes: int | None = None,
     rough_resolution: float = ROUGH_RESOLUTION,
+    progress: Progress | None = None,
 ) -> LipschitzBounds:
     """Bounds on the slopes and values of f over lo ≤ x ≤ hi, within `relative_gap` of what f attains or the budget.
 
@@ -90,6 +92,7 @@ def lipschitz_bounds(
     Boxes with unbounded slopes are halved until they measure `rough_resolution` of the sides along the axes concerned,
     or have used half of the budget; what remains is returned as rough. On a kink of min or max between several axes
     `euclidean` is the norm of the hull of the slopes, √2 for max(x, y); `per_axis` is sharp there.
+    If `progress` stops the search, the bounds reached are returned, provided that they are finite everywhere.
     Raises `NonFiniteValueError` where f is undefined or unbounded, naming the place; `DomainError` unless lo < hi.
 
     >>> from partita.functions import parse
@@ -100,8 +103,13 @@ def lipschitz_bounds(
     lo, hi = _domain(graph, lo, hi)
     max_boxes = max(2 * BATCH, min(MAX_BOXES, MAX_STEPS // graph.num_steps)) if max_boxes is None else max_boxes
     search = _Search(graph, lo, hi, relative_gap, rough_resolution)
-    while search.boxes_used < max_boxes and search.refine(max_boxes):
-        pass
+    try:
+        while search.boxes_used < max_boxes and search.refine(max_boxes):
+            if progress is not None:
+                progress("slopes", search.boxes_used, max_boxes)
+    except BudgetSpentError:
+        if not search.is_bounded:  # more time might have shown that f has finite slopes there
+            raise
     return search.result()
 
 
@@ -142,6 +150,11 @@ class _Search:
         left_hi[rows, axis] = right_lo[rows, axis] = middle
         self._admit(np.concatenate([boxes.lo, right_lo]), np.concatenate([left_hi, boxes.hi]))
         return True
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether values and slopes have finite bounds on every box."""
+        return not len(self.rough) and bool(np.isfinite(self.open.bounds).all())
 
     def result(self) -> LipschitzBounds:
         """The bounds over all boxes, settled or not."""

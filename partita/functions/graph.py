@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -72,14 +72,14 @@ class Graph:
         """f at the rows of x, (batch, m) → (batch, *output_shape); NaN and inf where f is undefined or overflows."""
         x = np.asarray(x, np.float64)
         self._check_columns(x.shape)
-        values = self._walk("numpy", list(np.ascontiguousarray(x.T)), np.float64)
+        values = self._walk("numpy", partial(list, np.ascontiguousarray(x.T)), np.float64)
         columns = [np.broadcast_to(value, x.shape[:1]) for value in values]
         return np.stack(columns, axis=1).reshape(x.shape[0], *self.output_shape)
 
     def evaluate_torch(self, z: torch.Tensor) -> torch.Tensor:
         """f at the rows of z in its dtype and on its device, (batch, m) → (batch, *output_shape); differentiable."""
         self._check_columns(tuple(z.shape))
-        values = self._walk("torch", z.unbind(1), lambda v: torch.full((), v, dtype=z.dtype, device=z.device))
+        values = self._walk("torch", partial(z.unbind, 1), lambda v: torch.full((), v, dtype=z.dtype, device=z.device))
         columns = [value.expand(z.shape[0]) for value in values]
         return torch.stack(columns, dim=1).reshape(z.shape[0], *self.output_shape)
 
@@ -90,19 +90,18 @@ class Graph:
         They hold f(x) for every x of the box at which f is defined; [-inf, inf] where f is undefined on all of it.
         """
         lo, hi = self._boxes(lo, hi)
-        inputs = [Interval(lo[i], hi[i]) for i in range(self.num_inputs)]
-        values = self._walk("enclose", inputs, lambda v: Interval.point([v]), _undefined_stays)
-        return _stack(values, lo.shape[1:])
+        values = self._walk("enclose", partial(Interval.variables, lo, hi), Interval.constant, _undefined_stays)
+        return Interval.stacked(values, lo.shape[1:])
 
     @np.errstate(all="ignore")
     def enclose_gradient(self, lo: ArrayLike, hi: ArrayLike) -> tuple[Interval, Interval]:
         """`enclose`, with slopes g (boxes, outputs, m): |f(x) - f(y)| ≤ sup |g|₂ |x - y|₂ where g is finite."""
         lo, hi = self._boxes(lo, hi)
         dim = self.num_inputs
-        inputs = [Dual.variable(lo[i], hi[i], axis=i, dim=dim) for i in range(dim)]
-        duals = self._walk("enclose", inputs, lambda v: Dual.constant(v, dim), _undefined_stays)
-        boxes = lo.shape[1:]
-        return _stack([dual.value for dual in duals], boxes), _stack([dual.gradient for dual in duals], (*boxes, dim))
+        duals = self._walk(
+            "enclose", partial(Dual.variables, lo, hi), partial(Dual.constant, dim=dim), _undefined_stays
+        )
+        return Dual.stacked(duals, lo.shape[1:], dim)
 
     @np.errstate(all="ignore")
     def taylor(self, centers: ArrayLike, radii: ArrayLike, degree: int) -> TaylorModels:
@@ -127,8 +126,8 @@ class Graph:
         if not is_count(degree, MAX_DEGREE + 1):
             raise DomainError(f"Graph.taylor: found the degree {degree!r}, expected an integer from 0 to {MAX_DEGREE}")
         basis, boxes = Basis.of(self.num_inputs, degree), centers.shape[1]
-        inputs = [TaylorModel.variable(basis, i, center=centers[i], radius=radii[i]) for i in range(self.num_inputs)]
-        models = self._walk("enclose", inputs, lambda v: TaylorModel.constant(basis, v), _undefined_stays)
+        variables = partial(TaylorModel.variables, basis, centers, radii)
+        models = self._walk("enclose", variables, partial(TaylorModel.constant, basis), _undefined_stays)
         return TaylorModels.of(models, boxes)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,38 +168,31 @@ class Graph:
     def _walk(
         self,
         rule: str,
-        inputs: Sequence[Any],
+        variables: Callable[[], Sequence[Any]],
         constant: Callable[[float], Any],
         after: Callable[[str, list[Any], Any], Any] | None = None,
     ) -> list[Any]:
         """The outputs under one interpretation; values are freed after their last use."""
-        values: dict[int, Any] = {}
-        for step in self._program:
+        program, after = self._program, after if self._is_partial else None
+        inputs, values = variables(), dict[int, Any]()
+        for step in program:
             if isinstance(step.work, Linear):
-                sums = _LINEAR[rule]([values[k] for k in step.work.terms], step.work.matrix)
+                sums = _LINEAR[rule](list(map(values.__getitem__, step.work.terms)), step.work.matrix)
                 values.update(zip(step.work.results, sums, strict=True))
             else:
-                values[step.work] = self._value(self.nodes[step.work], rule, values, inputs, constant, after)
+                node = self.nodes[step.work]
+                if node.operation == "input":
+                    value = inputs[int(node.parameters[0])]
+                elif node.operation == "const":
+                    value = constant(node.parameters[0])
+                else:
+                    arguments = list(map(values.__getitem__, node.arguments))
+                    value = getattr(OPERATIONS[node.operation], rule)(*arguments, *node.parameters)
+                    value = after(node.operation, arguments, value) if after else value
+                values[step.work] = value
             for k in step.released:
                 del values[k]
-        return [values[k] for k in self.outputs]
-
-    def _value(
-        self,
-        node: Node,
-        rule: str,
-        values: Mapping[int, Any],
-        inputs: Sequence[Any],
-        constant: Callable[[float], Any],
-        after: Callable[[str, list[Any], Any], Any] | None,
-    ) -> Any:
-        if node.operation == "input":
-            return inputs[int(node.parameters[0])]
-        if node.operation == "const":
-            return constant(node.parameters[0])
-        arguments = [values[k] for k in node.arguments]
-        value = getattr(OPERATIONS[node.operation], rule)(*arguments, *node.parameters)
-        return after(node.operation, arguments, value) if after and self._is_partial else value
+        return list(map(values.__getitem__, self.outputs))
 
     @property
     def num_steps(self) -> int:
@@ -289,14 +281,6 @@ def _undefined_stays(operation: str, arguments: list[Any], value: Any) -> Any:
     for argument in deciding:
         value = value.forget(argument.is_entire)
     return value
-
-
-def _stack(values: Sequence[Interval], shape: tuple[int, ...]) -> Interval:
-    """The outputs side by side on axis 1, each broadcast to the shape."""
-    los, his = (
-        [np.broadcast_to(end, shape) for end in ends] for ends in zip(*((v.lo, v.hi) for v in values), strict=True)
-    )
-    return Interval(np.stack(los, axis=1), np.stack(his, axis=1))
 
 
 def _require(condition: bool, part: str, found: Any) -> None:

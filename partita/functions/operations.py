@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 import torch
 
+from partita.arithmetic.interval import product_of_nodes
 from partita.errors import FormatError
 
 __all__ = ["MAX_EXPONENT", "OPERATIONS", "Node", "Operation", "encode", "is_count"]
@@ -55,12 +56,9 @@ def _method(
     name: str, numpy: Callable[..., Any], torch: Callable[..., Any], *, arity: int = 1, **options: Any
 ) -> Operation:
     """An operation that enclosures provide as the method `name`."""
-    return Operation(arity, numpy, torch, lambda x, *rest: getattr(x, name)(*rest), **options)
-
-
-def _product(a: Any, b: Any) -> Any:
-    """a · b; the square when both are the same node, whose two factors move together."""
-    return a.square() if a is b else a * b
+    alone = arity == 1 and not options.get("parameters")
+    enclose = operator.methodcaller(name) if alone else lambda x, *rest: getattr(x, name)(*rest)
+    return Operation(arity, numpy, torch, enclose, **options)
 
 
 def _sum(*terms: Any) -> Any:
@@ -82,7 +80,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "const": _leaf(float),
         "add": _both(2, operator.add),
         "sub": _both(2, operator.sub),
-        "mul": _both(2, operator.mul, _product),
+        "mul": _both(2, operator.mul, product_of_nodes),
         "div": _both(2, operator.truediv, partial=True),
         "neg": _both(1, operator.neg),
         "pow": _method("pow_int", lambda x, k: np.power(x, float(k)), torch.pow, parameters=(int,), partial=True),

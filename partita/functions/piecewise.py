@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic.progress import Progress, report
 from partita.errors import ShapeError, SizeError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.operations import Node
 from partita.geometry.domains import Array, Box
 from partita.geometry.envelopes import Rows, leading
 
-__all__ = ["MAX_PIECES", "PiecewiseAffine", "recognise"]
+__all__ = ["MAX_PIECES", "READ", "PiecewiseAffine", "recognise"]
 
 MAX_PIECES = 4096
 _MAX_BITS = 4096  # of a numerator or denominator
@@ -65,7 +66,9 @@ class PiecewiseAffine:
         return np.array([np.maximum(a - d, c - b)[1:] for a, b, c, d in ends], dtype=object)
 
 
-def recognise(graph: Graph, box: Box, *, margins: Array | None = None) -> PiecewiseAffine:
+def recognise(
+    graph: Graph, box: Box, *, margins: Array | None = None, progress: Progress | None = None
+) -> PiecewiseAffine:
     """The pieces of every output on the box, each side moved out by its margin `(m,)`.
 
     *Theorem*: `max-affine-values`.
@@ -94,7 +97,8 @@ def recognise(graph: Graph, box: Box, *, margins: Array | None = None) -> Piecew
     outward = [Fraction(0)] * len(sides) if margins is None else list(map(Fraction, margins.tolist()))
     radii = tuple((hi - lo) / 2 + moved for (lo, hi), moved in zip(sides, outward))
     found: dict[int, _Difference] = {}
-    for position in needed:
+    for count, position in enumerate(needed):
+        report(progress, "pieces", count, len(needed))
         node = graph.nodes[position]
         found[position] = _value(node, [found[k] for k in node.arguments], middle, radii)
         _require_short(found[position])
@@ -156,7 +160,7 @@ _RULES: Mapping[str, Callable[..., _Difference]] = {
     "abs": lambda f: f.absolute(),
     "relu": lambda f: f.maximum(f.scaled(Fraction(0))),
 }
-_READ = {*_RULES, "input", "const", "clamp", "mul", "div", "pow"}
+READ = frozenset({*_RULES, "input", "const", "clamp", "mul", "div", "pow"})  # operations of piecewise affine functions
 
 
 def _value(
@@ -221,7 +225,7 @@ def _needed(graph: Graph) -> list[int]:
             or (node.operation == "div" and moving[1])
             or (node.operation == "pow" and moving[0] and node.parameters[0] not in (0, 1))
         )
-        if node.operation not in _READ or bent:
+        if node.operation not in READ or bent:
             raise UnsupportedError(
                 f"not piecewise affine: {node.operation} of {'variables' if varying[position] else 'a constant'}",
                 "Use sums, multiples by rational constants, max, min, abs, relu and clamp, or another method.",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.progress import Progress
 from partita.arithmetic.rounding import add_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import (
     DomainError,
     LipschitzContradictedError,
     NotContinuousError,
     NothingKnownError,
+    PartitaError,
     ShapeError,
     UnsupportedError,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "Modulus",
     "RoughBoxes",
     "gather",
+    "knowledge_or_obstacle",
     "sample_pairs",
 ]
 
@@ -249,27 +252,39 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What the caller says of f, as it was given."""
+    """What the caller says of f, as it was given; `curvature` is the bound of second derivatives, checked."""
 
     lipschitz: float | Sequence[float] | None = None
     modulus: Modulus | None = None
     hessian: float | None = None
     jumps: Jumps | None = None
+    curvature: Curvature | None = field(init=False)
 
-    @property
-    def curvature(self) -> Curvature | None:
-        return None if self.hessian is None else Curvature(self.hessian)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "curvature", None if self.hessian is None else Curvature(self.hessian))
 
 
-def gather(target: Target, *, norm: float, declared: Declared | None = None) -> Knowledge:
+def knowledge_or_obstacle(
+    target: Target, *, norm: float, declared: Declared, progress: Progress | None = None
+) -> tuple[Knowledge | None, PartitaError | None]:
+    """`gather`, or None and the reason why nothing is known of f."""
+    try:
+        return gather(target, norm=norm, declared=declared, progress=progress), None
+    except (NothingKnownError, NotContinuousError) as error:
+        return None, error
+
+
+def gather(
+    target: Target, *, norm: float, declared: Declared | None = None, progress: Progress | None = None
+) -> Knowledge:
     """Proved before declared: a graph's own constants are used unless the caller's are smaller and not contradicted."""
     said = _moduli(target, declared or Declared())
     if target.graph is not None:
-        return _from_graph(target, target.graph, norm, said)
+        return _from_graph(target, target.graph, norm, said, progress)
     if said is None:
         raise NothingKnownError(_suggestion(target))
     points = target.domain.sample(64, np.random.default_rng(2))
-    box = target.domain.bounding_box()
+    box = target.box
     diagonal = float(np.sqrt((box.sides**2).sum()))
     magnitude = float(np.abs(target(points)).max()) + _largest_move(said, diagonal, box.sides)
     return Knowledge(said, True, magnitude, "declared by the caller")
@@ -300,10 +315,11 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
     return Known(modulus, per_axis, jumps)
 
 
-def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None) -> Knowledge:
-    box = target.domain.bounding_box()
+def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, progress: Progress | None) -> Knowledge:
+    box = target.box
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
-    found = lipschitz_bounds(graph, box.lo.ravel(), box.hi.ravel(), rough_resolution=resolution)
+    lo, hi = box.lo.ravel(), box.hi.ravel()
+    found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, progress=progress)
     if said is not None and not _implied(said, found):
         _refute(target, said, found)
         return Knowledge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,8 @@ class Target:
         label: the text that is shown for f.
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
+        input_shapes: one shape per argument. num_outputs: scalar outputs.
+        domain: the flat domain: the only one, or the product of both. box: the box around it.
     """
 
     domains: tuple[Domain, ...]
@@ -48,21 +50,17 @@ class Target:
     label: str
     origin: str = ""
     meaning: str = ""
+    input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
+    num_outputs: int = field(init=False)
+    domain: Domain = field(init=False)
+    box: Box = field(init=False)
 
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(d.shape for d in self.domains)
-
-    @property
-    def domain(self) -> Domain:
-        """The flat domain: the only one, or the product of both."""
-        if len(self.domains) == 1:
-            return self.domains[0]
-        return product(*require_boxes(*self.domains))
-
-    @property
-    def num_outputs(self) -> int:
-        return math.prod(self.output_shape)
+    def __post_init__(self) -> None:
+        domain = self.domains[0] if len(self.domains) == 1 else product(*require_boxes(*self.domains))
+        object.__setattr__(self, "input_shapes", tuple(d.shape for d in self.domains))
+        object.__setattr__(self, "num_outputs", math.prod(self.output_shape))
+        object.__setattr__(self, "domain", domain)
+        object.__setattr__(self, "box", domain if isinstance(domain, Box) else domain.bounding_box())
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""

@@ -7,7 +7,7 @@ A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,13 @@ class Box:
         lo: lower corner, `(m,)` for vectors or `(tokens, dim)` for sequences.
         hi: upper corner, of the same shape.
 
+    Attributes:
+        shape: of one point, `(m,)` or `(tokens, dim)`.
+        dimension: m, the number of real coordinates.
+        sides: the lengths `hi − lo`, flat, `(m,)`.
+        volume: the product of the sides, rounded up.
+        description: the box as plain data, in the form that certificates and files store.
+
     Raises:
         DomainError: a side is empty or not finite, or the shapes differ.
 
@@ -55,6 +62,11 @@ class Box:
 
     lo: Array
     hi: Array
+    shape: tuple[int, ...] = field(init=False)
+    dimension: int = field(init=False)  # m, the number of real coordinates
+    sides: Array = field(init=False)  # flat, (m,)
+    volume: float = field(init=False)  # the product of the sides, rounded up
+    description: dict[str, Any] = field(init=False)  # plain data, as certificates and files contain it
 
     if TYPE_CHECKING:
 
@@ -78,11 +90,21 @@ class Box:
                 "hi. Swap the corners, or drop the axis if the function does not use it."
             )
         with np.errstate(over="ignore"):
-            sides = self.sides
+            sides = (self.hi - self.lo).ravel()
         if not np.isfinite(sides).all():
             raise DomainError("Box: a side overflows float64; rescale the variable.")
         if (sides <= 4 * np.spacing(np.maximum(np.abs(self.lo), np.abs(self.hi))).ravel()).any():
             raise DomainError("Box: a side is only a few floating-point numbers wide; shift or rescale the variable.")
+        sides.flags.writeable = False
+        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
+        for name, value in (
+            ("shape", self.lo.shape),
+            ("dimension", self.lo.size),
+            ("sides", sides),
+            ("volume", mul_up(*up(sides).tolist())),
+            ("description", {"type": "box", "shape": list(self.lo.shape), "lo": lo, "hi": hi}),
+        ):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def sequence(cls, lo: float, hi: float, *, tokens: int, dim: int) -> Box:
@@ -104,15 +126,6 @@ class Box:
             raise DomainError(f"Box.sequence: tokens is {tokens}, dim is {dim}; expected at least 1 each.")
         return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
 
-    def describe(self) -> dict[str, Any]:
-        """The box as plain data, in the form that certificates and files store.
-
-        >>> Box([0], [1]).describe()
-        {'type': 'box', 'shape': [1], 'lo': [0.0], 'hi': [1.0]}
-        """
-        lo, hi = self.lo.ravel().tolist(), self.hi.ravel().tolist()
-        return {"type": "box", "shape": list(self.shape), "lo": lo, "hi": hi}
-
     def widened(self, precision: Precision) -> Box:
         """The box that contains every input after rounding to this precision.
 
@@ -123,42 +136,6 @@ class Box:
         True
         """
         return Box(*precision.widened(self.lo, self.hi)) if precision.rounds_inputs else self
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one point: `(m,)` or `(tokens, dim)`.
-
-        >>> Box([0, 0], [1, 2]).shape
-        (2,)
-        """
-        return self.lo.shape
-
-    @property
-    def dimension(self) -> int:
-        """m, the number of real coordinates.
-
-        >>> Box([0, 0], [1, 2]).dimension
-        2
-        """
-        return self.lo.size
-
-    @property
-    def sides(self) -> Array:
-        """Side lengths `hi − lo`, flat, `(m,)`.
-
-        >>> Box([0, 0], [1, 2]).sides.tolist()
-        [1.0, 2.0]
-        """
-        return (self.hi - self.lo).ravel()
-
-    @property
-    def volume(self) -> float:
-        """The product of the sides, rounded up.
-
-        >>> 2 <= Box([0, 0], [1, 2]).volume < 2.000001
-        True
-        """
-        return mul_up(*up(self.sides).tolist())
 
     def contains(self, points: Array) -> NDArray[np.bool_]:
         """Which points lie in the closed box, `(n,)`.
@@ -196,8 +173,7 @@ class Box:
         >>> Box([0, 0], [1, 1]).sample(5, np.random.default_rng(0)).shape
         (5, 2)
         """
-        lo, hi = self.lo.ravel(), self.hi.ravel()
-        return np.clip(lo + (hi - lo) * rng.random((count, self.dimension)), lo, hi)
+        return self.clamp(self.lo.ravel() + self.sides * rng.random((count, self.dimension)))
 
     def corners(self, limit: int = 1024) -> Array:
         """All 2^m corners, or the first `limit` of them, `(corners, m)`.
@@ -307,12 +283,9 @@ class PointCloud:
         """
         return self.points.reshape(len(self.points), -1)
 
-    def describe(self) -> dict[str, Any]:
-        """The domain as plain data, in the form that certificates store. The points are represented by their hash.
-
-        >>> PointCloud([[0.0], [1.0]]).describe()["points"]
-        2
-        """
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Plain data, as certificates contain it: the points themselves are known by their hash."""
         return {
             "type": "point_cloud",
             "shape": list(self.shape),

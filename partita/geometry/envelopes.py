@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 
 __all__ = ["Rows", "leading", "within"]
@@ -24,7 +25,7 @@ _MAX_WORK = 20_000_000
 Rows = NDArray[Any]  # (pieces, 1 + m), Fractions or whole numbers
 
 
-def leading(rows: Rows) -> NDArray[np.int64]:
+def leading(rows: Rows, *, progress: Progress | None = None) -> NDArray[np.int64]:
     """Positions of the pieces that make up the maximum on the cube, one of several equal ones; every other has been proved idle.
 
     Where proving would take long, pieces are kept that may be idle. *Theorem*: `max-affine-values`.
@@ -43,10 +44,10 @@ def leading(rows: Rows) -> NDArray[np.int64]:
     winners = candidates[np.unique(scores.argmax(axis=0)[clearly])].tolist()
     if not _is_quick(len(candidates) - len(winners), len(winners), whole.shape[1]):
         return candidates
-    return _envelope(whole, candidates, winners)
+    return _envelope(whole, candidates, winners, progress)
 
 
-def within(rows: Rows, margin: Fraction) -> NDArray[np.int64]:
+def within(rows: Rows, margin: Fraction, *, progress: Progress | None = None) -> NDArray[np.int64]:
     """Positions of all pieces but those that are proved to be more than `margin` > 0 below the maximum everywhere on the cube."""
     whole, common = _whole_numbers(rows)
     gap, size = math.ceil(margin * common), int(abs(whole).max()) or 1
@@ -59,7 +60,11 @@ def within(rows: Rows, margin: Fraction) -> NDArray[np.int64]:
     unclear, top = np.flatnonzero(behind > gap / size), whole[np.unique(best)]
     if not _is_quick(len(unclear), len(top), whole.shape[1]):
         return everything
-    return np.setdiff1d(everything, [t for t in unclear.tolist() if _trails(whole[t], top, gap)[0]])
+    dropped = []
+    for done, t in enumerate(unclear.tolist()):
+        report(progress, "pieces", done, len(unclear))
+        dropped += [t] if _trails(whole[t], top, gap)[0] else []
+    return np.setdiff1d(everything, dropped)
 
 
 def _whole_numbers(rows: Rows) -> tuple[Rows, int]:
@@ -82,17 +87,21 @@ def _is_quick(pieces: int, others: int, width: int) -> bool:
     return pieces * (others + width) * width**2 <= _MAX_WORK
 
 
-def _envelope(whole: Rows, candidates: NDArray[np.int64], winners: list[int]) -> NDArray[np.int64]:
+def _envelope(
+    whole: Rows, candidates: NDArray[np.int64], winners: list[int], progress: Progress | None
+) -> NDArray[np.int64]:
     """The candidates that make up the maximum, by linear programs against those already known to (Clarkson's scheme)."""
     sure = set(winners)
     top = winners or [int(candidates[whole[candidates, 0].argmax()])]
     for t in candidates.tolist():
         while t not in top:
+            report(progress, "pieces", len(top), len(candidates))
             trails, witness = _trails(whole[t], whole[top], 0)
             if trails:
                 break
             top.append(t if witness is None else int(candidates[(whole[candidates] @ witness).argmax()]))
     for t in [t for t in top if t not in sure]:  # a tie may have let in one that is idle
+        report(progress, "pieces", len(top), len(candidates))
         others = [k for k in top if k != t]
         if others and _trails(whole[t], whole[others], 0)[0]:
             top = others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -58,10 +58,16 @@ class ProductGrid(Partition):
 
     box: Box
     axes: tuple[Array, ...]
+    counts: tuple[int, ...] = field(init=False)  # P_i, ghosts included
+    dimension: int = field(init=False)
+    num_cells: int = field(init=False)
 
     def __post_init__(self) -> None:
         axes = tuple(frozen_array(a) for a in self.axes)
         object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "counts", tuple(map(len, axes)))
+        object.__setattr__(self, "dimension", len(axes))
+        object.__setattr__(self, "num_cells", math.prod(self.counts))
         if len(axes) != self.box.dimension or any(a.ndim != 1 or a.size == 0 for a in axes):
             raise ShapeError(
                 f"ProductGrid: found {len(axes)} center lists; expected {self.box.dimension}, one non-empty list per axis."
@@ -98,25 +104,6 @@ class ProductGrid(Partition):
             centers = (lo + h * (np.arange(count) - ghost + 0.5)).astype(dtype).astype(np.float64)
             axes.append(_kept_inside(centers, lo, hi, int(ghost), dtype))
         return cls(box, tuple(axes))
-
-    @property
-    def dimension(self) -> int:
-        """m: the cells lie in R^m."""
-        return len(self.axes)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """P_i, the centers per axis, ghosts included.
-
-        >>> ProductGrid.uniform(Box([0, 0], [1, 1]), [2, 3]).counts
-        (2, 3)
-        """
-        return tuple(len(a) for a in self.axes)
-
-    @property
-    def num_cells(self) -> int:
-        """The number of cells, `ΠP_i`."""
-        return math.prod(self.counts)
 
     @cached_property
     def geometry(self) -> tuple[AxisGeometry, ...]:

@@ -9,6 +9,7 @@ are sharp for uniform ones. For scattered centers the soft-maximum lemma takes t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "moment_bounds",
     "soft_maximum_gap",
     "temperature_for_leakage",
+    "window_for",
 ]
 
 _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
@@ -161,3 +163,14 @@ def temperature_for_leakage(cells: int, margin: float, epsilon: float) -> float:
     if not (margin > 0 and 0 < epsilon < 1):
         raise DomainError(f"margin is {margin:g}, epsilon is {epsilon:g}; expected margin > 0 and 0 < epsilon < 1.")
     return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon) + 1e-10) / margin) * (1 + 1e-12)
+
+
+def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: float) -> tuple[int, ...]:
+    """The smallest half-windows whose dropped mass is at most `mass` per axis."""
+    windows = []
+    for axis, rate in zip(geometry, rates):
+        q = 1
+        while dropped_mass(axis, rate, q) > mass:
+            q += 1
+        windows.append(q)
+    return tuple(windows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,17 +27,14 @@ def points_in(points: ArrayLike, dimension: int) -> Array:
 
 
 class Partition(ABC):
-    """Cells `U_j = {x : score j is the largest}`. A subclass defines how many there are and what the scores are."""
+    """Cells `U_j = {x : score j is the largest}`. Subclasses say how many there are and what the scores are.
 
-    @property
-    @abstractmethod
-    def num_cells(self) -> int:
-        """The number of cells."""
+    Attributes:
+        num_cells: N. dimension: m, the cells live in R^m.
+    """
 
-    @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """m: the cells lie in R^m."""
+    num_cells: int
+    dimension: int
 
     @abstractmethod
     def scores(self, points: ArrayLike) -> Array:
@@ -134,6 +131,8 @@ class MaxAffine(Partition):
 
     slopes: Array
     offsets: Array
+    num_cells: int = field(init=False)
+    dimension: int = field(init=False)
 
     if TYPE_CHECKING:
 
@@ -143,16 +142,8 @@ class MaxAffine(Partition):
         object.__setattr__(self, "slopes", frozen_array(self.slopes))
         object.__setattr__(self, "offsets", frozen_array(self.offsets))
         _check_finite(self.slopes, self.offsets, ("slopes", "offsets"))
-
-    @property
-    def num_cells(self) -> int:
-        """The number of cells, one per score."""
-        return len(self.offsets)
-
-    @property
-    def dimension(self) -> int:
-        """m: the cells lie in R^m."""
-        return int(self.slopes.shape[1])
+        object.__setattr__(self, "num_cells", len(self.offsets))
+        object.__setattr__(self, "dimension", self.slopes.shape[1])
 
     def scores(self, points: ArrayLike) -> Array:
         """`a_j·x + b_j` for every cell, `(n, cells)`.
@@ -234,6 +225,8 @@ class PowerDiagram(Partition):
 
     centers: Array
     powers: Array = None  # type: ignore[assignment]  # zeros, once checked
+    num_cells: int = field(init=False)
+    dimension: int = field(init=False)
 
     if TYPE_CHECKING:
 
@@ -244,16 +237,8 @@ class PowerDiagram(Partition):
         powers = np.zeros(self.centers.shape[:1]) if self.powers is None else self.powers
         object.__setattr__(self, "powers", frozen_array(powers))
         _check_finite(self.centers, self.powers, ("centers", "powers"))
-
-    @property
-    def num_cells(self) -> int:
-        """The number of cells, one per center."""
-        return len(self.centers)
-
-    @property
-    def dimension(self) -> int:
-        """m: the cells lie in R^m."""
-        return int(self.centers.shape[1])
+        object.__setattr__(self, "num_cells", len(self.centers))
+        object.__setattr__(self, "dimension", self.centers.shape[1])
 
     def scores(self, points: ArrayLike) -> Array:
         """`(p_j − |x − c_j|²)/2` for every cell, `(n, cells)`.

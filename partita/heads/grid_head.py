@@ -91,8 +91,8 @@ class GridHead(FoldedHead):
         self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
         self.register_buffer("values", values)
         self._register_slopes(grid, value_slopes, origin)
-        _require_even_axes(self.axes, windows)
         self._windows = Windows(windows, self._window_tensors())
+        _require_even_axes(self.axes, self.half_windows)
 
     def _register_slopes(self, grid: ProductGrid, slopes: Tensor | None, origin: Tensor | None) -> None:
         m, values = grid.dimension, self.values
@@ -240,7 +240,7 @@ class GridHead(FoldedHead):
         step = max(1, (_AT_ONCE if flat.device.type == "cpu" else _AT_ONCE_ON_DEVICES) // held)
         if torch.compiler.is_compiling() or len(flat) <= step:
             return work(flat, widths)
-        return torch.cat([work(chunk, widths) for chunk in flat.split(step)])
+        return torch.cat([work(chunk, widths) for chunk in torch.split(flat, step)])
 
     def _can_run_natively(self, flat: Tensor, widths: tuple[int, ...]) -> bool:
         constants = [t for t in (self.values, self.value_slopes) if t is not None]
@@ -264,9 +264,8 @@ class GridHead(FoldedHead):
         """`Σ w V + (Σ w J)(z − o)` from the sums of `_tables`."""
         if self.origin is None:
             return sums[0]
-        slopes = sums[1].unflatten(1, (self.values.shape[1], len(self.counts)))
-        out: Tensor = sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
-        return out
+        slopes = torch.unflatten(sums[1], 1, (self.values.shape[1], len(self.counts)))
+        return sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
 
     def _evaluate_window(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
         weights, cells = [], torch.zeros_like(flat[:, :1], dtype=torch.long)
@@ -305,7 +304,7 @@ class GridHead(FoldedHead):
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         step = max(1, _DENSE_AT_ONCE // self.num_keys)
         out = []
-        for chunk in flat.split(step) if len(flat) else [flat]:
+        for chunk in torch.split(flat, step) if len(flat) else [flat]:
             scores = chunk.new_zeros(len(chunk), 1)
             for i, centers in enumerate(self.axes):
                 term = self._axis_scores(chunk[:, i], centers, i)
@@ -340,9 +339,9 @@ def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """
     counts = [w.shape[1] for w in weights]
     longest = counts.index(max(counts))
-    sums: Tensor = weights[longest] @ table.unflatten(0, counts).movedim(longest, 0).reshape(counts[longest], -1)
+    sums = weights[longest] @ torch.unflatten(table, 0, counts).movedim(longest, 0).reshape(counts[longest], -1)
     for w in (*weights[:longest], *weights[longest + 1 :]):
-        rows = sums.unflatten(1, (w.shape[1], -1))
+        rows = torch.unflatten(sums, 1, (w.shape[1], -1))
         # a row times a column is no work for a matrix product
         sums = (rows * w[:, :, None]).sum(dim=1) if rows.shape[2] == 1 else (w[:, None, :] @ rows)[:, 0]
     return sums
@@ -351,5 +350,5 @@ def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def _fold(gathered: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """`(n, Π width_i, c)` to `(n, c)`, axis after axis; the first one first, so that inner runs stay long."""
     for w in weights:
-        gathered = (gathered.unflatten(1, (w.shape[1], -1)) * w[:, :, None, None]).sum(dim=1)
+        gathered = (torch.unflatten(gathered, 1, (w.shape[1], -1)) * w[:, :, None, None]).sum(dim=1)
     return gathered[:, 0]

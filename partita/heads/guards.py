@@ -38,7 +38,7 @@ def certified(
     """
 
     @functools.wraps(method)
-    def run(self: _Module, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def run(self: _Module, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         first = args[0] if args else None
         device = first.device.type if isinstance(first, Tensor) else "cpu"
         no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

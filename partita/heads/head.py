@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
@@ -221,7 +221,7 @@ class FoldedHead(nn.Module, ABC):
         low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
         if low.shape != (self.dimension,) or high.shape != (self.dimension,):
             raise ShapeError(f"the corners have {low.size} and {high.size} numbers; expected {self.dimension} each.")
-        precision = Precision.of(self.dtype)
+        precision = PRECISIONS[str(self.dtype)]
         advice = "rescale the variables" + (", or use float64" if precision.rounds_inputs else "")
         rate = float(self.inverse_temperature.min())
         if not rate >= 2 * precision.smallest:

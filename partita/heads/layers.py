@@ -110,7 +110,7 @@ class LiteralNetwork(nn.Module):
     ) -> tuple[list[Tensor], tuple[int, ...]]:
         """Token-major arguments as the paper's `(batch, dim, tokens)`, a vector being one token; and their leading shape."""
         flat, lead = flatten_inputs(inputs, shapes, next(self.buffers()).dtype)
-        parts = flat.split([math.prod(s) for s in shapes], dim=1)
+        parts = torch.split(flat, [math.prod(s) for s in shapes], dim=1)
         return [p.reshape(-1, s[0] if len(s) == 2 else 1, s[-1]).transpose(1, 2) for p, s in zip(parts, shapes)], lead
 
     def _in_steps(self, linear: LinearSum, *matrices: Tensor) -> list[tuple[Tensor, ...]]:
@@ -118,7 +118,7 @@ class LiteralNetwork(nn.Module):
         step = max(1, _AT_ONCE // linear.constant.numel())
         if torch.compiler.is_compiling() or matrices[0].shape[0] <= step:
             return [matrices]
-        return list(zip(*(m.split(step) for m in matrices)))
+        return list(zip(*(torch.split(m, step) for m in matrices)))
 
     def _shaped(self, out: Tensor, lead: tuple[int, ...]) -> Tensor:
         return out.transpose(1, 2).reshape((*lead, *self.output_shape))

@@ -83,9 +83,8 @@ class ScatteredHead(FoldedHead):
         return len(self.centers)
 
     def middle(self) -> Array:
-        centers = self.centers.double().cpu().numpy()
-        out: Array = (centers.min(axis=0) + centers.max(axis=0)) / 2
-        return out
+        centers = numbers(self.centers)
+        return np.asarray((centers.min(axis=0) + centers.max(axis=0)) / 2)
 
     def affine_scores(self, *, shift: bool = False) -> AffineScores:
         middle = self.middle()
@@ -147,7 +146,7 @@ class ScatteredHead(FoldedHead):
         rows, parts = [], []
         for settled, cells in self._near_cells(flat.detach().double().numpy()):
             step = max(1, _AT_ONCE // (cells.shape[1] * (self.dimension + self.values.shape[1])))
-            chunks = zip(flat[torch.from_numpy(settled)].split(step), torch.from_numpy(cells).split(step))
+            chunks = zip(torch.split(flat[torch.from_numpy(settled)], step), torch.split(torch.from_numpy(cells), step))
             parts += [self._sum(z, index) for z, index in chunks]
             rows.append(settled)
         return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(rows)))]
@@ -157,7 +156,7 @@ class ScatteredHead(FoldedHead):
         if torch.compiler.is_compiling():
             return self._sum(flat, everything)
         step = max(1, _AT_ONCE // (self.num_keys * (self.dimension + self.values.shape[1])))
-        return torch.cat([self._sum(chunk, everything) for chunk in (flat.split(step) if len(flat) else [flat])])
+        return torch.cat([self._sum(chunk, everything) for chunk in (torch.split(flat, step) if len(flat) else [flat])])
 
     def _sum(self, z: Tensor, cells: Tensor) -> Tensor:
         difference = z[:, None, :] - self.centers[cells]

@@ -16,7 +16,7 @@ def is_traced(x: Any) -> bool:
     return bool(
         isinstance(x, fx.Proxy)
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # public, but torch does not type it
+        or torch._C._get_tracing_state() is not None
         or get_proxy_mode() is not None
         or torch._C._functorch.peek_interpreter_stack()
         is not None  # vmap, grad, …: tensors without numbers of their own

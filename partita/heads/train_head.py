@@ -176,7 +176,7 @@ class TrainHead(FoldedHead):
         step = max(1, _AT_ONCE // widest)
         if len(flat) <= step:
             return self._contract(flat)
-        return torch.cat([self._contract(chunk) for chunk in flat.split(step)])
+        return torch.cat([self._contract(chunk) for chunk in torch.split(flat, step)])
 
     def _contract(self, flat: Tensor) -> Tensor:
         """The product of matrices from the left, the batch last: short softmaxes and small ranks still make long vectors."""
@@ -192,7 +192,7 @@ class TrainHead(FoldedHead):
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         values = self.values
         out = []
-        for chunk in flat.split(max(1, _DENSE_AT_ONCE // self.num_keys)) if len(flat) else [flat]:
+        for chunk in torch.split(flat, max(1, _DENSE_AT_ONCE // self.num_keys)) if len(flat) else [flat]:
             scores = chunk.new_zeros(len(chunk), 1)
             for i, centers in enumerate(self.axes):
                 difference = chunk[:, i, None] - centers

@@ -106,7 +106,7 @@ def adaptive_construction(
         seed: of the samples that an estimate rests on.
     """
     head = draft.head(target)
-    points = target.domain.bounding_box().clamp(draft.centers[:_REMEMBERED])
+    points = target.box.clamp(draft.centers[:_REMEMBERED])
     answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
     common: dict[str, Any] = {
         "dtype": draft.dtype,
@@ -140,4 +140,4 @@ def adaptive_construction(
 
 def _without_error(error: PartitaError) -> Refusal:
     """A refusal that lets another method's error be raised if nothing works."""
-    return Refusal(error.reason, error.hint)
+    return Refusal(*error.args[:2])

@@ -11,7 +11,7 @@ from partita.geometry.domains import PointCloud
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
 from partita.methods.request import Request
-from partita.methods.soft_values import can_be_proved, input_assumptions
+from partita.methods.soft_values import can_be_proved, input_assumptions, kind_of_claim
 from partita.proofs.cell_proof import CellProof, largest_value
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Given, Progress
@@ -64,16 +64,17 @@ class Affine(Method):
             tolerance=share * request.aim,
             storage=precision.number,
             max_cells=int(min(cells, request.max_bytes // (precision.item_bytes * numbers))),
+            progress=progress,
         )
         if isinstance(found, str):
             return Refusal(found)
         windows = (1,) * box.dimension
         draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
-        parameters, proved = affine_parameters(request, found.counts), can_be_proved(request)
+        parameters = affine_parameters(request, found.counts)
         return Plan(
             request=request,
             maker=self,
-            kind="proved" if proved else "estimated",
+            kind=kind_of_claim(request),
             keys=math.prod(found.counts),
             parameters=parameters,
             draft=draft,
@@ -83,7 +84,7 @@ class Affine(Method):
                 halving_text(found.counts),
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=request.tolerance if proved else math.inf,
+            error_bound=request.tolerance if can_be_proved(request) else math.inf,
             error_estimate=found.error_estimate * request.domain_factor,
             sharpness=min(sharpness_of(box, draft), default=0.0),
             largest=float(np.abs(found.values).max()),

@@ -42,6 +42,7 @@ class _Averaged(SoftValues):
             storage=request.precision.number,
             max_cells=int(min(cells, request.max_bytes // (request.precision.item_bytes * target.num_outputs))),
             sharpness=request.sharpness,
+            progress=progress,
         )
         if isinstance(found, str):
             return Refusal(found)

@@ -33,7 +33,7 @@ class Fitted(SoftValues):
             outputs=target.num_outputs,
             storage=request.precision.number,
             max_spread=_largest_spread(request),
-            progress=None if progress is None else lambda what: progress(what, 0, 0),
+            progress=progress,
         )
         if fit.fitted:
             return self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate)

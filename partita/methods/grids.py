@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import window_for
 from partita.heads.grid_head import GridHead
 from partita.methods.request import Request
 
 __all__ = ["GridDraft", "sharpness_of"]
+
+_WHOLE = 64  # keys on an axis up to which a query looks at all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +24,7 @@ class GridDraft:
 
     Attributes:
         counts: centers per axis, ghosts included. ghosts: how many of them lie beyond each end of the box; none by default.
-        rates: R_i. half_windows: q_i.
+        rates: R_i. half_windows: q_i; empty to choose them when the head is built.
         values: `(cells, out)`, None where f is to be evaluated when the head is built.
         slopes: `(cells, out, m)` for values affine in z, or None.
     """
@@ -39,18 +43,21 @@ class GridDraft:
             return ProductGrid.uniform(request.box, self.counts, dtype=number)
         return ProductGrid.uniform(request.box, self.counts, ghosts=self.ghosts, dtype=number)
 
-    def head(self, request: Request, values: torch.Tensor | None = None) -> GridHead:
-        """The head with these values, or with the draft's own."""
+    def head(self, request: Request, values: torch.Tensor | None = None, *, mass: float = 0.0) -> GridHead:
+        """The head with these values, or with the draft's own; a draft without windows gets such as leave out at most `mass`."""
+        grid = self.grid(request)
         slopes = None if self.slopes is None else torch.tensor(self.slopes).to(request.dtype)
-        return GridHead(
-            self.grid(request),
+        head = GridHead(
+            grid,
             self.rates,
             torch.tensor(self.values).to(request.dtype) if values is None else values,
             value_slopes=slopes,
-            half_windows=self.half_windows,
+            half_windows=self.half_windows or _windows(grid, self.rates, mass),
             input_shapes=request.target.input_shapes,
             output_shape=request.target.output_shape,
         )
+        head.check_range(*request.seen)
+        return head
 
 
 def sharpness_of(box: Box, draft: GridDraft) -> list[float]:
@@ -59,3 +66,12 @@ def sharpness_of(box: Box, draft: GridDraft) -> list[float]:
     inner = (n - 2 * g for n, g in zip(draft.counts, ghosts))
     sizes = zip(draft.rates, box.sides, inner, draft.counts)
     return [float(r * (s / n) ** 2) for r, s, n, c in sizes if c > 1]
+
+
+def _windows(grid: ProductGrid, rates: tuple[float, ...], mass: float) -> tuple[int, ...]:
+    """Whole axes where they are short; long ones (hundreds of keys) by windows that drop next to nothing."""
+    counts = np.array(grid.counts)
+    whole = (counts + 1) // 2
+    found = window_for(grid.geometry, rates, max(mass / grid.dimension, 1e-17))
+    windows: list[int] = np.where(counts <= _WHOLE, whole, np.minimum(found, whole)).tolist()
+    return tuple(windows)

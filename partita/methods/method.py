@@ -93,13 +93,13 @@ class Plan:
         keys: number of keys.
         parameters: number of scalars that the head stores.
         draft: what the method needs to build it.
-        why: sentences that explain the numbers.
+        why: sentences that explain the numbers and say where the function comes from.
         error_bound: the bound that the certificate will state, or slightly more; infinite if the claim will be an estimate.
         error_estimate: the largest error sampled while planning; None if nothing was sampled.
         sharpness: κ = R h², the smallest of all axes.
         counts: keys per axis; None if the centers are scattered.
         largest: the largest absolute value.
-        rounding: the part of the error that comes from running in floating point.
+        rounding: the part of the error that comes from running in floating point; None if it is found out when the head is built.
         candidates: every method that was considered.
 
     >>> import partita as pa
@@ -119,7 +119,7 @@ class Plan:
     error_estimate: float | None = None
     sharpness: float = 0.0
     largest: float = math.nan
-    rounding: float = 0.0
+    rounding: float | None = None
     counts: tuple[int, ...] | None = None
     candidates: tuple[Candidate, ...] = ()
 
@@ -171,17 +171,12 @@ class Plan:
             "dtype": self.request.precision.name,
             "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
             "error_estimate": self.error_estimate,
-            "why": list(self.explanation),
+            "why": list(self.why),
             "candidates": [asdict(c) for c in self.candidates],
         }
 
-    @property
-    def explanation(self) -> tuple[str, ...]:
-        """Why the numbers are what they are, and where the function comes from."""
-        return (*self.why, self.target.origin) if self.target.origin else self.why
-
     def __str__(self) -> str:
-        return "\n".join(self.explanation)
+        return "\n".join(self.why)
 
 
 class Method(ABC):

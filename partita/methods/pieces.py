@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph
-from partita.functions.piecewise import PiecewiseAffine
+from partita.functions.piecewise import READ, PiecewiseAffine
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import Rows
@@ -56,6 +56,12 @@ class Pieces(Method):
         target = request.target
         if target.graph is None or isinstance(target.domain, PointCloud) or not math.isinf(request.norm):
             return Refusal("for piecewise affine expressions on a box, in the supremum norm")
+        varies: list[bool] = []
+        for node in target.graph.nodes:  # what `recognise` refuses in any case, without its exact arithmetic
+            moved = any(varies[k] for k in node.arguments)
+            if moved and node.operation not in READ:
+                return Refusal(f"not piecewise affine: {node.operation} of variables")
+            varies.append(moved or node.operation == "input")
         return None
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
@@ -63,9 +69,11 @@ class Pieces(Method):
         if graph is None:
             return Refusal("pieces are read off an expression")
         try:
-            draft = softest_pieces(graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype)
+            draft = softest_pieces(
+                graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype, progress=progress
+            )
         except (DomainError, SizeError, ToleranceError, UnsupportedError) as error:
-            return Refusal(error.reason, error.hint)
+            return Refusal(*error.args[:2])
         one = draft.keys == 1
         many = "" if one else f"; the temperature leaves W((N−1)/e)/R of the tolerance {request.tolerance:g}"
         return Plan(
@@ -114,17 +122,19 @@ class PiecesDraft:
         return len(self.labels)
 
 
-def softest_pieces(graph: Graph, box: Box, *, tolerance: float, dtype: torch.dtype) -> PiecesDraft:
+def softest_pieces(
+    graph: Graph, box: Box, *, tolerance: float, dtype: torch.dtype, progress: Progress | None = None
+) -> PiecesDraft:
     """The pieces of f and the softest temperature that leaves a tenth of the tolerance for rounding.
 
     Raises:
         UnsupportedError: f is not piecewise affine. SizeError: too many pieces or keys.
         ToleranceError: below what the dtype can promise. DomainError: numbers that the dtype does not hold.
     """
-    pieces = pieces_on(box, graph, dtype)
+    pieces = pieces_on(box, graph, dtype, progress=progress)
     allowed, terms = _SHARE * tolerance, []
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
-        draft = _softest(pieces, allowed, tolerance, dtype)
+        draft = _softest(pieces, allowed, tolerance, dtype, progress)
         head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
         terms = piece_facts(head, box, pieces, draft.labels).terms()
         if total(terms) <= tolerance:
@@ -139,11 +149,13 @@ def softest_pieces(graph: Graph, box: Box, *, tolerance: float, dtype: torch.dty
     )
 
 
-def _softest(pieces: PiecewiseAffine, allowed: float, tolerance: float, dtype: torch.dtype) -> PiecesDraft:
+def _softest(
+    pieces: PiecewiseAffine, allowed: float, tolerance: float, dtype: torch.dtype, progress: Progress | None
+) -> PiecesDraft:
     """The least R with `W((N−1)/e)/R ≤ allowed`, 1 for an affine f, and the keys that matter at it."""
     scale, gap = slope_scale(pieces), soft_maximum_gap(pieces.most)
     rate = _stored_rate(Fraction(gap) / Fraction(allowed) / scale if gap else Fraction(1), dtype)
-    labels = key_labels(pieces, Fraction(rate) * scale)
+    labels = key_labels(pieces, Fraction(rate) * scale, progress=progress)
     m, keys = len(pieces.middle), len(labels)
     per_key = (m + 1) * len(pieces.convex) + m + (keys > 1)
     return PiecesDraft(pieces, labels, scale, rate, tolerance, dtype, per_key * keys + 1)
@@ -154,7 +166,7 @@ def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress |
     if target.graph is None:
         raise UnsupportedError(f"{target.label} is a black box; pieces are read off an expression.")
     head = _head(draft, target.input_shapes, target.output_shape)
-    facts = piece_facts(head, target.domain.bounding_box(), draft.pieces, draft.labels)
+    facts = piece_facts(head, target.box, draft.pieces, draft.labels)
     proved = PiecesProof().prove(head, target, Given(earlier=facts))
     if progress is not None:
         progress("keys", draft.keys, draft.keys)

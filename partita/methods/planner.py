@@ -9,9 +9,10 @@ from partita.errors import BudgetSpentError, DomainError, PartitaError, SizeErro
 from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, size_text
+from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
-__all__ = ["best_plan", "report"]
+__all__ = ["best_plan", "constructed", "report"]
 
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 
@@ -22,6 +23,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     Raises:
         PartitaError: what stood in the way, if no method has a head.
     """
+    request = replace(request, progress=progress)
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -49,7 +51,25 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
         note = f"only an estimate, although something is known of f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
-    return replace(best, candidates=table)
+    why = (*best.why, request.target.origin) if request.target.origin else best.why
+    return replace(best, why=why, candidates=table)
+
+
+def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> tuple[Construction, Plan]:
+    """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
+    construction, origin = plan.maker.build(plan, progress, seed), plan.request.target.origin
+    for share in plan.maker.shares[1:]:
+        certificate = construction.certificate
+        error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
+        if error <= plan.request.tolerance:
+            break
+        again = plan.maker.plan(plan.request, share, progress)
+        if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
+            break
+        why = (*again.why, origin) if origin else again.why
+        plan = replace(again, why=why, candidates=plan.candidates)
+        construction = plan.maker.build(plan, progress, seed)
+    return construction, plan
 
 
 def _methods_by_name(request: Request) -> Iterator[tuple[str, list[Method]]]:

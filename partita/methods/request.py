@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 
-from partita.arithmetic.precision import Precision
-from partita.errors import NotContinuousError, NothingKnownError, PartitaError
-from partita.functions.regularity import Declared, Knowledge, gather
+from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.progress import Progress
+from partita.errors import PartitaError
+from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle
 from partita.functions.target import Target
-from partita.geometry.domains import Box
+from partita.geometry.domains import Array, Box
 from partita.search.averaged_values import Slopes
 
 __all__ = ["DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "Request"]
@@ -34,6 +34,11 @@ class Request:
         method: the name of a method, "auto" for the smallest head.
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
         declared: what the caller says of f.
+        precision: of the head's dtype. hard_sharpness: κ of a hard head. is_auto: whether the planner chooses the method.
+        box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
+        domain_factor: `(volume · outputs)^{1/p}`, what carries a supremum over to L_p.
+        aim: the tolerance for the supremum: what meets it meets the tolerance in the norm asked for.
+        progress: told while `knowledge` and `slopes` are found out.
     """
 
     target: Target
@@ -45,36 +50,31 @@ class Request:
     method: str = "auto"
     accept: str = "strongest"
     declared: Declared = field(default_factory=Declared)
+    progress: Progress | None = None
+    _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
+    precision: Precision = field(init=False)
+    hard_sharpness: float = field(init=False)
+    is_auto: bool = field(init=False)
+    box: Box = field(init=False)
+    seen: tuple[Array, Array] = field(init=False)
+    domain_factor: float = field(init=False)
+    aim: float = field(init=False)
 
-    @property
-    def precision(self) -> Precision:
-        return Precision.of(self.dtype)
-
-    @property
-    def hard_sharpness(self) -> float:
-        return HARD_SHARPNESS if self.sharpness is None else self.sharpness
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the caller leaves the method to the planner."""
-        return self.method == "auto"
-
-    @cached_property
-    def box(self) -> Box:
-        """The box around the domain."""
-        return self.target.domain.bounding_box()
-
-    @cached_property
-    def domain_factor(self) -> float:
-        """`(volume · outputs)^{1/p}`: what carries a supremum over to L_p."""
-        outputs = self.target.num_outputs
-        return 1.0 if math.isinf(self.norm) else (self.box.volume * outputs) ** (1 / self.norm)
-
-    @property
-    def aim(self) -> float:
-        """The tolerance for the supremum: what meets it meets the tolerance in the norm asked for."""
-        return self.tolerance / self.domain_factor
+    def __post_init__(self) -> None:
+        box, outputs = self.target.box, self.target.num_outputs
+        precision = PRECISIONS[str(self.dtype)]
+        factor = 1.0 if math.isinf(self.norm) else (box.volume * outputs) ** (1 / self.norm)
+        for name, value in (
+            ("precision", precision),
+            ("hard_sharpness", HARD_SHARPNESS if self.sharpness is None else self.sharpness),
+            ("is_auto", self.method == "auto"),
+            ("box", box),
+            ("seen", self._seen or precision.widened(box.lo.ravel(), box.hi.ravel())),
+            ("domain_factor", factor),
+            ("aim", self.tolerance / factor),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def knowledge(self) -> Knowledge | None:
@@ -88,10 +88,9 @@ class Request:
 
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
         if "knowledge" not in self._found:
-            try:
-                self._found["knowledge"] = gather(self.target, norm=self.norm, declared=self.declared), None
-            except (NothingKnownError, NotContinuousError) as error:
-                self._found["knowledge"] = None, error
+            self._found["knowledge"] = knowledge_or_obstacle(
+                self.target, norm=self.norm, declared=self.declared, progress=self.progress
+            )
         found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
         return found
 
@@ -99,6 +98,6 @@ class Request:
     def slopes(self) -> Slopes:
         """Sampled estimates of the derivatives of f: for sizes, never for claims."""
         if "slopes" not in self._found:
-            self._found["slopes"] = Slopes.of(self.target)
+            self._found["slopes"] = Slopes.of(self.target, progress=self.progress)
         found: Slopes = self._found["slopes"]
         return found

@@ -8,24 +8,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from partita.functions.regularity import Knowledge
+from partita.functions.regularity import Knowledge, Known
 from partita.geometry.domains import Array, PointCloud
-from partita.geometry.grid import ProductGrid
-from partita.heads.grid_head import GridHead
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots, vouched
-from partita.proofs.center_values import GridFacts, soft_terms, value_size, window_for
-from partita.proofs.certificate import Assumption
-from partita.proofs.claim import Construction, claim, describe_function, some_answers
+from partita.proofs.center_values import GridFacts, soft_terms
+from partita.proofs.certificate import Assumption, Kind
+from partita.proofs.claim import Construction, claim, function_of
 from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
 from partita.proofs.taylor_proof import TaylorProof
 
-__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "soft_construction"]
-
-_WHOLE = 64  # keys on an axis up to which a query looks at all of them
+__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "kind_of_claim", "soft_construction"]
 
 
 class SoftValues(Method):
@@ -56,32 +52,15 @@ class SoftValues(Method):
         error: float,
     ) -> Plan:
         """The plan of a grid whose largest sampled error is `error`."""
-        box, precision = request.box, request.precision
-        grid = ProductGrid.uniform(box, counts, ghosts=ghosts, dtype=precision.number)
-        spread, largest = float(np.ptp(values, axis=0).max()), float(np.abs(values).max())
-        windows = _windows(grid, rates, 1e-4 * request.tolerance / max(spread, request.tolerance))
-        draft = GridDraft(counts, rates, windows, ghosts, values)
-        facts = GridFacts.planned(
-            list(grid.axes),
-            box,
-            rates=rates,
-            half_windows=windows,
-            precision=precision,
-            outputs=values.shape[1],
-            largest=largest,
-            spread=spread,
-            value_error=0.0,
-        )
-        known = None if request.knowledge is None else request.knowledge.known
-        keys = math.prod(counts)
+        precision, keys = request.precision, math.prod(counts)
+        draft = GridDraft(counts, rates, (), ghosts, values)
         parameters = keys * values.shape[1] + sum(counts) + len(counts)
-        kappas = sharpness_of(box, draft)
+        kappas = sharpness_of(request.box, draft)
         shown = ", ".join(f"{k:.3g}" for k in kappas)
-        proved = can_be_proved(request)
         return Plan(
             request=request,
             maker=self,
-            kind="proved" if proved else "estimated",
+            kind=kind_of_claim(request),
             keys=keys,
             parameters=parameters,
             draft=draft,
@@ -92,11 +71,10 @@ class SoftValues(Method):
                 "of the axes",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=request.tolerance if proved else math.inf,
+            error_bound=request.tolerance if can_be_proved(request) else math.inf,
             error_estimate=error * request.domain_factor,
             sharpness=min(kappas, default=0.0),
-            largest=largest,
-            rounding=sum(t.value for t in soft_terms(facts, known, request.norm)),
+            largest=float(np.abs(values).max()),
             counts=counts,
         )
 
@@ -118,29 +96,36 @@ def soft_construction(
     seed: int = 0,
 ) -> Construction:
     """The head of a draft with what can be said of it: proved where f is an expression, estimated from fresh samples where not."""
-    target, head = request.target, draft.head(request)
-    known = None if knowledge is None else knowledge.known
+    target, values = request.target, draft.values
+    assert values is not None
+    spread, largest = float(np.ptp(values, axis=0).max()), float(np.abs(values).max())
+    mass = 1e-4 * request.tolerance / max(spread, request.tolerance)  # of the weight, that windows may leave out
+    provable, known = can_be_proved(request), None if knowledge is None else knowledge.known
+    declared = input_assumptions(request) if provable else []
+    facts = {
+        "sharpness": min(sharpness_of(request.box, draft), default=0.0),
+        "largest_value": largest,
+        "spread": spread,
+    }
+    head = draft.head(request, mass=mass)
     common: dict[str, Any] = {
         "dtype": request.dtype,
         "theorem": theorem,
         "norm": request.norm,
         "tolerance": request.tolerance,
         "details": {"type": "grid", "method": name},
-        "known": {} if known is None else known.to_json(),
-        "facts": _facts(head, draft),
+        "facts": facts,
     }
-    function = describe_function(target, *some_answers(target))
-    if not can_be_proved(request):
-        running = soft_terms(GridFacts.of(head, request.box), known, request.norm)
-        seen = sampled_error(head, target, request.norm, seed=seed)
-        certificate = claim(head, function, target.domains, running, seen=seen, **common)
-    else:
+    if provable:
+        roots = undefined_roots(target)
         given = Given(request.tolerance, request.norm, known, progress=progress)
         proved = TaylorProof().prove(head, target, given)
-        assumptions = (*input_assumptions(request), *undefined_roots(target))
-        certificate = claim(
-            head, function, target.domains, proved.terms, assumptions=assumptions, proof=proved.details, **common
-        )
+        common |= {"terms": proved.terms, "assumptions": (*declared, *roots), "proof": proved.details}
+    else:
+        seen = sampled_error(head, target, request.norm, seed=seed)
+        common |= {"terms": soft_terms(GridFacts.of(head, request.box), known, request.norm), "seen": seen}
+    function, moduli = function_of(target), {} if known is None else known.to_json()
+    certificate = claim(head, function, target.domains, known=moduli, **common)
     return Construction(head, draft.grid(request), certificate)
 
 
@@ -149,23 +134,21 @@ def can_be_proved(request: Request) -> bool:
     return request.target.graph is not None and (not request.precision.rounds_inputs or request.knowledge is not None)
 
 
+def kind_of_claim(request: Request) -> Kind:
+    """What `soft_construction` will claim."""
+    if not can_be_proved(request):
+        return "estimated"
+    return "proved" if _declared_moduli(request) is None else "proved_given"
+
+
 def input_assumptions(request: Request) -> list[Assumption]:
     """The declared moduli that the input-rounding term uses: none where inputs are not rounded or the moduli are proved."""
+    known = _declared_moduli(request)
+    return (
+        [] if known is None else [a for a in vouched(request.target, known, declared=True) if a.about == "regularity"]
+    )
+
+
+def _declared_moduli(request: Request) -> Known | None:
     knowledge = request.knowledge if request.precision.rounds_inputs else None
-    if knowledge is None or not knowledge.declared:
-        return []
-    return [a for a in vouched(request.target, knowledge.known, declared=True) if a.about == "regularity"]
-
-
-def _windows(grid: ProductGrid, rates: tuple[float, ...], mass: float) -> tuple[int, ...]:
-    """Whole axes where they are short; long ones (hundreds of keys) by windows that drop next to nothing."""
-    found = window_for(grid.geometry, rates, max(mass / grid.dimension, 1e-17))
-    whole = tuple((count + 1) // 2 for count in grid.counts)
-    return tuple(w if count <= _WHOLE else min(q, w) for q, w, count in zip(found, whole, grid.counts))
-
-
-def _facts(head: GridHead, draft: GridDraft) -> dict[str, float]:
-    largest, spread = value_size(head.values)
-    gaps = [float(np.diff(a.double().numpy()).mean()) if len(a) > 1 else 0.0 for a in head.axes]
-    sharpness = [r * g * g for r, g in zip(draft.rates, gaps) if g]
-    return {"sharpness": min(sharpness, default=0.0), "largest_value": largest, "spread": spread}
+    return None if knowledge is None or not knowledge.declared else knowledge.known

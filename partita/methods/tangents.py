@@ -118,7 +118,7 @@ def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
     per_cell = 0.5 * curvature.constant * (widths**2 + widths * _STEP)  # times Σ h_i²
     h = math.sqrt(_AIM[request.dtype] * share * request.aim / max(per_cell * box.dimension, 1e-300))
     counts = tuple(np.maximum(np.ceil(np.minimum(box.sides / h, 1e15)), 1).astype(np.int64).tolist())
-    rates = request.precision.rounded(SHARPNESS / (box.sides / np.array(counts)) ** 2)
+    rates = request.precision.rates(SHARPNESS, box.sides / np.array(counts))
     return GridDraft(counts, tuple(rates.tolist()), (1,) * box.dimension)
 
 

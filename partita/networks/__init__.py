@@ -1,5 +1,6 @@
 """What is made of several heads: feed-forward networks as attention, gradient descent in context."""
 
+from partita.moved import forward
 from partita.networks.blocks import EncoderRamp, PrefixRamp, descent_attention, encoder_ramp, prefix_ramp
 from partita.networks.from_mlp import AttentionNetwork, attention_from_mlp
 from partita.networks.in_context import GradientDescent, gradient_descent
@@ -15,3 +16,5 @@ __all__ = [
     "gradient_descent",
     "prefix_ramp",
 ]
+
+__getattr__ = forward("partita.networks", "partita.ramps")  # multi-head ramps and two layers moved there

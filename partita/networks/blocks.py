@@ -78,7 +78,7 @@ class PrefixRamp(nn.Module):
         mask = None
         if self.causal:
             mask = torch.ones(z.shape[1], z.shape[1], dtype=torch.bool, device=z.device).triu(1)
-        out, _ = self.attention(z, z, z, need_weights=False, attn_mask=mask)
+        out: Tensor = self.attention(z, z, z, need_weights=False, attn_mask=mask)[0]
         ramp = out[:, len(self.prefix) :, 3]
         place = torch.zeros(self.output[1], dtype=ramp.dtype, device=ramp.device)
         place[self.output[0]] = 1.0
@@ -165,8 +165,8 @@ class EncoderRamp(nn.Module):
     @certified
     def forward(self, x: Any) -> Tensor:
         _, lead = flatten_inputs((x,), ((self.source.tokens, self.source.dim),), self.source.linear.constant.dtype)
-        out: Tensor = self.layer(self.embed(x)).reshape(*lead, self.source.tokens, -1)
-        return out
+        out: Tensor = self.layer(self.embed(x))
+        return out.reshape(*lead, self.source.tokens, -1)
 
 
 def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = False) -> EncoderRamp:

@@ -60,8 +60,7 @@ class DescentLayer(nn.Module):
 
     def mirrored(self, prompt: Tensor) -> Tensor:
         """`(batch, n, d + 1)` to `(batch, 2n, d + 1)`: every token and its mirror image."""
-        out: Tensor = (prompt @ self.mirror).unflatten(-1, (2, self.mirror.shape[0])).flatten(1, 2)
-        return out
+        return torch.unflatten(prompt @ self.mirror, -1, (2, self.mirror.shape[0])).flatten(1, 2)
 
     def forward(self, w: Tensor, prompt: Tensor, doubled: Tensor) -> Tensor:
         """`(batch, 1, d)` to the same."""

@@ -107,8 +107,7 @@ class AttentionNetwork(nn.Module):
             x: inputs, `(n, *domain.shape)`.
         """
         lo = self._points(x)
-        out: Array = _final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1)
-        return out
+        return np.asarray(_final(self.facts, Interval(lo, lo), self.dtype).error.max(axis=1))
 
     def reference_error_at(self, x: Any, dtype: torch.dtype = torch.float32) -> Array:
         """A bound of the rounding error of the feed-forward network itself, run by torch in `dtype`, `(n,)`.
@@ -122,8 +121,7 @@ class AttentionNetwork(nn.Module):
         lo, u = self._points(x), Precision.of(dtype).unit
         layers = [Layer(f.weight, f.bias, None if f.gate is None else _as_run(f.gate)) for f in self.facts]
         start = u * np.abs(lo) if dtype == torch.float32 else np.zeros_like(lo)
-        out: Array = carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1)
-        return out
+        return np.asarray(carry(layers, Interval(lo, lo), unit_roundoff=u, error=start)[-1].error.max(axis=1))
 
     def _points(self, x: Any) -> Array:
         points = np.asarray(x.detach().cpu().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)

@@ -36,8 +36,12 @@ def plot_head(
 
     Args:
         output: which scalar output. axes: the two coordinates to show when there are more than two.
+
+    Raises:
+        UnsupportedError: an output that the head does not have, or a head that was changed since it was certified.
     """
     require_vector_or_pixels(path)
+    compiled.require_unchanged()
     outputs = compiled.head.num_outputs
     if not 0 <= output < outputs:
         raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
@@ -56,7 +60,7 @@ def _can_compare(compiled: Compiled) -> bool:
 
 
 def _title(compiled: Compiled, output: int) -> str:
-    label, certificate = compiled.target.label, compiled.require_unchanged().certificate
+    label, certificate = compiled.target.label, compiled.certificate
     shown = label if len(label) <= 60 else label[:59] + "…"
     which = "" if compiled.head.num_outputs == 1 else f", output {output}"
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
@@ -85,7 +89,7 @@ def _values(compiled: Compiled, points: Array, output: int) -> tuple[Array, Arra
 
 
 def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, int]) -> None:
-    box = compiled.target.domain.bounding_box()
+    box = compiled.target.box
     x = np.linspace(float(box.lo.ravel()[0]), float(box.hi.ravel()[0]), 2001)[:, None]
     got, error = _values(compiled, x, output)
     if error is not None:
@@ -111,7 +115,7 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
 
 
 def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int]) -> None:
-    box, names = compiled.target.domain.bounding_box(), _names(compiled)
+    box, names = compiled.target.box, _names(compiled)
     lo, hi = box.lo.ravel(), box.hi.ravel()
     i, j = axes
     if not (0 <= i < len(lo) and 0 <= j < len(lo) and i != j):

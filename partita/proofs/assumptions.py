@@ -55,7 +55,7 @@ def _undefined_places(target: Target) -> list[Assumption]:
     """A modulus of f speaks of where f has a value; said unless it is proved to have one everywhere."""
     if target.graph is None:
         return []
-    box = target.domain.bounding_box()
+    box = target.box
     parts = max(1, int(_PLACES ** (1 / box.dimension)))
     radius = box.sides / parts / 2
     reach = radius * (1 + 1e-9) + 1e-15 * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()

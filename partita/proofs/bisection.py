@@ -7,12 +7,12 @@ error of each cell and the weight of each cell, and the worst mixture of them bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import BudgetSpentError, FormatError, UnsupportedError
 from partita.functions.graph import Graph
@@ -35,6 +35,7 @@ _BOXES_AT_ONCE = 2048
 _FORGOTTEN = 1e-6  # share of the target that all cells left out of a box may claim together
 _NEARLY = 1.1  # once the target is missed, bounds this close to it, or to the least possible, will do
 _FARTHEST = 800.0  # exponents that trail by more are zero when run
+_TINY = 1e-300  # more than underflow takes from one bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class BisectionProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
-        box, aim = target.domain.bounding_box(), given.tolerance if given.aim is None else given.aim
+        box, aim = target.box, given.tolerance if given.aim is None else given.aim
         axes = self._axes(head, given)
         limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
         proof = given.earlier or prove_boxes(
@@ -124,7 +125,7 @@ def prove_boxes(
     give_up: int | None = None,
     unit_roundoff: float = 0.0,
     axes: Array | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> BoxProof:
     """Bound |f − net| over the box for the stored tensors, halving boxes until all bounds meet the target or the budget is spent.
 
@@ -142,8 +143,7 @@ def prove_boxes(
         if give_up is not None and search.hopeless >= give_up:
             break
         try:
-            if progress is not None:
-                progress("proof", search.boxes, max_boxes)
+            report(progress, "proof", search.boxes, max_boxes)
         except BudgetSpentError:
             break
     return search.result()
@@ -163,7 +163,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
     largest, far = cells.largest(box), float((cells.farthest(box) ** 2).sum(axis=1).max())
     spread = float(np.ptp(cells.powers))
     cut = exponent_cut(head.num_keys) * (1 - 1e-6) - (head.dimension + 8) * 2 * U * cells.rate * (far + spread)
-    mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0)
+    mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0) if head.num_keys > 1 else 0.0
     operations = float(2 * proof.near_cells + head.dimension + 16)
     rounded = summed(operations, u, add_up(proof.magnitude, proof.bound))
     rest = mul_up(2.0, proof.forgotten, largest)
@@ -205,7 +205,7 @@ class _Search:
         self.boxes, self.hopeless, self.least, self.seen = 0, 0, 0.0, 0.0
         self.seen_at = (box.lo + box.hi).ravel() / 2
         self.largest = cells.largest(box)
-        self.floor = _FORGOTTEN * target / (len(cells.centers) * (2 * self.largest + target))
+        self.floor = _FORGOTTEN * target / max(len(cells.centers) * (2 * self.largest + target), _TINY)
         self.open = self._measure(BoxList.whole(view, len(cells.centers)))
         self.settled = self.open.take(np.arange(0))
 
@@ -328,7 +328,7 @@ class _Search:
         model = np.abs(f.constant[owner] - at_middle) + tilt.sum(axis=2) + f.higher[owner]
         plain = np.maximum(f.hi[owner] - at_middle, at_middle - f.lo[owner]) + np.abs(linear).sum(axis=2)
         lost = 4 * U * (np.abs(f.constant[owner]) + np.abs(linear).sum(axis=2))
-        error = (np.fmin(model, plain) + rounded + lost) * OUTWARD
+        error = (np.fmin(model, plain) + rounded + lost) * OUTWARD + _TINY
         return at_middle, tilt.max(axis=1), np.where(np.isnan(error), np.inf, error).max(axis=1)
 
     def _look(self, boxes: BoxList, z: Array, score: Array, at_middle: Array) -> Array:

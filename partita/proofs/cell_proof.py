@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
 from partita.errors import BudgetSpentError, UnsupportedError
 from partita.functions.graph import Graph
@@ -33,6 +34,7 @@ OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
 ANSWER = 2.0**-51  # relative error of a black box's own answers
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
+_TINY = 1e-300  # more than underflow takes from a difference here
 
 
 class CellProof(Proof):
@@ -47,7 +49,7 @@ class CellProof(Proof):
         grid_head = _with_slopes(head)
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell is about an expression.")
-        box = target.domain.bounding_box()
+        box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, progress=given.progress)
         terms = _affine_terms(grid_head, error, box, given)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
@@ -65,7 +67,7 @@ class CurvatureProof(Proof):
     rests_on = "curvature"
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
-        grid_head, box = _with_slopes(head), target.domain.bounding_box()
+        grid_head, box = _with_slopes(head), target.box
         curvature = Curvature(float(given.details["curvature"]))
         step, scale = float(given.details["differences"]), float(given.details["scale"])
         grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))
@@ -73,7 +75,11 @@ class CurvatureProof(Proof):
         error = partial(_leaves_tangent, curvature, gaps, step, scale)
         terms = _affine_terms(grid_head, error, box, Given(given.tolerance, given.norm))
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
-        stored = mul_up(4.0, precision.unit, scale, 1.0 + len(gaps), domain_factor(facts, given.norm))
+        factor = domain_factor(facts, given.norm)
+        stored = mul_up(4.0, precision.unit, scale, 1.0 + len(gaps), factor)
+        lost = mul_up(precision.tiniest, add_up(1.0, *box.sides.tolist()), factor)
+        if lost > 1e-3 * stored:  # values or slopes may be subnormal numbers
+            stored = add_up(stored, lost)
         formula, inputs = "4u · (1 + m) · scale of the tangents · factor", {"u": precision.unit, "scale": scale}
         terms.append(Term("stored values", stored, formula, "declared-curvature", inputs, source="storage"))
         if precision.rounds_inputs:
@@ -147,7 +153,9 @@ def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given)
         ),
         Term(
             "summation",
-            summed(operations, u, largest, factor),
+            add_up(
+                summed(operations, u, largest, factor), mul_up(_lost_slopes(head, box, operations, largest), factor)
+            ),
             "γ_K · max(|A| + |J||z − o|)",
             "score-rounding",
             {"operations": operations, "u": u, "largest": largest},
@@ -157,6 +165,13 @@ def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given)
     if precision.rounds_inputs and given.known is not None:
         terms.append(input_rounding(facts, given.known, given.norm))
     return terms
+
+
+def _lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> float:
+    """What underflow takes from averaged slopes, times how far they reach; 0 where `1.01·K·u` covers it."""
+    precision = Precision.of(head.dtype)
+    lost = mul_up(operations, precision.tiniest, add_up(*box.sides.tolist()))
+    return lost if lost > 1e-3 * operations * precision.unit * largest else 0.0
 
 
 def _beyond_overlap(rate: float, gap: float) -> float:
@@ -184,7 +199,10 @@ def _graph_cells(
     *,
     progress: Progress | None = None,
 ) -> float:
-    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models."""
+    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
+
+    Infinite if progress stops it before all cells were looked at.
+    """
     axes = tuple(a.double().numpy() for a in head.axes)
     grid = ProductGrid(box, axes)
     gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
@@ -206,18 +224,17 @@ def _graph_cells(
         rounding = 1e-15 * (
             np.abs(values[cells]).T + np.einsum("jom,jm->oj", np.abs(slopes[cells]), np.abs(middle - origin) + radius)
         )
-        remainder = model.remainder + rounding * (origin.size + 2)
+        remainder = model.remainder + rounding * (origin.size + 2) + _TINY
         if not np.isfinite(remainder).all():
             return math.inf
         flat = np.moveaxis(difference, 0, 1).reshape(len(model.exponents), -1)
         exponents = tuple(map(tuple, model.exponents.tolist()))
-        found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least)
+        found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least, progress=progress)
         worst, least = max(worst, found.largest), max(least, found.least)
         try:
-            if progress is not None:
-                progress("proof", start + len(cells), grid.num_cells)
+            report(progress, "proof", start + len(cells), grid.num_cells)
         except BudgetSpentError:
-            progress = None  # what is left takes less time than a new beginning
+            return worst if start + len(cells) == grid.num_cells else math.inf
     return worst
 
 

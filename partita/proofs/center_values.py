@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from partita.arithmetic.interval import Interval
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import UnsupportedError
 from partita.functions.regularity import AxisLipschitz, Jumps, Known, Modulus, RoughBoxes
@@ -28,6 +28,7 @@ from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import added_terms, running_terms
 
 __all__ = [
+    "AVERAGED_UP_TO",
     "GridFacts",
     "MomentProof",
     "approximation_term",
@@ -42,8 +43,10 @@ __all__ = [
     "value_error",
     "value_size",
     "value_table",
-    "window_for",
 ]
+
+
+AVERAGED_UP_TO = 64.0  # p of the norms whose moments are averaged over the box
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class GridFacts:
             box,
             rates=tuple(head.inverse_temperature.double().tolist()),
             half_windows=head.half_windows,
-            precision=Precision.of(head.dtype),
+            precision=PRECISIONS[str(head.dtype)],
             outputs=head.values.shape[1],
             largest=largest,
             spread=spread,
@@ -127,11 +130,11 @@ class MomentProof(Proof):
         error = given.value_error
         if error is None:
             error = value_error(head, target, self.centers(head, target), given.known)
-        facts = GridFacts.of(head, target.domain.bounding_box(), error)
+        facts = GridFacts.of(head, target.box, error)
         return Proved(grid_terms(facts, given.known, given.norm), {"method": self.name})
 
     def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
-        grid = head.partition(target.domain.bounding_box())
+        grid = head.partition(target.box)
         assert isinstance(grid, ProductGrid)
         return lambda start, stop: grid.centers_of(np.arange(start, stop))
 
@@ -161,7 +164,7 @@ def approximation_term(facts: GridFacts, known: Known, norm: float) -> Term:
 
 def is_averaged(norm: float) -> bool:
     """Whether L_p uses averaged p-th moments; beyond p = 64 the supremum times the domain factor is as good."""
-    return norm <= 64
+    return norm <= AVERAGED_UP_TO
 
 
 def _root_up(value: float, power: float) -> float:
@@ -215,10 +218,9 @@ def _per_axis(facts: GridFacts, lipschitz: AxisLipschitz, norm: float) -> Term:
 
 def _window_reach(facts: GridFacts) -> list[float]:
     """The farthest that a center of the window lies from x, axis by axis (at the boundary the window is pushed inside)."""
-    return [
-        add_up(mul_up(float(min(2 * q, axis.count)), axis.gap_max), axis.overhang)
-        for axis, q in zip(facts.axes, facts.half_windows)
-    ]
+    widths = [float(min(2 * q, axis.count)) for axis, q in zip(facts.axes, facts.half_windows)]
+    spans = map(mul_up, widths, [axis.gap_max for axis in facts.axes])
+    return list(map(add_up, spans, [axis.overhang for axis in facts.axes]))
 
 
 def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> list[Term]:
@@ -231,7 +233,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
             "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other): "
             "ask for an L_p norm, norm=1 or norm=2."
         )
-    rounded = mul_up(Precision.of(facts.semantics).unit, facts.reach)  # an input may be rounded across the jump
+    rounded = mul_up(PRECISIONS[facts.semantics].unit, facts.reach)  # an input may be rounded across the jump
     reach, beyond = [], []
     for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
         kappa = rate * axis.gap_min**2
@@ -255,7 +257,7 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
 
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:
     """What the window drops and the dtype rounds: covers every windowed evaluator and every order of summation."""
-    u, factor = Precision.of(facts.semantics).unit, domain_factor(facts, norm)
+    u, factor = PRECISIONS[facts.semantics].unit, domain_factor(facts, norm)
     dropped = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
     delta = score_error(facts)
     if facts.semantics != "float64" and not math.isinf(norm):
@@ -279,12 +281,13 @@ def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation:
 
 def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]:
     """What running adds to the proved error of a head with any values, for every order of summation per axis."""
+    delta = _mean_score_error(facts)
     widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
     terms = added_terms(
-        mass_left_out=add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows))),
-        score_error=min(score_error(facts), _mean_score_error(facts)),
+        mass_left_out=add_up(*map(dropped_mass, facts.axes, facts.rates, facts.half_windows)),
+        score_error=delta,
         operations=float(2 * sum(widths) + 6 * len(widths) + 8),  # every evaluator sums axis by axis
-        unit_roundoff=Precision.of(facts.semantics).unit,
+        unit_roundoff=PRECISIONS[facts.semantics].unit,
         largest=facts.largest,
         spread=facts.spread,
         factor=domain_factor(facts, norm),
@@ -300,30 +303,31 @@ def _mean_score_error(facts: GridFacts) -> float:
     Unnormalised weights are off by factors `1 + ε_j`, `|ε_j| ≤ e^{e_j} − 1 ≤ 1.006 e_j`, `e_j = Σ_i (8u R_i d_i²/2 + 16u)`; the
     output moves by at most `Σ w|ε| spread/(1 − Σ w|ε|)`, which is half of what is returned times the spread.
     """
+    m, unit = len(facts.axes), PRECISIONS[facts.semantics].unit
     worst = score_error(facts)
     if worst > 0.01:
         return worst
-    moments = [distance_bounds(axis, rate, 2.0)[0] for axis, rate in zip(facts.axes, facts.rates)]
-    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, moments)))
-    return mul_up(2.04, Precision.of(facts.semantics).unit, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+    moments, _ = zip(*map(distance_bounds, facts.axes, facts.rates, [2.0] * m))
+    scores = add_up(*map(mul_up, [r / 2 for r in facts.rates], moments, moments))
+    return min(worst, mul_up(2.04, unit, add_up(mul_up(8.0, scores), 16.0 * m)))
 
 
 def score_error(facts: GridFacts) -> float:
     """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
-    u = Precision.of(facts.semantics).unit
-    scores = add_up(*(mul_up(r / 2, d, d) for r, d in zip(facts.rates, _window_reach(facts))))
-    return mul_up(u, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+    half, reach = [r / 2 for r in facts.rates], _window_reach(facts)
+    scores = add_up(*map(mul_up, half, reach, reach))
+    return mul_up(PRECISIONS[facts.semantics].unit, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
 
 
 def _lattice_error(facts: GridFacts) -> float:
     """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
-    u = Precision.of(facts.semantics).unit
+    u = PRECISIONS[facts.semantics].unit
     return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
 def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
-    distance, factor = mul_up(Precision.of(facts.semantics).unit, facts.reach), domain_factor(facts, norm)
+    distance, factor = mul_up(PRECISIONS[facts.semantics].unit, facts.reach), domain_factor(facts, norm)
     moves = []
     if known.modulus is not None:
         moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
@@ -338,17 +342,6 @@ def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
     if known.modulus is None or known.modulus.constant == 0 or radius == 0:
         return None
     return div_up(bound, known.modulus.constant * radius**known.modulus.exponent)
-
-
-def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: float) -> tuple[int, ...]:
-    """The smallest half-windows whose dropped mass is at most `mass` per axis."""
-    windows = []
-    for axis, rate in zip(geometry, rates):
-        q = 1
-        while dropped_mass(axis, rate, q) > mass:
-            q += 1
-        windows.append(q)
-    return tuple(windows)
 
 
 def value_table(

@@ -130,6 +130,8 @@ class Certificate:
                 f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved of its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
+        if self.function.get("meaning"):
+            lines.append(f"  {self.function['meaning']}")
         for a in self.assumptions:
             attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
             lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.errors import DomainError
+from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
 from partita.geometry.domains import Array, Domain
 from partita.geometry.partitions import Partition
@@ -21,7 +22,15 @@ from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Assumption, Certificate, Kind, Term, model_digest, total
 from partita.proofs.sampled import SampledError
 
-__all__ = ["Construction", "claim", "describe_function", "norm_name", "require_ordinary", "some_answers"]
+__all__ = [
+    "Construction",
+    "claim",
+    "describe_function",
+    "function_of",
+    "norm_name",
+    "require_ordinary",
+    "some_answers",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +54,7 @@ def claim(
     norm: float = math.inf,
     tolerance: float | None = None,
     assumptions: Sequence[Assumption] = (),
-    known: Mapping[str, Any] | None = None,
+    known: Known | Mapping[str, Any] | None = None,
     facts: Mapping[str, float] | None = None,
     proof: Mapping[str, Any] | None = None,
     seen: SampledError | None = None,
@@ -61,7 +70,7 @@ def claim(
         tolerance: the error asked for; None for the bound itself.
         known: the moduli that the terms use. facts: numbers that people ask for. proof: what is needed to do the proof again.
     """
-    precision = Precision.of(dtype)
+    precision = PRECISIONS[str(dtype)]
     if seen is not None:
         kind: Kind = "estimated"
         rests_on = (*assumptions, _SAME_ANSWERS)
@@ -79,9 +88,9 @@ def claim(
         assumptions=rests_on,
         theorem=theorem,
         function=function,
-        domain={"arguments": [d.describe() for d in domains]},
+        domain={"arguments": [d.description for d in domains]},
         model={"sha256": model_digest(model.state_dict()), **details},
-        known=known or {},
+        known=known.to_json() if isinstance(known, Known) else known or {},
         facts=facts or {},
         environment=_environment(),
         error_estimate=None if seen is None else seen.estimate,
@@ -98,8 +107,19 @@ _SAME_ANSWERS = Assumption(
 def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
     """The graph itself, or a black box known by the hash of some of its answers."""
     if target.graph is not None:
-        return {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+        graph = {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
+        return {**graph, "meaning": target.meaning} if target.meaning else graph
     return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+
+
+def function_of(target: Target) -> dict[str, Any]:
+    """`describe_function` with answers at random points, where the head's own centers tell nothing of f."""
+    if target.graph is not None:
+        return describe_function(target, _NO_POINTS, _NO_POINTS)
+    return describe_function(target, *some_answers(target))
+
+
+_NO_POINTS = np.zeros((0, 1))
 
 
 def some_answers(target: Target) -> tuple[Array, Array]:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial import KDTree
+import scipy
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
-from partita.errors import UnsupportedError
+from partita.errors import DomainError, UnsupportedError
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
@@ -25,6 +25,8 @@ from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import running_terms
 
 __all__ = ["CoverProof", "ScatteredFacts", "rate_for", "scattered_facts", "scattered_terms"]
+
+_LARGEST = 1e140  # of coordinates: their squares, and the squares of 1e-22 of them, are ordinary numbers
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
     """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
     if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
         raise UnsupportedError("a proof by a cover is about a scattered head and a PointCloud.")
-    _, labels = KDTree(cloud.flat).query(head.centers.double().numpy())
+    _, labels = scipy.spatial.KDTree(cloud.flat).query(head.centers.double().numpy())
     centers = cloud.flat[labels]
-    distance, _ = KDTree(centers).query(cloud.flat)
+    distance, _ = scipy.spatial.KDTree(centers).query(cloud.flat)
     return Cover(centers, labels, float(up(distance.max(), 8)) if distance.max() else 0.0)
 
 
@@ -105,13 +107,14 @@ def scattered_facts(
 ) -> ScatteredFacts:
     """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
     centers, rounds = precision.rounded(cover.centers), precision.rounds_inputs
+    _require_squares(cloud)
     reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
     moved = float(up(np.sqrt(((centers - cover.centers) ** 2).sum(axis=1)).max(), 8)) if rounds else 0.0
     radius = add_up(cover.radius, cloud.fill_distance, moved, 2 * precision.unit * reach if rounds else 0.0)
     near_exponent = math.log(len(centers)) + (20.0 if rounds else 40.0)
     near = 2 * radius + math.sqrt(2 * near_exponent / rate)
     count = (
-        int(np.max(KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
+        int(np.max(scipy.spatial.KDTree(centers).query_ball_point(centers, near * (1 + 1e-9), return_length=True)))
         if len(centers) > 1
         else 1
     )
@@ -129,6 +132,16 @@ def scattered_facts(
         center_shift=moved,
         semantics=precision.name,
     )
+
+
+def _require_squares(cloud: PointCloud) -> None:
+    """A DomainError where squared distances overflow float64, or underflow so that different points look equal."""
+    size = float(np.abs(cloud.flat).max()), float(cloud.bounding_box().sides.max())
+    if size[0] > _LARGEST or 0 < size[1] < 1 / _LARGEST:
+        raise DomainError(
+            f"the points of the cloud reach {size[0]:.3g} and lie {size[1]:.3g} apart: squared distances overflow or underflow",
+            "Rescale the variables.",
+        )
 
 
 def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from partita.arithmetic.progress import Progress, report
 from partita.errors import BudgetSpentError
 from partita.functions.graph import Graph
 from partita.geometry.domains import Array
@@ -24,8 +24,10 @@ __all__ = ["GridProof", "SoftGrid", "prove_grid"]
 
 _U = 2.0**-53
 _INFLATE = 1 + 1e-12
+_TINY = 1e-300  # more than all that underflow takes from one sum here
 _ENTRIES_AT_ONCE = 1 << 23  # floats of one intermediate of the contraction
 _LEFT_AT_ONCE = 1 << 16
+_MOST_BOXES = 1 << 17
 _LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
 
@@ -66,9 +68,9 @@ def prove_grid(
     *,
     goal: float,
     along: int | None = None,
-    max_boxes: int = 1 << 17,
+    max_boxes: int = _MOST_BOXES,
     max_pieces: int = 1 << 20,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> GridProof:
     """Bound `sup |f − net|` over the box [lo, hi], halving boxes until remainders are small against the goal.
 
@@ -93,7 +95,9 @@ def prove_grid(
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
         flat = np.moveaxis(coefficients[:, :, ~splittable], 0, 1).reshape(coefficients.shape[1], -1)
         rest = remainder[:, ~splittable].reshape(-1)
-        found = bound_ranges(flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces)
+        found = bound_ranges(
+            flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
+        )
         bound, least, pieces = max(bound, found.largest), max(least, found.least), pieces + found.pieces
         with np.errstate(invalid="ignore"):
             attained = np.abs(coefficients[:, 0]) - remainder
@@ -101,8 +105,7 @@ def prove_grid(
         children = _halves(now[splittable], size[splittable], blame[splittable])
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
         try:
-            if progress is not None:
-                progress("proof", looked, looked + len(middle))
+            report(progress, "proof", looked, looked + len(middle))
         except BudgetSpentError:
             break
     if len(middle):
@@ -134,7 +137,11 @@ def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tu
             counts.append(_pieces(centers, rate, a, b, degree, _REMAINDER_SHARE * goal / (4 * m * spread)))
         cost = math.prod(counts) * math.comb(m + degree, m) * (1 + degree / 4)
         best = min(best, (cost, degree, tuple(counts)))
-    return best[1], tuple(min(n, 1 << 12) for n in best[2])
+    counts = [min(n, 1 << 12) for n in best[2]]
+    while math.prod(counts) > _MOST_BOXES:  # hopeless from the start: a coarse bound is better than none
+        longest = counts.index(max(counts))
+        counts[longest] = (counts[longest] + 1) // 2
+    return best[1], tuple(counts)
 
 
 def _pieces(centers: Array, rate: float, lo: float, hi: float, degree: int, allowed: float) -> int:
@@ -258,7 +265,7 @@ class _Difference:
         coefficients, dropped, size = self._contracted(series)
         steps = sum(len(a) for a in self.grid.axes) + 4 * len(self.grid.axes)
         remainder = parts.sum(axis=0) * growth[:, None] + dropped + 1.01 * steps * _U * size
-        remainder += self.rounded * (steep * growth)[:, None]
+        remainder += (self.rounded + _TINY) * (steep * growth)[:, None]
         if self.along is None:
             coefficients[:, 0] += self.level
         return np.moveaxis(coefficients, (0, 1, 2), (2, 1, 0)), remainder.T * _INFLATE, parts.max(axis=2).T

@@ -9,6 +9,8 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
+from partita.arithmetic.progress import Progress, report
+from partita.errors import BudgetSpentError
 from partita.geometry.domains import Array
 
 __all__ = ["Ranges", "bound_ranges", "half_maps"]
@@ -17,6 +19,7 @@ _U = 2.0**-53
 _TIGHT = 1.05  # bounds are refined until they are this close to a value attained,
 _COARSE = 0.05  # or below this share of the goal, or until so many pieces were looked at
 _TIGHT_PIECES = 1 << 14
+_NEAR_REST = 1.1
 Maps = tuple[
     tuple["scipy.sparse.csr_array", "scipy.sparse.csr_array"], ...
 ]  # the lower and the upper half of each axis
@@ -66,12 +69,13 @@ def bound_ranges(
     goal: float,
     least: float = 0.0,
     max_pieces: int = 1 << 20,
+    progress: Progress | None = None,
 ) -> Ranges:
     """Bounds of `|Σ_α c_α t^α| + remainder` over the cube, for every polynomial of a batch.
 
     `Σ|c_α| + remainder` bounds a polynomial. Where that exceeds the goal, or 1.05 times a value that is attained, the cube is
     halved along the axis that moves the polynomial most; the excess falls with the square of the width. Once a value beyond the
-    goal is attained there is nothing left to prove, and the bounds stay as they are.
+    goal is attained, or progress says that the time is over, there is nothing left to do, and the bounds stay as they are.
 
     Args: coefficients `(N, batch)`; remainder `(batch,)`; exponents graded, constants first; least: a value attained elsewhere.
     """
@@ -88,12 +92,23 @@ def bound_ranges(
         least = max(least, float((size[0] - rest).max()))
         tighten = depth < 4 * dimension and pieces < _TIGHT_PIECES
         aim = min(goal, max(_TIGHT * least, _COARSE * goal)) if tighten else goal
-        refine = (bound > aim) & (depth < 12 * dimension and pieces < max_pieces and least <= goal)
+        going = depth < 12 * dimension and pieces < max_pieces and least <= goal and not _is_over(progress, pieces)
+        # a remainder above the goal cannot be helped: after a while it is enough to come near it
+        within = aim if pieces < _TIGHT_PIECES else np.where(rest > goal, _NEAR_REST * rest, aim)
+        refine = (bound > within) & going
         np.maximum.at(bounds, owner[~refine], bound[~refine])
         current, rest, owner = _halved(current[:, refine], rest[refine], owner[refine], maps, weights)
         depth += 1
     largest = float(bounds.max(initial=0.0))
     return Ranges(largest, least, bounds, largest <= goal, pieces)
+
+
+def _is_over(progress: Progress | None, pieces: int) -> bool:
+    try:
+        report(progress, "pieces of the proof", pieces)
+    except BudgetSpentError:
+        return True
+    return False
 
 
 def _halved(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from partita.arithmetic.environment import require_gradual_underflow
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.progress import Progress
 from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array
@@ -20,8 +21,6 @@ from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term, total
 
 __all__ = ["Given", "Progress", "Proof", "Proved"]
-
-Progress = Callable[[str, int, int], None]  # (what, done, of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +79,8 @@ class Proof(ABC):
             DomainError: a number that the head stores or forms overflows its dtype, or is too small for relative precision.
         """
         require_gradual_underflow()
-        box = target.domain.bounding_box()
-        head.check_range(*Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel()))
+        box = target.box
+        head.check_range(*PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel()))
         return self._prove(head, target, given)
 
     @abstractmethod

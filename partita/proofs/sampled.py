@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from partita.arithmetic.environment import require_gradual_underflow
+from partita.arithmetic.precision import PRECISIONS
 from partita.functions.target import Target
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
@@ -34,8 +36,14 @@ class SampledError:
 def sampled_error(
     head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int = _SAMPLES, seed: int = 0
 ) -> SampledError:
-    """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`."""
+    """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`.
+
+    Raises:
+        UnsupportedError: subnormal numbers are flushed to zero here. DomainError: the head overflows somewhere on the domain.
+    """
     domain = target.domain
+    require_gradual_underflow()
+    head.check_range(*PRECISIONS[str(head.dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel()))
     points = np.concatenate([domain.sample(samples, np.random.default_rng([seed, 7])), domain.corners(256)])
     with torch.no_grad():
         got = head.evaluate(torch.from_numpy(points).to(head.dtype)).double().numpy()
@@ -44,5 +52,5 @@ def sampled_error(
     estimate = float(error.max())
     if not math.isinf(norm) and estimate:
         mean = float(((error[:samples] / estimate) ** norm).sum(axis=1).mean())
-        estimate *= (mean * domain.bounding_box().volume) ** (1 / norm)
+        estimate *= (mean * target.box.volume) ** (1 / norm)
     return SampledError(estimate, samples, tuple(points[worst].tolist()))

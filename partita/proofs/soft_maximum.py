@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from partita.arithmetic.precision import DOUBLE, Precision
+from partita.arithmetic.progress import Progress
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sub_down, up
 from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.functions.graph import Graph
@@ -127,11 +128,12 @@ class PiecesProof(Proof):
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by pieces is about a scattered head and an expression.")
         facts: PieceFacts | None = given.earlier
-        terms = facts.terms() if facts else pieces_terms(head, target.graph, target.domain.bounding_box())
+        box = target.box
+        terms = facts.terms() if facts else pieces_terms(head, target.graph, box, progress=given.progress)
         return Proved(terms, {"method": self.name})
 
 
-def pieces_terms(head: ScatteredHead, graph: Graph, box: Box) -> list[Term]:
+def pieces_terms(head: ScatteredHead, graph: Graph, box: Box, *, progress: Progress | None = None) -> list[Term]:
     """The terms of the bound again, from the stored tensors and the graph alone. *Theorem*: `max-affine-values`.
 
     Raises ShapeError for a head that does not have one key per tuple of pieces; `recognise`'s errors for another graph.
@@ -139,8 +141,8 @@ def pieces_terms(head: ScatteredHead, graph: Graph, box: Box) -> list[Term]:
     rate = float(head.inverse_temperature)
     if not 0 < rate < math.inf:
         raise DomainError(f"the head's inverse temperature is {rate}; expected a finite number > 0.")
-    pieces = pieces_on(box, graph, head.dtype)
-    labels = key_labels(pieces, Fraction(rate) * slope_scale(pieces))
+    pieces = pieces_on(box, graph, head.dtype, progress=progress)
+    labels = key_labels(pieces, Fraction(rate) * slope_scale(pieces), progress=progress)
     if (head.num_keys, head.values.shape[1]) != (len(labels), len(graph.outputs)):
         raise ShapeError(
             f"the head has {head.num_keys:,} keys and {head.values.shape[1]} outputs; the pieces of the graph at this "
@@ -149,9 +151,9 @@ def pieces_terms(head: ScatteredHead, graph: Graph, box: Box) -> list[Term]:
     return piece_facts(head, box, pieces, labels).terms()
 
 
-def pieces_on(box: Box, graph: Graph, dtype: torch.dtype) -> PiecewiseAffine:
+def pieces_on(box: Box, graph: Graph, dtype: torch.dtype, *, progress: Progress | None = None) -> PiecewiseAffine:
     """The pieces of f on the box and as far outside as storing an input can move it (`recognise`, with its errors)."""
-    return recognise(graph, box, margins=_margins(box, dtype))
+    return recognise(graph, box, margins=_margins(box, dtype), progress=progress)
 
 
 def _margins(box: Box, dtype: torch.dtype) -> Array | None:
@@ -175,7 +177,7 @@ def slope_scale(pieces: PiecewiseAffine) -> Fraction:
     return Fraction(2) ** round((math.log2(ratio.numerator) - math.log2(ratio.denominator)) / 2)
 
 
-def key_labels(pieces: PiecewiseAffine, rate: Fraction) -> NDArray[np.int64]:
+def key_labels(pieces: PiecewiseAffine, rate: Fraction, *, progress: Progress | None = None) -> NDArray[np.int64]:
     """The tuples of pieces that get a key, `(keys, factors)`: all but those that everywhere trail by ln(tuples) + 45.
 
     Deficits of the factors add up, so a tuple may be left out as soon as the first of its pieces trail.
@@ -187,7 +189,7 @@ def key_labels(pieces: PiecewiseAffine, rate: Fraction) -> NDArray[np.int64]:
             raise SizeError(f"these pieces make more than {MAX_KEYS:,} keys; a grid will need fewer.")
         rows = (rows[:, None] + factor[None]).reshape(-1, rows.shape[1])
         labels = np.column_stack([np.repeat(labels, len(factor), axis=0), np.tile(np.arange(len(factor)), len(labels))])
-        kept = within(rows, margin)
+        kept = within(rows, margin, progress=progress)
         rows, labels = rows[kept], labels[kept]
     return labels
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
-from partita.errors import UnsupportedError
+from partita.errors import BudgetSpentError, UnsupportedError
 from partita.functions.target import Target
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
@@ -40,8 +41,8 @@ class TaylorProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
             raise UnsupportedError("a Taylor proof is about a grid head and an expression.")
-        box = target.domain.bounding_box()
-        lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+        box = target.box
+        lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box)
         running, factor = soft_terms(facts, given.known, given.norm), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))
@@ -49,7 +50,9 @@ class TaylorProof(Proof):
         goal = div_down(max(aim, 0.0), factor)
         prove = partial(prove_grid, soft_grid_of(head), target.graph, lo, hi, progress=given.progress)
         floor = div_down(_SMALL * added, factor)
-        proof = _near_the_truth(prove, goal, floor=floor) if given.sharpen else prove(goal=goal)
+        proof = (
+            _near_the_truth(prove, goal, floor=floor, progress=given.progress) if given.sharpen else prove(goal=goal)
+        )
         details = {"method": self.name, "degree": proof.degree, "boxes": proof.boxes, "pieces": proof.pieces}
         return Proved([_approximation(proof, factor), *running], details, settled=proof.settled)
 
@@ -67,8 +70,10 @@ def soft_grid_of(head: FoldedHead) -> SoftGrid:
     return SoftGrid(tuple(a.double().numpy() for a in head.axes), rates, values)
 
 
-def _near_the_truth(prove: Callable[..., GridProof], goal: float, *, floor: float) -> GridProof:
-    """A proof that meets the goal, and where the error is far below it another that says so.
+def _near_the_truth(
+    prove: Callable[..., GridProof], goal: float, *, floor: float, progress: Progress | None
+) -> GridProof:
+    """A proof that meets the goal, and where the error is far below it another that says so, while there is time.
 
     Remainders are kept small against the goal only; heads that happen to be much better deserve a bound that shows it.
     """
@@ -76,6 +81,10 @@ def _near_the_truth(prove: Callable[..., GridProof], goal: float, *, floor: floa
     for _ in range(_SHARPENINGS):
         closer = max(_CLOSER * proof.least, 0.01 * proof.bound)
         if not proof.settled or proof.bound <= max(_CLOSE * proof.least, floor):
+            break
+        try:
+            report(progress, "proof")
+        except BudgetSpentError:
             break
         again = prove(goal=closer, max_boxes=4 * proof.boxes + 4096, max_pieces=_SHARP_PIECES)
         if again.bound > proof.bound:

@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
-from partita.geometry.domains import Array, Domain
+from partita.functions.target import Target
+from partita.geometry.domains import Array, Box, Domain
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
+from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Witness
 
-__all__ = ["search_worst"]
+__all__ = ["errors_at", "search_worst"]
+
+
+def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
+    """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off."""
+    with torch.no_grad():
+        got = head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(head.dtype)).double().numpy()
+    error = np.abs(got - target(points))
+    error = np.where(np.isnan(error), np.inf, error)  # a head that has no value is as wrong as can be
+    if target.graph is not None:
+        enclosure = target.graph.enclose(points, points)
+        known = np.isfinite(enclosure.lo) | np.isfinite(enclosure.hi)
+        error = np.maximum(error - np.where(known, 2 * enclosure.radius, 0.0), 0.0)
+    worst: Array = error.max(axis=1)
+    return worst
 
 
 def search_worst(
@@ -36,7 +53,7 @@ def search_worst(
     errors, asked = error(candidates), len(candidates)
     order = np.argsort(errors)[-32:]
     best, best_error = candidates[order], errors[order]
-    box = domain.bounding_box()
+    box = domain if isinstance(domain, Box) else domain.bounding_box()
     step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))
     for _ in range(24):
         trial = domain.clamp(np.repeat(best, 8, axis=0) + step * rng.standard_normal((8 * len(best), domain.dimension)))

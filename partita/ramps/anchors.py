@@ -29,8 +29,7 @@ def _mean(x: Array, anchors: int, sharpness: float) -> Array:
     exponent = -0.5 * sharpness * (x[:, None] - k) ** 2
     exponent -= exponent.max(axis=1, keepdims=True)
     weights = np.exp(exponent)
-    out: Array = (weights @ k) / weights.sum(axis=1)
-    return out
+    return np.asarray((weights @ k) / weights.sum(axis=1))
 
 
 @lru_cache(maxsize=256)

@@ -55,8 +55,8 @@ class MultiHeadRamp(nn.Module):
     def embed(self, x: Any) -> Tensor:
         """`Linear(X)`, `(batch, tokens, embed_dim)`: what the attention reads."""
         flat, _ = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
-        out: Tensor = self.linear(flat.reshape(-1, self.tokens, self.dim).transpose(1, 2)).transpose(1, 2)
-        return out
+        embedded: Tensor = self.linear(flat.reshape(-1, self.tokens, self.dim).transpose(1, 2))
+        return embedded.transpose(1, 2)
 
     @certified
     def forward(self, x: Any, attn_mask: Tensor | None = None) -> Tensor:
@@ -67,9 +67,8 @@ class MultiHeadRamp(nn.Module):
             )
         _, lead = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
         z = self.embed(x)
-        out, _ = self.attention(z, z, z, need_weights=False)
-        result: Tensor = out.reshape(*lead, self.tokens, -1)
-        return result
+        out: Tensor = self.attention(z, z, z, need_weights=False)[0]
+        return out.reshape(*lead, self.tokens, -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,11 @@ class RampHead(nn.Module):
         flat = u.reshape(-1)
         step = max(1, _AT_ONCE // width)
         whole = len(flat) <= step
-        ramp = self._ramp(flat, width) if whole else torch.cat([self._ramp(part, width) for part in flat.split(step)])
+        ramp = (
+            self._ramp(flat, width)
+            if whole
+            else torch.cat([self._ramp(part, width) for part in torch.split(flat, step)])
+        )
         place = torch.zeros(self.out_dim, dtype=self.dtype, device=u.device)
         place[self.coordinate] = 1.0
         return ramp.reshape(*u.shape, 1) * place

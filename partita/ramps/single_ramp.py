@@ -45,8 +45,8 @@ class Ramp:
     def exact(self, x: ArrayLike) -> Array:
         """`Range_[a,b](w_i·x_i + t_i)` in float64, for tokens `(…, tokens, dim)`: what the head is compared with."""
         slopes, offsets = self.head.slopes.double().numpy(), self.head.offsets.double().numpy()
-        out: Array = np.clip((np.asarray(x, float) * slopes).sum(axis=-1) + offsets, *self.head.ends)
-        return out
+        low, high = self.head.ends
+        return np.asarray(np.clip((np.asarray(x, float) * slopes).sum(axis=-1) + offsets, low, high))
 
 
 def ramp(

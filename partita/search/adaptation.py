@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from partita.arithmetic.precision import Precision
-from partita.errors import DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
+from partita.arithmetic.progress import report
+from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.scattered_head import ScatteredHead
@@ -111,7 +112,7 @@ class Adaptation:
         self, target: Target, tolerance: float, dtype: torch.dtype, budget: Budget, progress: Progress | None
     ) -> None:
         self.target, self.tolerance, self.dtype, self.budget, self.progress = target, tolerance, dtype, budget, progress
-        self.box, self.ask = _usable_box(target), Questions(target)
+        self.box, self.ask = _usable_box(target), Questions(target, progress)
         self.scan = self.box.sample(_SCANNED, np.random.default_rng(0))
         self.scanned = self.ask(self.scan)
         self.goal = self._goal()
@@ -121,8 +122,16 @@ class Adaptation:
         return not self._tree(affine).failed
 
     def run(self, *, affine: bool) -> AdaptiveDraft:
-        """The best head found."""
+        """The best head found; where time is over, the first that holds is enough."""
         found: list[AdaptiveDraft] = []
+        try:
+            self._search(affine, found)
+        except BudgetSpentError:
+            if not any(draft.holds for draft in found):
+                raise
+        return min(found, key=lambda r: r.rank)
+
+    def _search(self, affine: bool, found: list[AdaptiveDraft]) -> None:
         for _ in range(1 + self.box.dimension):
             layout = Layout(self._tree(affine), self.tolerance)
             layout.pieces()
@@ -135,7 +144,6 @@ class Adaptation:
                     break
             if not lost:  # else a direction that seemed not to matter does: start again with what was learned
                 break
-        return min(found, key=lambda r: r.rank)
 
     def _goal(self) -> float:
         """What the tolerance leaves to the proof when sums have rounded."""
@@ -221,8 +229,8 @@ class Adaptation:
         tree = layout.tree
         draft = best = self._prove(best, tree.sampler.frame)
         for _ in range(_PROOFS):
-            if draft.holds or tree.failed:
-                break
+            if draft.holds or tree.failed or (draft.proof is not None and draft.proof.bound <= self.goal):
+                break  # met, hopeless, or missed by what running rounds, which other cells do not change
             if not self._learn(layout, draft):
                 return best, True
             draft = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
@@ -272,10 +280,14 @@ class Adaptation:
         frame, tree = layout.tree.sampler.frame, layout.tree
         centers, powers = self._round(frame.leave(pieces.cells.centers)), self._round(pieces.cells.powers)
         rate = float(self._round(np.array(pieces.cells.rate)))
-        if not (np.isfinite(centers).all() and 0 < rate < math.inf):
-            raise DomainError("the centers or the inverse temperature are no ordinary numbers; rescale the variables.")
+        if not (np.isfinite(centers).all() and np.isfinite(powers).all() and Precision.of(self.dtype).is_normal(rate)):
+            raise DomainError(
+                f"the centers or the inverse temperature {rate:.3g} are out of range for {Precision.of(self.dtype).name}",
+                "Rescale the variables.",
+            )
         cells, (points, answers) = PowerCells(frame.enter(centers), powers, rate), layout.samples()
-        fits = fit_cells(cells, cells.rank(points), points, answers, affine=tree.affine)
+        ranking = cells.rank(points, progress=self.progress)
+        fits = fit_cells(cells, ranking, points, answers, affine=tree.affine, progress=self.progress)
         return AdaptiveDraft(
             centers=centers,
             powers=powers if np.ptp(powers) else None,
@@ -294,8 +306,7 @@ class Adaptation:
         return torch.tensor(array).to(self.dtype).double().numpy()
 
     def _tell(self, what: str, done: int, of: int) -> None:
-        if self.progress is not None:
-            self.progress(what, done, of)
+        report(self.progress, what, done, of)
 
 
 def _lessons(draft: AdaptiveDraft) -> int:
@@ -370,6 +381,9 @@ def _or_constants(search: Adaptation, found: AdaptiveDraft) -> AdaptiveDraft:
     if room > _TRY_CONSTANTS_UP_TO:
         return found
     search.budget = replace(search.budget, keys=8 * room)
-    if not search.is_easy(affine=False):
+    try:
+        if not search.is_easy(affine=False):
+            return found
+        return min(found, search.run(affine=False), key=lambda r: r.rank)
+    except BudgetSpentError:
         return found
-    return min(found, search.run(affine=False), key=lambda r: r.rank)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import Progress, report
 from partita.functions.target import Target
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
@@ -52,10 +54,16 @@ class AffineCells:
 
 
 def smallest_affine_grid(
-    target: Target, slopes: Slopes, *, tolerance: float, storage: type[np.floating[Any]], max_cells: int
+    target: Target,
+    slopes: Slopes,
+    *,
+    tolerance: float,
+    storage: type[np.floating[Any]],
+    max_cells: int,
+    progress: Progress | None = None,
 ) -> AffineCells | str:
     """The fewest cells of a uniform grid whose affine values meet the tolerance at test points, or why there are none."""
-    box = target.domain.bounding_box()
+    box = target.box
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
     need = slopes.cells_needed(box, tolerance)
 
@@ -63,7 +71,8 @@ def smallest_affine_grid(
         counts = tuple(np.maximum(np.ceil(scale * need), 1).astype(int).tolist())
         if math.prod(counts) > max_cells:
             return None
-        rates = (SHARPNESS / (box.sides / np.array(counts)) ** 2).astype(storage).astype(float)
+        report(progress, f"trying {' × '.join(map(str, counts))} cells")
+        rates = Precision.of(np.dtype(storage)).rates(SHARPNESS, box.sides / np.array(counts))
         grid = ProductGrid.uniform(box, counts, dtype=storage)
         values, tilts = affine_cells(target, grid)
         cells, points = _corners_of_cells(grid)

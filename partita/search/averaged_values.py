@@ -16,11 +16,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import Progress, report
+from partita.errors import BudgetSpentError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import window_for
 from partita.heads.grid_head import GridHead
-from partita.proofs.center_values import window_for
 
 __all__ = [
     "AveragedGrid",
@@ -79,15 +82,17 @@ class Slopes:
     fourth: Array
 
     @classmethod
-    def of(cls, target: Target, *, points: int = 256, seed: int = 5) -> Slopes:
-        box = target.domain.bounding_box()
+    def of(cls, target: Target, *, points: int = 256, seed: int = 5, progress: Progress | None = None) -> Slopes:
+        box = target.box
         radius = 1e-2 * box.sides  # wide enough that a kink is met
         unit = np.random.default_rng(seed).random((points, box.dimension))
         centers = box.lo.ravel() + 2 * radius + (box.sides - 4 * radius) * unit
-        found = np.array([_line_of_differences(target, centers, radius, i) for i in range(box.dimension)])
-        if target.graph is not None:
-            exact = np.array([_line_of_graph(target, centers, radius, i) for i in range(box.dimension)])
-            found = np.maximum(found, exact)
+        found = np.zeros((box.dimension, 3))
+        for i in range(box.dimension):
+            report(progress, "slopes", i, box.dimension)
+            found[i] = _line_of_differences(target, centers, radius, i)
+            if target.graph is not None:
+                found[i] = np.maximum(found[i], _line_of_graph(target, centers, radius, i))
         return cls(found[:, 0] / radius, found[:, 1] / radius**2, found[:, 2] / radius**4)
 
     def cells_needed(self, box: Box, tolerance: float) -> Array:
@@ -159,7 +164,7 @@ def tuned_values(target: Target, grid: ProductGrid) -> Array:
 
 def _inward_slope(target: Target, points: Array, axis: int) -> Array:
     """`∂_i f` at points of the boundary, by differences of third order that stay inside the box."""
-    box = target.domain.bounding_box()
+    box = target.box
     lo, hi = box.lo.ravel()[axis], box.hi.ravel()[axis]
     step = np.where(points[:, axis] - lo < hi - points[:, axis], 1.0, -1.0) * 2e-4 * (hi - lo)
     asked = []
@@ -207,9 +212,10 @@ def averaged_grid(
     storage: type[np.floating],
     max_cells: int,
     sharpness: float | None = None,
+    progress: Progress | None = None,
 ) -> AveragedGrid | str:
     """The smallest tuned or corrected grid whose sampled error meets the tolerance, or the reason why there is none."""
-    box = target.domain.bounding_box()
+    box = target.box
     if not slopes.finite:
         return "its derivatives are not finite everywhere"
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
@@ -219,11 +225,10 @@ def averaged_grid(
 
     def at(scale: float) -> AveragedGrid | None:
         inner = np.where(moving, np.maximum(np.ceil(scale * need), 2), 1).astype(int)
-        grids = [
-            _one(target, method, box, inner, slopes, test, truth, storage, k, max_cells)
-            for k in _choices(method, sharpness)
-            if inner.prod() <= max_cells
-        ]
+        grids = []
+        for kappa in _choices(method, sharpness) if inner.prod() <= max_cells else ():
+            report(progress, f"trying {' × '.join(map(str, inner))} cells")
+            grids.append(_one(target, method, box, inner, slopes, test, truth, storage, kappa, max_cells))
         return min((g for g in grids if g is not None), key=lambda g: g.error_estimate, default=None)
 
     return smallest_scale(at, _AIM * tolerance, max_cells)
@@ -244,7 +249,7 @@ Grid = TypeVar("Grid", bound=_Measured)
 
 
 def smallest_scale(at: Callable[[float], Grid | None], aim: float, max_cells: int) -> Grid | str:
-    """The grid at the smallest scale whose error meets the aim: double the scale until it does, then bisect."""
+    """The grid at the smallest scale whose error meets the aim: double the scale until it does, then bisect while there is time."""
     low, scale = 0.5, 1.0
     best: Grid | None = None
     last: Grid | None = None
@@ -264,7 +269,10 @@ def smallest_scale(at: Callable[[float], Grid | None], aim: float, max_cells: in
     high = scale
     while high - low > max(0.5, 0.01 * high):
         middle = (low + high) / 2
-        found = at(middle)
+        try:
+            found = at(middle)
+        except BudgetSpentError:
+            return best
         if found is not None and found.error_estimate <= aim:
             best, high = found, middle
         else:
@@ -295,7 +303,7 @@ def _one(
     if math.prod(counts) > max_cells:
         return None
     grid = ProductGrid.uniform(box, counts, ghosts=ghosts, dtype=storage)
-    rates = tuple((np.array(kappas) / spacing**2).astype(storage).astype(float).tolist())
+    rates = tuple(Precision.of(np.dtype(storage)).rates(np.array(kappas), spacing).tolist())
     values = tuned_values(target, grid) if method == "tuned" else corrected_values(target, grid, ghosts, tuple(kappas))
     values = values.astype(storage).astype(float)
     error = float(np.abs(_evaluate(grid, rates, values, test) - truth).max())

@@ -31,6 +31,7 @@ _LINES = 24
 _LAST = 4
 _KEPT = 4
 _EFFORT = 4e10  # floating-point operations that one search may take
+_AT_ONCE = 2e8  # of them, between two reports
 _STEEP = 2.5  # analytic: coefficients fall by more than that near the end of the degrees that matter
 
 
@@ -70,6 +71,7 @@ class AxisSearch:
         tolerance: in the units of the lines.
         most_spread: values that spread farther count as errors.
         most_keys: no more are considered, nor more than the samples can judge; a third of them where f is rough.
+        watch: told before every batch of least squares.
 
     Attributes:
         degree: the Chebyshev degree that resolves f on the lines.
@@ -79,6 +81,7 @@ class AxisSearch:
     tolerance: float
     most_spread: float
     most_keys: int
+    watch: Callable[[str], None] = lambda _: None
     degree: int = 0
     _rough: bool = False
     _effort: float = 0.0
@@ -241,10 +244,18 @@ class AxisSearch:
         while (len(self.lines) - 1) // (2 * stride) >= max(_OVERSAMPLING * count + 3, resolved):
             stride *= 2
         lines = self.lines[::stride]
+        ridge = max(0.5 * self.tolerance / self.most_spread, 1e-15) * math.sqrt(len(lines) / count)
+        each = 4.0 * (len(lines) + count) * count**2
+        self._effort += each * len(pairs)
+        step = max(1, int(_AT_ONCE / each))
+        for start in range(0, len(pairs), step):
+            self.watch(f"fitting {count} keys on lines")
+            for choice, pair in zip(self._solved(lines, count, pairs[start : start + step], ridge), pairs[start:]):
+                tried[pair] = choice
+
+    def _solved(self, lines: Array, count: int, pairs: list[tuple[int, int]], ridge: float) -> list[AxisChoice]:
         ghosts = np.array([g for g, _ in pairs])
         sharpness = 2.0 ** (np.array([j for _, j in pairs]) / _OCTAVE)
-        ridge = max(0.5 * self.tolerance / self.most_spread, 1e-15) * math.sqrt(len(lines) / count)
-        self._effort += 4.0 * len(pairs) * (len(lines) + count) * count**2
         weights = _unit_matrices(chebyshev_points(len(lines)), count, ghosts, sharpness)
         eye = np.broadcast_to(ridge * np.eye(count), (len(pairs), count, count))
         q = np.linalg.qr(np.concatenate([weights, eye], axis=1))[0]
@@ -254,8 +265,8 @@ class AxisSearch:
         spreads = np.ptp(low @ inner, axis=1).max(axis=1) / ridge
         excess = spreads / self.most_spread
         errors = np.where(excess > 1, np.maximum(errors, self.tolerance * excess**2), errors)
-        for pair, k, error, spread in zip(pairs, sharpness, errors, spreads):
-            tried[pair] = AxisChoice(count, pair[0], float(k), float(error), float(spread))
+        figures = zip(pairs, sharpness.tolist(), errors.tolist(), spreads.tolist())
+        return [AxisChoice(count, g, kappa, error, spread) for (g, _), kappa, error, spread in figures]
 
 
 def _index(sharpness: float) -> int:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from partita.errors import ShapeError, ToleranceError
+from partita.arithmetic.progress import Progress, report
+from partita.errors import BudgetSpentError, ShapeError, ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.search.axis_fit import AxisChoice
 from partita.search.grid_search import Goal, GridSearch, Trial
@@ -79,7 +81,7 @@ def fit_grid(
     storage: type[np.floating] = np.float64,
     max_spread: float = math.inf,
     max_samples: int = _SAMPLES,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> GridFit:
     """The smallest fitted grid found with `|f − net| ≤ tolerance` wherever it was looked at.
 
@@ -156,9 +158,9 @@ def _searched(
     f: Sampled,
     goal: Callable[[], Goal],
     work: Callable[[GridSearch], Status],
-    progress: Callable[[str], None] | None,
+    progress: Progress | None,
 ) -> GridFit:
-    """What a search for the goal leaves behind, also when it runs out of samples."""
+    """What a search for the goal leaves behind, also when it runs out of samples, or of time with a grid that meets the goal."""
     search: GridSearch | None = None
     status: Status = "too many samples"
     with _one_thread(), suppress(SamplesSpent):
@@ -166,8 +168,12 @@ def _searched(
         aim = goal()
         if not _storable(f, aim.storage):
             return _result("rounding", f, None)
-        search = GridSearch(f, aim, progress or (lambda _: None))
-        status = work(search)
+        search = GridSearch(f, aim, partial(report, progress))
+        try:
+            status = work(search)
+        except BudgetSpentError:
+            if not search.met:
+                raise
     if search is None:
         return _result(status, f, None)
     return _result("fitted" if search.met else status, f, search.best)

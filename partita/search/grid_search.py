@@ -124,7 +124,7 @@ class GridSearch:
 
     def _axis(self, lines: Array) -> AxisSearch:
         most = _MOST_KEYS[min(self.f.box.dimension, len(_MOST_KEYS)) - 1]
-        return AxisSearch(lines, self.goal.target, self.goal.most_spread, most)
+        return AxisSearch(lines, self.goal.target, self.goal.most_spread, most, watch=self.watch)
 
     def _grow(self, axes: list[AxisSearch]) -> Array | None:
         """Try sizes until one meets the goal or none is left: None; or until the lines prove to have missed a place: that."""
@@ -214,7 +214,7 @@ class GridSearch:
         frame = Frame.of([softmax_matrix(x, c, r) for x, c, r in zip(self._axes, grid.axes, rates)])
         wanted = 0.98 * self.goal.target
         for _ in range(3):
-            fit = frame.fit(self._samples, wanted, reach=self.goal.most_spread / 2, rounds=_ROUNDS)
+            fit = frame.fit(self._samples, wanted, reach=self.goal.most_spread / 2, rounds=_ROUNDS, watch=self.watch)
             values = (fit.values * self.f.scale + self.f.offset).astype(self.goal.storage).astype(np.float64)
             relative = (values - self.f.offset) / self.f.scale
             seen, where = tests.worst(grid.axes, rates, relative)

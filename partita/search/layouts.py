@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 from partita.search.leaves import NARROWEST, LeafTree
 from partita.search.power_cells import Fits, PowerCells, Ranking, coarsen, fit_cells, minimax_fits
@@ -55,6 +56,7 @@ class Layout:
 
     def __init__(self, tree: LeafTree, tolerance: float) -> None:
         self.tree, self.tolerance, self.level = tree, tolerance, tree.limits.level
+        self.progress = tree.sampler.questions.progress
         self.extra, self.told = np.zeros((0, tree.hints.shape[1])), np.zeros((0, tree.told.shape[1]))
         self.on_a_line = tree.sampler.frame.active == 1
         self.edges = np.zeros(0)
@@ -75,17 +77,19 @@ class Layout:
         """Drop the leaves that their neighbours can replace."""
         if not self.on_a_line:
             points, answers = self.samples()
-            used = coarsen(self._leaf_cells(), points, answers, self.level, affine=self.tree.affine)
+            used = coarsen(
+                self._leaf_cells(), points, answers, self.level, affine=self.tree.affine, progress=self.progress
+            )
             self.tree.leaves = replace(self.tree.leaves, used=used)
 
     def fitted(self) -> Pieces:
         """The cells fitted to all samples."""
         points, answers = self.samples()
         cells = self._interval_cells() if self.on_a_line else self._leaf_cells().take(self.tree.leaves.used)
-        ranking = cells.rank(points)
-        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine)
+        ranking = cells.rank(points, progress=self.progress)
+        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine, progress=self.progress)
         cells = replace(cells, rate=_rate(cells, fits, ranking, self.tolerance))
-        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine)
+        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine, progress=self.progress)
         return Pieces(cells, fits, Pieces(cells, fits).errors(points, answers, ranking))
 
     def pieces(self) -> Pieces:
@@ -105,7 +109,9 @@ class Layout:
         if self.on_a_line:
             self._cut(len(self.edges) + len(self.edges) // 50)
             return
-        owners = np.isin(np.arange(len(self.tree.leaves)), self._leaf_cells().rank(points, 1).labels)
+        owners = np.isin(
+            np.arange(len(self.tree.leaves)), self._leaf_cells().rank(points, 1, progress=self.progress).labels
+        )
         spared = owners & ~self.tree.leaves.used
         if spared.any():
             self.tree.leaves = replace(self.tree.leaves, used=self.tree.leaves.used | spared)
@@ -129,7 +135,8 @@ class Layout:
         points, answers = self.samples()
         order = np.argsort(points[:, 0], kind="stable")
         points, answers = points[order], answers[order]
-        ends = _equal_runs(points, answers, self.level, (least, self.tree.limits.leaves), affine=self.tree.affine)
+        number = least, self.tree.limits.leaves
+        ends = _equal_runs(points, answers, self.level, number, affine=self.tree.affine, progress=self.progress)
         inner = np.array(ends[:-1], np.int64)
         reach = float(self.tree.sampler.frame.reach(self.tree.sampler.box)[0])
         edges = [-reach]
@@ -162,17 +169,25 @@ def _rate(cells: PowerCells, fits: Fits, ranking: Ranking, tolerance: float) -> 
     return float(np.maximum(growth / (_MIXING * np.e * tolerance * length), _LEAST_SHARPNESS / length**2).max())
 
 
-def _equal_runs(points: Array, answers: Array, level: float, number: tuple[int, int], *, affine: bool) -> list[int]:
+def _equal_runs(
+    points: Array,
+    answers: Array,
+    level: float,
+    number: tuple[int, int],
+    *,
+    affine: bool,
+    progress: Progress | None = None,
+) -> list[int]:
     """Ends of runs with errors ≤ level: as few as can be within the number allowed, and equally good ones."""
     least, limit = number
-    ends = _longest_runs(points, answers, level, affine=affine, most=limit)
+    ends = _longest_runs(points, answers, level, affine=affine, most=limit, progress=progress)
     while ends is None:
         level *= 2
-        ends = _longest_runs(points, answers, level, affine=affine, most=limit)
+        ends = _longest_runs(points, answers, level, affine=affine, most=limit, progress=progress)
     low, high, most = 0.0, level, max(least, len(ends))
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        trial = _longest_runs(points, answers, middle, affine=affine, most=most)
+        trial = _longest_runs(points, answers, middle, affine=affine, most=most, progress=progress)
         if trial is None:
             low = middle
         else:
@@ -181,7 +196,13 @@ def _equal_runs(points: Array, answers: Array, level: float, number: tuple[int, 
 
 
 def _longest_runs(
-    points: Array, answers: Array, level: float, *, affine: bool, most: int | None = None
+    points: Array,
+    answers: Array,
+    level: float,
+    *,
+    affine: bool,
+    most: int | None = None,
+    progress: Progress | None = None,
 ) -> list[int] | None:
     """Ends of runs of samples, sorted by their first coordinate, each as long as one piece allows; None if more than `most`."""
     places = np.append(np.flatnonzero(np.diff(points[:, 0]) > 0) + 1, len(points))  # where a run may end
@@ -194,6 +215,7 @@ def _longest_runs(
         low, high = start, len(places)  # a run to places[low] is short enough, one to places[high] too long
         steps = np.unique(np.minimum(start + length * 2 ** np.arange(-3, _ENDS - 3.0), len(places) - 1).astype(int))
         while len(steps := steps[(steps > low) & (steps < high)]):
+            report(progress, "intervals", start, len(places))
             fits = _runs(points, answers, first, places[steps], affine)
             good = fits <= level
             worst = int(np.argmin(good)) if not good.all() else len(steps)

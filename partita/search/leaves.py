@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.progress import Progress, report
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.search.power_cells import minimax_fits
@@ -49,10 +50,11 @@ class Frame:
 class Questions:
     """f, and how often it was asked."""
 
-    def __init__(self, target: Target) -> None:
-        self.target, self.count = target, 0
+    def __init__(self, target: Target, progress: Progress | None = None) -> None:
+        self.target, self.progress, self.count = target, progress, 0
 
     def __call__(self, points: Array) -> Array:
+        report(self.progress, "evaluations", self.count)
         self.count += len(points)
         return self.target(points)
 
@@ -243,7 +245,8 @@ class LeafTree:
         count, each, a = wanted.shape
         points, answers = self.sampler.ask_active(wanted.reshape(-1, a))
         centers = np.pad(middle, ((0, 0), (0, points.shape[1] - a)))
-        fits = minimax_fits(np.arange(count) * each, points, answers, centers, affine=self.affine)
+        watch = self.sampler.questions.progress
+        fits = minimax_fits(np.arange(count) * each, points, answers, centers, affine=self.affine, progress=watch)
         points, answers = points.reshape(count, each, -1), answers.reshape(count, each, -1)
         kept = slice(0, len(cube))
         return Leaves(
@@ -265,6 +268,7 @@ class LeafTree:
             side = sign * (part.points[:, :, axis] - middle[:, None, axis]) >= -1e-9 * sides[several, None, axis]
             side[:, 0] |= ~side.any(axis=1)
             starts = np.cumsum(side.sum(axis=1)) - side.sum(axis=1)
+            report(self.sampler.questions.progress, "leaves", len(self.leaves), self.limits.leaves)
             fits = minimax_fits(
                 starts, part.points[side], part.answers[side], part.centers, rounds=1, affine=self.affine
             )

@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 
 __all__ = ["Fits", "PowerCells", "Ranking", "coarsen", "fit_cells", "minimax_fits"]
@@ -21,6 +22,7 @@ _SAY = 4.0  # lag of the exponent up to which a cell is fitted to a sample: weig
 _LISTED = 8  # cells known per sample
 _DAMPING = 1e-10
 _LOOKED_AT = 200  # samples per cell when prices are made
+_RANKED_AT_ONCE = 1 << 15  # points between two reports
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +39,17 @@ class PowerCells:
     def take(self, chosen: NDArray) -> PowerCells:
         return PowerCells(self.centers[chosen], self.powers[chosen], self.rate)
 
-    def rank(self, points: Array, count: int = _LISTED) -> Ranking:
+    def rank(self, points: Array, count: int = _LISTED, *, progress: Progress | None = None) -> Ranking:
         """The `count` best cells of each point."""
         count = min(count, len(self))
         lifted = np.column_stack([self.centers, np.sqrt(np.maximum(self.powers.max() - self.powers, 0.0))])
-        _, labels = scipy.spatial.KDTree(lifted).query(np.column_stack([points, np.zeros(len(points))]), k=count)
-        labels = np.reshape(labels, (len(points), count))
+        tree, found = scipy.spatial.KDTree(lifted), [np.zeros((0, count), np.int64)]
+        for start in range(0, len(points), _RANKED_AT_ONCE):
+            report(progress, "cells", start, len(points))
+            part = points[start : start + _RANKED_AT_ONCE]
+            labels = tree.query(np.column_stack([part, np.zeros(len(part))]), k=count)[1]
+            found.append(np.reshape(labels, (len(part), count)))
+        labels = np.concatenate(found)
         distance = ((points[:, None, :] - self.centers[labels]) ** 2).sum(axis=2) - self.powers[labels]
         order = np.argsort(distance, axis=1, kind="stable")
         distance = np.take_along_axis(distance, order, axis=1)
@@ -67,7 +74,14 @@ class Fits:
 
 
 def minimax_fits(
-    starts: Labels, points: Array, answers: Array, centers: Array, *, rounds: int = 8, affine: bool = True
+    starts: Labels,
+    points: Array,
+    answers: Array,
+    centers: Array,
+    *,
+    rounds: int = 8,
+    affine: bool = True,
+    progress: Progress | None = None,
 ) -> Fits:
     """The best affine (or constant) functions on groups of samples, nearly in the sup norm.
 
@@ -84,7 +98,8 @@ def minimax_fits(
     basis = np.column_stack([np.ones(len(local)), local / extent[group]])
     weight, least = np.ones(len(basis)), np.full(len(starts), np.inf)
     best = np.zeros((len(starts), basis.shape[1], answers.shape[1]))
-    for _ in range(rounds if affine else 1):
+    for done in range(rounds if affine else 1):
+        report(progress, "pieces", done, rounds)
         found = _solve(starts, basis, weight, answers)
         residual = answers - np.einsum("pq,pqo->po", basis, found[group])
         middle = 0.5 * (np.maximum.reduceat(residual, starts) + np.minimum.reduceat(residual, starts))
@@ -114,7 +129,15 @@ def _solve(starts: Labels, basis: Array, weight: Array, answers: Array) -> Array
     return np.linalg.solve(normal, right.reshape(len(normal), q, -1))
 
 
-def fit_cells(cells: PowerCells, ranking: Ranking, points: Array, answers: Array, *, affine: bool = True) -> Fits:
+def fit_cells(
+    cells: PowerCells,
+    ranking: Ranking,
+    points: Array,
+    answers: Array,
+    *,
+    affine: bool = True,
+    progress: Progress | None = None,
+) -> Fits:
     """Fits of all cells. Cells without samples hold the value of the nearest one."""
     sample, column = np.nonzero(0.5 * cells.rate * ranking.gaps <= _SAY)
     owner = ranking.labels[sample, column]
@@ -125,29 +148,44 @@ def fit_cells(cells: PowerCells, ranking: Ranking, points: Array, answers: Array
     order = np.argsort(owner, kind="stable")
     starts = np.searchsorted(owner[order], np.arange(len(cells)))
     sample = sample[order]
-    return minimax_fits(starts, points[sample], answers[sample], cells.centers, affine=affine)
+    return minimax_fits(starts, points[sample], answers[sample], cells.centers, affine=affine, progress=progress)
 
 
 def coarsen(
-    cells: PowerCells, points: Array, answers: Array, level: float, *, affine: bool = True
+    cells: PowerCells,
+    points: Array,
+    answers: Array,
+    level: float,
+    *,
+    affine: bool = True,
+    progress: Progress | None = None,
 ) -> NDArray[np.bool_]:
     """Which cells to keep so that refitted neighbours can take over the samples of the others with errors ≤ level.
 
     Greedy: the removals that cost least come first, and those that do not concern the same neighbours together.
     """
-    search = _Coarsening(cells, points, answers, level, affine)
+    search = _Coarsening(cells, points, answers, level, affine, progress)
     while search.remove():
-        pass
+        report(progress, "cells", int(search.alive.sum()), len(cells))
     return search.alive
 
 
 class _Coarsening:
     """The best cells of every sample among those alive, and for pairs (j, k) the error of k if it takes over from j."""
 
-    def __init__(self, cells: PowerCells, points: Array, answers: Array, level: float, affine: bool) -> None:
+    def __init__(
+        self,
+        cells: PowerCells,
+        points: Array,
+        answers: Array,
+        level: float,
+        affine: bool,
+        progress: Progress | None,
+    ) -> None:
         self.cells, self.points, self.answers, self.level, self.affine = cells, points, answers, level, affine
+        self.progress = progress
         self.alive = np.zeros(len(cells), bool)
-        self.alive[cells.rank(points, 1).labels] = True
+        self.alive[cells.rank(points, 1, progress=progress).labels] = True
         self.labels, self.lag = self._best(np.arange(len(points)))
         self.heirs = np.zeros((0, 2), np.int64)
         self.costs = np.zeros(0)
@@ -155,7 +193,7 @@ class _Coarsening:
 
     def _best(self, samples: Labels) -> tuple[Labels, Array]:
         numbers = np.flatnonzero(self.alive)
-        found = self.cells.take(numbers).rank(self.points[samples])
+        found = self.cells.take(numbers).rank(self.points[samples], progress=self.progress)
         return numbers[found.labels], 0.5 * self.cells.rate * found.gaps
 
     def remove(self) -> bool:
@@ -227,14 +265,22 @@ class _Coarsening:
         starts = np.searchsorted(group, np.arange(len(heir)))
         centers = self.cells.centers[heir]
         errors = minimax_fits(
-            starts, self.points[rows], self.answers[rows], centers, rounds=1, affine=self.affine
+            starts,
+            self.points[rows],
+            self.answers[rows],
+            centers,
+            rounds=1,
+            affine=self.affine,
+            progress=self.progress,
         ).errors
         close = (errors > self.level) & (errors < 2 * self.level)
         if close.any() and self.affine:
             chosen = close[group]
             starts = np.searchsorted(group[chosen], np.flatnonzero(close))
             part = rows[chosen]
-            errors[close] = minimax_fits(starts, self.points[part], self.answers[part], centers[close]).errors
+            errors[close] = minimax_fits(
+                starts, self.points[part], self.answers[part], centers[close], progress=self.progress
+            ).errors
         return errors
 
 

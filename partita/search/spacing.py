@@ -9,11 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.errors import DomainError, SizeError, ToleranceError
+from partita.arithmetic.precision import Precision
+from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import AxisLipschitz, Known, Modulus
 from partita.geometry.domains import Array, Box
-from partita.geometry.moments import AxisGeometry, moment_bounds
-from partita.proofs.center_values import GridFacts, grid_terms, is_averaged, window_for
+from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
+from partita.proofs.center_values import AVERAGED_UP_TO, GridFacts, grid_terms
 from partita.proofs.certificate import Term, total
 
 __all__ = ["SpacingRule"]
@@ -52,17 +53,7 @@ class SpacingRule:
 
     def rates(self, counts: Sequence[int]) -> Array:
         """`R_i = κ/h_i²`."""
-        with np.errstate(over="ignore", divide="ignore"):
-            rates = self.sharpness / (self.box.sides / np.array(counts)) ** 2
-            stored, limits = rates.astype(self.storage), np.finfo(self.storage)
-            bad = ~np.isfinite(stored) | (stored < 16 * limits.tiny)
-            if bad.any():
-                axis = int(np.flatnonzero(bad)[0])
-                raise DomainError(
-                    f"axis {axis} is {self.box.sides[axis]:.3g} long: the inverse temperature κ/h² of its cells is no ordinary "
-                    f"{np.dtype(self.storage).name}. Rescale that variable."
-                )
-        return rates.astype(self.storage).astype(np.float64)
+        return Precision.of(np.dtype(self.storage)).rates(self.sharpness, self.box.sides / np.array(counts))
 
     def half_windows(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The smallest windows that drop at most 1e-13 of the mass per axis."""
@@ -108,7 +99,7 @@ class SpacingRule:
 
     def _unit(self, power: float) -> float:
         moments = moment_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)
-        return moments[is_averaged(self.norm)] ** (1 / power)
+        return moments[(self.norm <= AVERAGED_UP_TO)] ** (1 / power)
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
         return [
@@ -119,13 +110,13 @@ class SpacingRule:
     def _isotropic(self, modulus: Modulus, tolerance: float) -> tuple[int, ...]:
         if modulus.constant == 0:
             return (1,) * self.box.dimension
-        power = max(modulus.exponent * self.norm, 2.0) if is_averaged(self.norm) else 2.0
+        power = max(modulus.exponent * self.norm, 2.0) if (self.norm <= AVERAGED_UP_TO) else 2.0
         radius = _quotient(tolerance, modulus.constant * self._factor) ** (1 / modulus.exponent) / self._unit(power)
         ratios = self.box.sides / radius  # Σ (ratio/count)² ≤ 1
         return _fewest(np.ceil(ratios * math.sqrt(len(ratios))), ratios, power=2)
 
     def _per_axis(self, lipschitz: AxisLipschitz, tolerance: float) -> tuple[int, ...]:
-        allowance = _quotient(tolerance, self._unit(self.norm if is_averaged(self.norm) else 1.0) * self._factor)
+        allowance = _quotient(tolerance, self._unit(self.norm if (self.norm <= AVERAGED_UP_TO) else 1.0) * self._factor)
         ratios = np.array([_quotient(c, allowance) for c in lipschitz.constants]) * self.box.sides  # Σ ratio/count ≤ 1
         free = ratios > 0
         while True:  # an axis that one cell settles leaves its share to the others

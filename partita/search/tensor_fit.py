@@ -5,7 +5,7 @@ Tensors are `(n_1, …, n_m, out)`. `A = ⊗A_i` is never formed: every product 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -118,7 +118,15 @@ class Frame:
         inner /= self.strength**2 + ridge**2
         return _outward(self.right, inner), _outward(self.left, self.strength * inner)
 
-    def fit(self, samples: Array, target: float, *, reach: float, rounds: int) -> BoundedFit:
+    def fit(
+        self,
+        samples: Array,
+        target: float,
+        *,
+        reach: float,
+        rounds: int,
+        watch: Callable[[str], None] = lambda _: None,
+    ) -> BoundedFit:
         """Values with `|AV − f| ≤ target` at the samples and `|V − middle| ≤ reach`, or the best of so many rounds.
 
         Douglas–Rachford between the pairs `(f − AV, μV)` and the box `|f − AV| ≤ target, |V| ≤ reach`: p the nearest such
@@ -130,6 +138,7 @@ class Frame:
         f, state, pull = samples - middle, np.zeros_like(samples), None
         best, least = BoundedFit(np.zeros(1), np.inf, False), np.inf
         for step in range(rounds + 1):
+            watch("fitting")
             values, fitted = self.nearest(f - state, ridge, pull)
             residual = f - fitted
             error, size = float(np.abs(residual).max()), float(np.abs(values).max())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from partita.arithmetic.precision import DOUBLE
 from partita.errors import DomainError, ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -221,7 +222,7 @@ def _assembled(asked: Asked, axes: list[TrainAxis], samples: Sequence[Array], rn
     spacing = asked.box.sides / (np.array(counts) - 2 * np.array(ghosts))
     fit = TrainFit(
         grid=ProductGrid.uniform(asked.box, counts, ghosts=ghosts),
-        rates=tuple(float(a.sharpness / h**2) for a, h in zip(axes, spacing)),
+        rates=tuple(DOUBLE.rates(np.array([a.sharpness for a in axes]), spacing).tolist()),
         cores=tuple(axis.values(core) for axis, core in zip(axes, samples)),
         status="above",
         tolerance=math.inf,

@@ -98,7 +98,7 @@ def _require_agreement(
     pairs: list[tuple[str, Any, Any]] = [
         ("tensors, by their sha256,", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
-        ("domain", list(certificate.domain.get("arguments", [])), [d.describe() for d in target.domains]),
+        ("domain", list(certificate.domain.get("arguments", [])), [d.description for d in target.domains]),
         ("arithmetic", certificate.semantics, str(head.dtype).removeprefix("torch.")),
         ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
         ("name of the function", function.get(named[0]), named[1]),

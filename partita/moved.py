@@ -1,0 +1,24 @@
+"""Rooms that were renamed in 0.3.0: their old names work for one more version and say where things are now."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["forward"]
+
+
+def forward(old: str, *rooms: str) -> Callable[[str], Any]:
+    """A module's `__getattr__` that finds a name in the first of the rooms that has it, with a DeprecationWarning."""
+
+    def find(name: str) -> Any:
+        for room in rooms:
+            if name in getattr(import_module(room), "__all__", ()):
+                message = f"{old}.{name} is now {room}.{name}; the old name goes with partita 0.4."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                return getattr(import_module(room), name)
+        raise AttributeError(f"module {old!r} has no attribute {name!r}; look in {', '.join(rooms)}.")
+
+    return find
