@@ -163,7 +163,8 @@ class RoughBoxes:
     """The boxes in which interval arithmetic could not exclude a jump; off them the computed modulus holds.
 
     Attributes:
-        lo, hi: `(k, m)`. graph: f, to bound how far it can move near each box.
+        lo, hi: `(k, m)`.
+        graph: f, to bound how far it can move near each box.
         height: a bound of f's movement anywhere.
     """
 

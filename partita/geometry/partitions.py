@@ -30,7 +30,8 @@ class Partition(ABC):
     """Cells `U_j = {x : score j is the largest}`. Subclasses say how many there are and what the scores are.
 
     Attributes:
-        num_cells: N. dimension: m, the cells live in R^m.
+        num_cells: N.
+        dimension: m, the cells live in R^m.
     """
 
     num_cells: int

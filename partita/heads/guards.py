@@ -34,7 +34,8 @@ def certified(
     `torch.export`, …) only autocast is switched off: the other checks look at numbers, which a graph does not have.
 
     Raises:
-        UnsupportedError: this thread flushes subnormal numbers. DomainError: a number on the way overflows.
+        UnsupportedError: this thread flushes subnormal numbers.
+        DomainError: a number on the way overflows.
     """
 
     @functools.wraps(method)

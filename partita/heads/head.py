@@ -35,7 +35,7 @@ _MARGIN = 1 / 8  # of the largest number of the dtype: sums are rounded on the w
 
 
 def count_text(count: int) -> str:
-    """1,234,567, or 10^21.6 where the digits would tell nobody anything."""
+    """1,234,567, or 10^21.6 for numbers too long to read."""
     return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
 
 
@@ -216,7 +216,8 @@ class FoldedHead(nn.Module, ABC):
 
         Raises:
             DomainError: an inverse temperature whose half is not a normal number, or a difference, score, value or sum that
-                may leave the range of the head's dtype. ShapeError: corners of another length.
+                may leave the range of the head's dtype.
+            ShapeError: corners of another length.
         """
         low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
         if low.shape != (self.dimension,) or high.shape != (self.dimension,):

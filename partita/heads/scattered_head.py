@@ -35,7 +35,10 @@ class ScatteredHead(FoldedHead):
     Cells are those of the power diagram of (c, p); those that trail too far are left out (`exponent_cut`).
 
     Args:
-        centers: `(N, m)`; values: `(N, out)`; powers: `(N,)` or None for Voronoi; value_slopes: `(N, out, m)` or None.
+        centers: `(N, m)`.
+        values: `(N, out)`.
+        powers: `(N,)` or None for Voronoi.
+        value_slopes: `(N, out, m)` or None.
         inverse_temperature: R.
     """
 

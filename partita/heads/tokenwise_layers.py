@@ -27,7 +27,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         token_sharpness: S, for affine values with n > 1.
 
     Raises:
-        SizeError: layers of more than 2 GiB. UnsupportedError: fewer cells than tokens.
+        SizeError: layers of more than 2 GiB.
+        UnsupportedError: fewer cells than tokens.
     """
     affine = head.value_slopes is not None
     columns = head.num_keys * (tokens if affine else 1)

@@ -38,7 +38,8 @@ class AttentionCall:
 
     Attributes:
         queries: `(batch, heads, tokens, dim)`.
-        keys: `(batch, key_heads, keys, dim)`; values: `(batch, key_heads, keys, value_dim)`. Fewer key heads than heads is
+        keys: `(batch, key_heads, keys, dim)`.
+        values: `(batch, key_heads, keys, value_dim)`. Fewer key heads than heads is
             grouped-query attention: head h listens to key head `h·key_heads // heads`.
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.

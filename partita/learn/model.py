@@ -74,7 +74,8 @@ def fit_model(points: Array, targets: Array, options: Options, *, rng: np.random
     """The scaling and the fit of least leave-one-out error among those that the options leave open.
 
     Args:
-        points: `(n, m)`, raw; targets: `(n, out)`, of comparable sizes.
+        points: `(n, m)`, raw.
+        targets: `(n, out)`, of comparable sizes.
     """
     scaling, near = _scaling(points, targets, options, rng)
     scaled = scaling(points)

@@ -64,7 +64,7 @@ class SoftGate(nn.Module):
 
 
 class WideGate(nn.Module):
-    """`table(clamp(u, −c, c)) + relu(u − c)`: a table that is asked inside its box only, and the line beyond it."""
+    """`table(clamp(u, −c, c)) + relu(u − c)`: a table that is evaluated inside its box only, and a line beyond it."""
 
     def __init__(self, clamp: SoftGate, line: SoftGate, table: SoftGate) -> None:
         super().__init__()

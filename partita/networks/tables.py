@@ -35,7 +35,8 @@ class Table:
     """`z ↦ Σ_j softmax_j(slopes_j·z + offsets_j)·values_j`, within `error` of f on the box in exact arithmetic.
 
     Attributes:
-        slopes: `(keys, m)`; offsets, values: `(keys,)`.
+        slopes: `(keys, m)`.
+        offsets, values: `(keys,)`.
     """
 
     slopes: Array
@@ -72,7 +73,8 @@ def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float
         lipschitz: per axis, if somebody else has proved them; else they are proved here.
 
     Raises:
-        SizeError: kinks, and a tolerance that would need more than 65,536 keys. NotContinuousError: f jumps.
+        SizeError: kinks, and a tolerance that would need more than 65,536 keys.
+        NotContinuousError: f jumps.
     """
     constants = _proved_lipschitz(graph, box) if lipschitz is None else lipschitz
     target = graph_target(graph, (box,), graph.infix())

@@ -38,8 +38,10 @@ def reassignment(
     *Theorem*: `reassignment` (3.3).
 
     Args:
-        values: `(N, out)`; value_slopes: `(N, out, d)` for affine values in x.
-        domain: the box of single tokens. margin: Δ.
+        values: `(N, out)`.
+        value_slopes: `(N, out, d)` for affine values in x.
+        domain: the box of single tokens.
+        margin: Δ.
     """
     table = np.asarray(values, dtype=np.float64)
     slopes = None if value_slopes is None else np.asarray(value_slopes, dtype=np.float64)

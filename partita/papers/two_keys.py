@@ -34,7 +34,10 @@ def max_affine_head(
     Pieces that are nowhere the largest on the domain need no key. *Theorem*: `max-affine-values`, `soft-maximum`.
 
     Args:
-        slopes: a, `(N, m)`; offsets: b, `(N,)`. domain: a box in R^m. tolerance: what temperature and rounding may take.
+        slopes: a, `(N, m)`.
+        offsets: b, `(N,)`.
+        domain: a box in R^m.
+        tolerance: what temperature and rounding may take.
     """
     a, b = np.atleast_2d(np.asarray(slopes, dtype=np.float64)), np.asarray(offsets, dtype=np.float64)
     if a.ndim != 2 or b.shape != a.shape[:1] or a.shape[1:] != domain.shape or not np.isfinite([*a.flat, *b]).all():

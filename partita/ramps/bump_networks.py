@@ -112,11 +112,13 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     *Theorem*: `bump-networks` (the second paper's two-layer result; constants ours).
 
     Args:
-        function: an expression, or a Graph: its Lipschitz constants are proved. domain: a box `(tokens, dim)` or `(m,)`.
+        function: an expression, or a Graph: its Lipschitz constants are proved.
+        domain: a box `(tokens, dim)` or `(m,)`.
         cells: P ≥ 2.
 
     Raises:
-        NothingKnownError: a black box. SizeError: more than 16,384 cells.
+        NothingKnownError: a black box.
+        SizeError: more than 16,384 cells.
     """
     target = make_target(function, domain)
     if target.graph is None:

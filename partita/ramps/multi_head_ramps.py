@@ -118,14 +118,18 @@ def multi_head_ramp(
     *Theorem*: `shared-anchors` (the second paper's O(1/(nH)); the constant and the sharpness are ours).
 
     Args:
-        slopes: w, `(tokens, dim)` with tokens ≥ 4; offsets: t, `(tokens,)` or a number.
-        heads: H. anchors: how many are to be shared, (n − 2)H if not given; must be that number.
-        coordinate: where the ramp goes, below embed_dim. sharpness: κ, "hard" or "best".
+        slopes: w, `(tokens, dim)` with tokens ≥ 4.
+        offsets: t, `(tokens,)` or a number.
+        heads: H.
+        anchors: how many are to be shared, (n − 2)H if not given; must be that number.
+        coordinate: where the ramp goes, below embed_dim.
+        sharpness: κ, "hard" or "best".
 
     `embed_dim` is the least multiple of H that holds `[u, one-hot]` and gives every head two coordinates.
 
     Raises:
-        ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly. ToleranceError: κ too small for so many
+        ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly.
+        ToleranceError: κ too small for so many
         anchors.
     """
     w, t = checked_affine(slopes, offsets, domain, dtype)

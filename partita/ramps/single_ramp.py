@@ -68,14 +68,17 @@ def ramp(
     *Theorem*: `ramp` (the second paper's single-head result; the constant is ours).
 
     Args:
-        slopes: w, `(tokens, dim)`, or `(dim,)` for one w and any number of tokens; offsets: t, `(tokens,)` or a number.
-        ends: (a, b). anchors: p ≥ 2, both ends included.
+        slopes: w, `(tokens, dim)`, or `(dim,)` for one w and any number of tokens.
+        offsets: t, `(tokens,)` or a number.
+        ends: (a, b).
+        anchors: p ≥ 2, both ends included.
         domain: the box of single tokens, `(dim,)`: rounding depends on how large w·x can get.
         sharpness: κ = RΔ², or "best", or "hard" (κ = 1024).
         output: (coordinate, out_dim) of the output tokens.
 
     Raises:
-        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range. ShapeError: slopes, offsets and domain that do not fit.
+        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range.
+        ShapeError: slopes, offsets and domain that do not fit.
 
     >>> built = ramp([1.0], 0.0, (0, 1), anchors=11, domain=Box([-2], [2]))
     >>> round(built.error_bound, 5), built.head(torch.tensor([[-1.5], [0.52], [1.7]])).shape

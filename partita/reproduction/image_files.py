@@ -25,7 +25,9 @@ class Source:
     """Where a set comes from: its files, their addresses and MD5 sums, and the folders in which they usually lie.
 
     Attributes:
-        files: the members that are read. archives: (address, md5) of what is downloaded. folders: looked in, in this order.
+        files: the members that are read.
+        archives: (address, md5) of what is downloaded.
+        folders: looked in, in this order.
         images: how many the publisher's training set has.
     """
 

@@ -52,8 +52,10 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         head, certificate, target, `outside` and `why`.
 
     Raises:
-        TruncatedFileError: a file is missing or cut off. TamperedFileError: parts that do not belong together.
-        NewerVersionError: the format is newer than this version. FormatError: anything else that docs/format.md rules out.
+        TruncatedFileError: a file is missing or cut off.
+        TamperedFileError: parts that do not belong together.
+        NewerVersionError: the format is newer than this version.
+        FormatError: anything else that docs/format.md rules out.
     """
     place = Path(folder)
     if not place.is_dir():

@@ -30,7 +30,8 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
 
     Raises:
         AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
-        MissingExtraError: the extra `onnx` is not installed. SizeError: more than an ONNX file can hold.
+        MissingExtraError: the extra `onnx` is not installed.
+        SizeError: more than an ONNX file can hold.
     """
     place = _require_replaceable(Path(path))
     try:
