@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.rounding import up
 from partita.errors import DomainError
 
 __all__ = ["DOUBLE", "PRECISIONS", "SINGLE", "Precision"]
-
-_OUTWARD = 1 + 1e-12  # more than computing `moved` in float64 can lose
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Precision:
     def moved(self, lo: NDArray[np.float64], hi: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far rounding may move a coordinate in [lo, hi]: `u·max(|lo|, |hi|)` and the tiniest number; 0 for float64."""
         reach = np.maximum(np.abs(lo), np.abs(hi))
-        return reach * self.unit * _OUTWARD + self.tiniest if self.rounds_inputs else np.zeros_like(reach)
+        return up(reach * self.unit) + self.tiniest if self.rounds_inputs else np.zeros_like(reach)
 
     def widened(
         self, lo: NDArray[np.float64], hi: NDArray[np.float64]

@@ -254,7 +254,7 @@ def gradient_descent(
         raise DomainError("loss 'ridge' needs ridge=λ with λ > 0; use loss='squared' for λ = 0.")
     if epsilon is not None and not 0 < epsilon < math.inf:
         raise DomainError(f"epsilon is {epsilon!r}; expected a finite number > 0.")
-    x, y, w = (_held(box, dtype) for box in (x, y, w))
+    x, y, w = (box.widened(Precision.of(dtype)) for box in (x, y, w))
     features = Interval(x.lo, x.hi) * Interval(w.lo, w.hi)
     pad = 1e-12 * features.magnitude.sum() + 1e-300  # covers the rounding of the sums
     s = Interval(features.lo.sum() - pad, features.hi.sum() + pad)
@@ -275,14 +275,6 @@ def gradient_descent(
     require_ordinary(dtype, largest_number=1 + facts.norm_x * (1 + float(np.linalg.norm(reach[2]))) + facts.reach_y)
     layer = DescentLayer(slope, x.dimension, step_size=step_size, ridge=ridge, epsilon=facts.epsilon, dtype=dtype)
     return GradientDescent(layer, slope, facts, (x, y, w), steps=steps)
-
-
-def _held(box: Box, dtype: torch.dtype) -> Box:
-    """The box after its numbers are rounded to the dtype."""
-    if dtype == torch.float64:
-        return box
-    pad = np.maximum(np.abs(box.lo), np.abs(box.hi)) * 2.0**-22
-    return Box(box.lo - pad, box.hi + pad)
 
 
 def _validated(

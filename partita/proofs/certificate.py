@@ -14,7 +14,7 @@ from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.regularity import Curvature, Known
 
-__all__ = ["Assumption", "Certificate", "Kind", "Source", "Term", "Witness", "model_digest", "total"]
+__all__ = ["Assumption", "Certificate", "Kind", "Source", "Term", "Witness", "hex_floats", "model_digest", "total"]
 
 SCHEMA = 2
 Kind = Literal["proved", "proved_given", "estimated"]
@@ -175,7 +175,7 @@ class Certificate:
         data = {"schema": SCHEMA, **asdict(self)}
         if self.kind == "estimated":
             data["error_bound"] = None  # JSON has no infinity
-        out: dict[str, Any] = _hex_floats(data)
+        out: dict[str, Any] = hex_floats(data)
         return out
 
     @classmethod
@@ -262,14 +262,15 @@ def model_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _hex_floats(value: Any) -> Any:
+def hex_floats(value: Any) -> Any:
+    """JSON values with every float as a hexadecimal string, so that nothing is lost."""
     if isinstance(value, bool) or value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, Mapping):
-        return {k: _hex_floats(v) for k, v in value.items()}
-    return [_hex_floats(v) for v in value]
+        return {k: hex_floats(v) for k, v in value.items()}
+    return [hex_floats(v) for v in value]
 
 
 def _unhex(value: Any) -> Any:

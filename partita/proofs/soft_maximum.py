@@ -157,11 +157,9 @@ def pieces_on(box: Box, graph: Graph, dtype: torch.dtype, *, progress: Progress 
 
 
 def _margins(box: Box, dtype: torch.dtype) -> Array | None:
-    """How far a stored input may lie outside the box, `(m,)`: u·max|z_i|, and η for what is flushed to 0."""
-    if dtype == torch.float64:
-        return None
+    """How far a stored input may lie outside the box, `(m,)`; None if it is stored as it is."""
     precision = Precision.of(dtype)
-    return up(precision.unit * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()) + precision.smallest
+    return precision.moved(box.lo.ravel(), box.hi.ravel()) if precision.rounds_inputs else None
 
 
 def slope_scale(pieces: PiecewiseAffine) -> Fraction:

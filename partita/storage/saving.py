@@ -16,9 +16,9 @@ import torch
 
 from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.functions.target import Target
-from partita.geometry.domains import Box, Domain, PointCloud
+from partita.geometry.domains import PointCloud
 from partita.heads.head import FoldedHead
-from partita.proofs.certificate import Certificate, model_digest
+from partita.proofs.certificate import Certificate, hex_floats, model_digest
 
 __all__ = ["CERTIFICATE", "DESCRIPTION", "FORMAT_VERSION", "TENSORS", "canonical", "require_free", "save"]
 
@@ -93,7 +93,7 @@ def _write(
         "format": "partita-head",
         "version": FORMAT_VERSION,
         "head": head.record(),
-        "domains": [_describe_domain(d) for d in target.domains],
+        "domains": [hex_floats(d.description) for d in target.domains],
         "target": {"label": target.label, "graph": None if target.graph is None else target.graph.to_json()},
         "outside": outside,
         "why": list(why),
@@ -101,18 +101,6 @@ def _write(
     }
     description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
     _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
-
-
-def _describe_domain(domain: Domain) -> dict[str, Any]:
-    if isinstance(domain, Box):
-        shape = list(domain.shape)
-        return {
-            "type": "box",
-            "shape": shape,
-            "lo": [x.hex() for x in domain.lo.ravel().tolist()],
-            "hi": [x.hex() for x in domain.hi.ravel().tolist()],
-        }
-    return {"type": "point_cloud", "fill_distance": domain.fill_distance.hex()}
 
 
 def _flush(path: Path, data: bytes) -> None:
