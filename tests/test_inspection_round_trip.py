@@ -333,7 +333,7 @@ def test_hardening_refuses_with_reasons(model, x):
         pa.inspect.harden(model, lambda m: m(x).sum(), factor=-1.0)
     with pytest.raises(UnsupportedError, match="head 0 of layer 'Three'"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=[("Three", 0)])
-    with pytest.raises(UnsupportedError, match=r"heads holds 'Two'; expected \(layer, head\)"):
+    with pytest.raises(UnsupportedError, match=r"heads contains 'Two'; expected \(layer, head\)"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=["Two"])
     with pytest.raises(UnsupportedError, match="heads is empty"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=[])
