@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -207,7 +208,8 @@ def test_the_format_names_everything_that_saved_heads_hold() -> None:
 
 def unknown_commands(page: str) -> list[str]:
     """`partita …` commands, options and `python FILE` scripts that a page names and that do not exist."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)  # its commands are imported when they are asked for
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     missing = []
     for name, rest in re.findall(r"(?<![\w./-])partita ([a-z]+)\b([^\n·`]*)", _code(page)):
         known = {option for parameter in getattr(commands.get(name), "params", []) for option in parameter.opts}

@@ -331,11 +331,11 @@ def test_hardening_refuses_with_reasons(model, x):
         model(x)
     with pytest.raises(UnsupportedError, match="≥ 0"):
         pa.inspect.harden(model, lambda m: m(x).sum(), factor=-1.0)
-    with pytest.raises(UnsupportedError, match="no head 0 of a layer 'Three'"):
+    with pytest.raises(UnsupportedError, match="head 0 of layer 'Three'"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=[("Three", 0)])
-    with pytest.raises(UnsupportedError, match=r"heads holds 'Two'; expected \(layer, head\)"):
+    with pytest.raises(UnsupportedError, match=r"heads contains 'Two'; expected \(layer, head\)"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=["Two"])
-    with pytest.raises(UnsupportedError, match="heads= is empty"):
+    with pytest.raises(UnsupportedError, match="heads is empty"):
         pa.inspect.harden(model, lambda m: m(x).sum(), heads=[])
     with pytest.raises(UnsupportedError, match="by hand"):
         pa.inspect.harden(nn.Linear(2, 2), lambda m: m(torch.ones(1, 2)).sum())

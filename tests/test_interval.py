@@ -178,7 +178,7 @@ def test_descriptions() -> None:
 
 
 def test_crossed_ends_are_refused() -> None:
-    with pytest.raises(DomainError, match="above hi"):
+    with pytest.raises(DomainError, match="expected lo ≤ hi"):
         Interval([0.0, 2.0], [1.0, 1.0])
 
 

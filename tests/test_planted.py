@@ -482,7 +482,7 @@ def test_planted_bugs_of_front_ends_make_false_claims(name: str, monkeypatch: Pa
 
 def test_swapped_ends_are_refused_at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(interval.Interval, "__neg__", lambda x: interval.Interval(-x.lo, -x.hi))
-    with pytest.raises(DomainError, match="above hi"):
+    with pytest.raises(DomainError, match="expected lo ≤ hi"):
         pa.compile("1 - x0^2", LINE, tolerance=0.1, method="hard")
 
 

@@ -527,7 +527,7 @@ def test_forged_slopes_are_refused(certified, tmp_path, change):
 def test_slopes_of_another_head_are_noticed(certified, tmp_path):
     head, _ = stored(certified, tmp_path / "head")
     head.value_slopes[5] += 1e-9
-    with pytest.raises(errors.UnsupportedError, match="changed since"):
+    with pytest.raises(errors.UnsupportedError, match="changed after"):
         storage.save(
             head, pa.load(tmp_path / "head").certificate, certified.target, tmp_path / "b", outside="raise", why=()
         )

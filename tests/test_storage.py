@@ -172,7 +172,7 @@ def test_resealed_forgeries_fail_the_recheck_or_the_load(folder, changes):
         changes = {"model": {"sha256": json.loads((folder / "certificate.json").read_text())["model"]["sha256"]}}
     forge(folder, **changes)
     if changes.keys() & {"domain", "function", "semantics"}:
-        with pytest.raises(errors.TamperedFileError, match="not about this head"):
+        with pytest.raises(errors.TamperedFileError, match="belongs to another head"):
             pa.load(folder)
     else:
         assert not all(check.holds for check in pa.recheck(pa.load(folder)))
@@ -210,7 +210,7 @@ def other_type(folder):
 def test_parts_that_disagree_are_refused(folder, change):
     """head.json and certificate.json each with valid hashes, about two different things."""
     change(folder)
-    with pytest.raises(errors.TamperedFileError, match="not about this head"):
+    with pytest.raises(errors.TamperedFileError, match="belongs to another head"):
         pa.load(folder)
 
 
@@ -346,7 +346,7 @@ def test_a_certificate_of_another_head_is_refused(folder, tmp_path):
     other = pa.compile("x0 - x1", pa.Box([-1, -1], [1, 1]), method="hard", tolerance=0.4).save(tmp_path / "other")
     shutil.copy(other / "certificate.json", folder / "certificate.json")
     reseal(folder)
-    with pytest.raises(errors.TamperedFileError, match="not about this head"):
+    with pytest.raises(errors.TamperedFileError, match="belongs to another head"):
         pa.load(folder)
 
 
@@ -399,7 +399,7 @@ def test_saving_never_overwrites_unasked(tmp_path):
     mine = tmp_path / "thesis"
     mine.mkdir()
     (mine / "chapter.txt").write_text("years of work")
-    with pytest.raises(errors.AlreadyExistsError, match="left alone"):
+    with pytest.raises(errors.AlreadyExistsError, match="not overwritten"):
         c.save(mine, overwrite=True)
     assert (mine / "chapter.txt").read_text() == "years of work"
 

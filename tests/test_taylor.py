@@ -463,7 +463,7 @@ def test_outputs_are_broadcast_and_inputs_checked() -> None:
             graph.taylor(centers, radii, degree)
     with pytest.raises(ShapeError):
         graph.taylor(np.zeros((5, 3)), 1.0, 3)
-    with pytest.raises(SizeError, match="lower the degree"):
+    with pytest.raises(SizeError, match="Lower the degree"):
         parse("x", [f"x{i}" if i else "x" for i in range(30)]).taylor(np.zeros((1, 30)), 1.0, 9)
 
 

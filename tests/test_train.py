@@ -179,7 +179,7 @@ def test_a_head_survives_copies_casts_and_export():
 )
 def test_cores_that_do_not_fit_are_refused(shapes):
     grid = ProductGrid.uniform(unit_box(2), (4, 5))
-    with pytest.raises(ShapeError, match="cores of shapes"):
+    with pytest.raises(ShapeError, match="cores have shapes"):
         TrainHead(grid, 1.0, [torch.zeros(s) for s in shapes], input_shapes=((2,),), output_shape=())
     with pytest.raises(DomainError):
         TrainHead(grid, -1.0, [torch.zeros(1, 4, 1), torch.zeros(1, 5, 1)], input_shapes=((2,),), output_shape=())

@@ -127,7 +127,7 @@ def test_what_is_verified_holds_as_run_at_every_scale(bases, name, tmp_path, mon
         if ordinary:
             assert code == VERIFIED, report.get("reason")  # the control: ordinary scales are no obstacle
         if math.isinf(error):
-            with pytest.raises(pa.errors.FormatError, match="cannot be run"):
+            with pytest.raises(pa.errors.FormatError, match="cannot run"):
                 pa.load(folder)
 
 

@@ -27,6 +27,6 @@ def require_gradual_underflow() -> None:
     """Raise an UnsupportedError if this thread flushes subnormal numbers to zero."""
     if flushes_denormals():
         raise UnsupportedError(
-            "this thread flushes subnormal numbers to zero, and partita's bounds are proved for IEEE 754 arithmetic, which "
-            "keeps them. Call torch.set_flush_denormal(False) first."
+            "this thread flushes subnormal numbers to zero; partita's bounds are proved for IEEE 754 arithmetic, which keeps them",
+            "Call torch.set_flush_denormal(False) first.",
         )

@@ -54,9 +54,7 @@ class Interval:
         sound = (lo <= hi) & (lo < np.inf) & (hi > -np.inf)
         if not sound.all():
             if (crossed := lo > hi).any():
-                raise DomainError(
-                    f"Interval: found lo = {lo[crossed][0]} above hi = {hi[crossed][0]}, expected lo ≤ hi"
-                )
+                raise DomainError(f"Interval: found lo = {lo[crossed][0]} > hi = {hi[crossed][0]}; expected lo ≤ hi")
             lo, hi = np.where(sound, lo, -np.inf), np.where(sound, hi, np.inf)
         object.__setattr__(self, "lo", lo)
         object.__setattr__(self, "hi", hi)

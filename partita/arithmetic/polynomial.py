@@ -44,8 +44,8 @@ class Basis:
         count = math.comb(self.dim + self.degree, self.dim)
         if count > MAX_MONOMIALS:
             raise SizeError(
-                f"Taylor model: found {count} monomials for {self.dim} inputs and degree {self.degree}, "
-                f"expected at most {MAX_MONOMIALS}: lower the degree"
+                f"Taylor model: found {count} monomials for {self.dim} inputs and degree {self.degree}; expected at most "
+                f"{MAX_MONOMIALS}. Lower the degree."
             )
 
     @staticmethod

@@ -28,7 +28,8 @@ class Precision:
         smallest: the least normal number; below it the relative error is no longer bounded by u.
         tiniest: the least positive number; what one operation may lose to underflow.
         largest: the largest finite number.
-        number: the numpy type. item_bytes: what one number takes.
+        number: the numpy type.
+        item_bytes: what one number takes.
         rounds_inputs: whether a float64 input is rounded before the head sees it.
     """
 

@@ -76,11 +76,9 @@ def _numbers(name: str, values: Iterable[float], *, least: float = -math.inf) ->
     numbers = [float(value) for value in values]
     for number in numbers:
         if math.isnan(number):
-            raise NonFiniteValueError(
-                f"{name}: found NaN, expected a number; NaN bounds nothing, trace where it comes from"
-            )
+            raise NonFiniteValueError(f"{name}: found NaN; expected a number")
         if number < least:
-            raise OutsideDomainError(f"{name}: found {number!r}, expected at least {least!r}")
+            raise OutsideDomainError(f"{name}: found {number!r}; expected at least {least!r}")
     return numbers
 
 
@@ -123,7 +121,7 @@ def add_up(*terms: float) -> float:
     numbers = _numbers("add_up", terms)
     infinite = {number for number in numbers if math.isinf(number)}
     if len(infinite) == 2:
-        raise NonFiniteValueError("add_up: found both inf and -inf, expected infinities of one sign at most")
+        raise NonFiniteValueError("add_up: found both inf and -inf; expected infinities of one sign")
     return infinite.pop() if infinite else _ceil(sum(map(Fraction, numbers), Fraction(0)))
 
 
@@ -166,7 +164,7 @@ def _quotient(name: str, a: float, b: float) -> Fraction | None:
     """The exact a / b for a ≥ 0 and b > 0, with a / inf = 0; None for infinity."""
     a, b = _numbers(name, (a, b), least=0.0)
     if b == 0.0 or (math.isinf(a) and math.isinf(b)):
-        raise OutsideDomainError(f"{name}: found {a!r} / {b!r}, expected a positive divisor and at most one infinity")
+        raise OutsideDomainError(f"{name}: found {a!r} / {b!r}; expected a positive divisor and at most one infinity")
     if math.isinf(b):
         return Fraction(0)
     return None if math.isinf(a) else Fraction(a) / Fraction(b)
@@ -238,7 +236,7 @@ def _pow(name: str, a: float, p: float, pad: Callable[[float], float]) -> float:
     """The padded power aᵖ of a ≥ 0 and finite p > 0, exact for a ∈ {0, 1, inf} and p = 1."""
     (a,), (p,) = _numbers(name, (a,), least=0.0), _numbers(name, (p,), least=_TINY)
     if math.isinf(p):
-        raise OutsideDomainError(f"{name}: found the exponent inf, expected a finite one")
+        raise OutsideDomainError(f"{name}: the exponent is inf; expected a finite one")
     return a if a in (0.0, 1.0, math.inf) or p == 1.0 else pad(_overflowing(math.pow, a, p))
 
 

@@ -67,10 +67,10 @@ def _read_points(path: Path, dimension: int) -> NDArray[np.float64]:
         if not all(map(_is_number, fields)):
             raise DomainError(f"{name}, line {number}: {line!r} is not a list of numbers.")
         if len(fields) != dimension:
-            raise DomainError(f"{name}, line {number}: {len(fields)} numbers; this head takes {dimension}.")
+            raise DomainError(f"{name}, line {number}: found {len(fields)} numbers; expected {dimension}.")
         rows.append([float(x) for x in fields])
     if not rows:
-        raise DomainError(f"{name} holds no points; expected {dimension} numbers on at least one line.")
+        raise DomainError(f"{name} has no points; expected {dimension} numbers on at least one line.")
     return np.array(rows, dtype=np.float64)
 
 

@@ -131,7 +131,7 @@ def _call(spec: str) -> Any:
     """What FUNCTION() of MODULE returns; the current folder is searched first."""
     module, _, function = spec.partition(":")
     if not module or not function:
-        raise UnsupportedError(f"{spec!r}; expected MODULE:FUNCTION, as 'my_models:encoder'.")
+        raise UnsupportedError(f"the name is {spec!r}; expected MODULE:FUNCTION, such as 'my_models:encoder'.")
     if "" not in sys.path:
         sys.path.insert(0, "")
     found = _own(f"import {module}", lambda: _import(module))
@@ -147,7 +147,7 @@ def _import(module: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that theirs imports
             raise
         raise UnsupportedError(
-            f"no module is called {error.name!r}; expected a .py file here or an installed package."
+            f"there is no module {error.name!r}; expected a .py file here or an installed package."
         ) from None
 
 

@@ -31,7 +31,7 @@ class Attack:
 
     Attributes:
         point: the point, flat, `(m,)`.
-        error: `|f − net|_∞` there, the net as it runs, f in floating point.
+        error: `|f − net|_∞` there, the head as it runs, f in floating point.
         lowest: a proved lower bound of that error. None for a black box.
         highest: a proved upper bound of that error. None for a black box.
         arithmetic: how f was enclosed: "ball arithmetic" (needs python-flint), "interval arithmetic", or "floats".
@@ -51,7 +51,7 @@ class Attack:
 
     @property
     def refuted(self) -> bool:
-        """Whether the error at the point is certainly above the claimed bound, or the net has no value there."""
+        """Whether the error at the point is certainly above the claimed bound, or the head has no value there."""
         worst = self.error if self.lowest is None else self.lowest
         return self.claimed and not worst <= self.bound  # also where the net has no value
 

@@ -81,7 +81,7 @@ def bound_slope(head: FoldedHead, box: Box, axis: int, *, progress: Progress | N
         raise DomainError(f"axis is {axis}; expected 0 to {box.dimension - 1}.")
     grid = soft_grid_of(head)
     if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
-        return (Range(0.0, 0.0, 0.0, 0.0),) * grid.values.shape[-1]
+        return (Range(0.0, 0.0, 0.0, 0.0),) * int(grid.values.shape[-1])
     slopes, ranges = _sampled_slopes(head, box).values[:, :, axis], []
     for output, seen in enumerate(slopes.T):
         one = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])

@@ -28,6 +28,6 @@ class Clock:
             if self.progress is not None:
                 self.progress(what, done, of)
             if time.monotonic() > end:
-                raise BudgetSpentError(f"the budget of {self.seconds:g} seconds was spent on: {what}.")
+                raise BudgetSpentError(f"the budget of {self.seconds:g} seconds ran out during: {what}.")
 
         return report

@@ -128,7 +128,7 @@ def _proof_again(compiled: Compiled) -> Iterator[Check]:
 
 
 def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
-    """The moduli that the proof may use, and on whose word; no word where it needs none."""
+    """The moduli that the proof may use, and where they come from; an empty text if it needs none."""
     certificate, target = compiled.certificate, compiled.target
     if proof.rests_on == "curvature":
         used = str(Curvature(float(certificate.known["curvature"])))
@@ -147,9 +147,9 @@ def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
 
 
 def _known(compiled: Compiled) -> tuple[Known | None, str]:
-    """The moduli the certificate states, if they are still warranted: by interval arithmetic, or by whoever declared them.
+    """The moduli that the certificate states, if interval arithmetic confirms them or the caller declared them.
 
-    A claim of kind `proved` is never taken at its word: its constants are computed again from the graph.
+    For a claim of kind `proved` the constants are always computed again from the graph.
     """
     certificate, target = compiled.certificate, compiled.target
     try:

@@ -58,8 +58,8 @@ def request_for(
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
     if dtype not in (torch.float64, torch.float32):
         raise UnsupportedError(
-            f"dtype is {dtype}; heads are certified in torch.float64 and torch.float32",
-            "Cast the finished head to another dtype if you can do without the certificate.",
+            f"dtype is {dtype}; expected torch.float64 or torch.float32",
+            "To use another dtype, cast the finished head; the certificate does not cover it then.",
         )
     if method not in method_names():
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
@@ -97,7 +97,7 @@ def _require_sharpness(sharpness: float, method: str) -> None:
         raise UnsupportedError(f"method {method!r} chooses its own sharpness; leave sharpness out.")
     if not (_is_number(sharpness) and least <= sharpness < math.inf):
         raise UnsupportedError(
-            f"sharpness is {sharpness}; expected a finite κ = R h² of at least {least:g} (from 8 on a head is called hard)."
+            f"sharpness is {sharpness}; expected a finite κ = R h² ≥ {least:g} (heads with κ ≥ 8 are called hard)."
         )
 
 

@@ -83,10 +83,15 @@ def recognise(
     ([2, 2], (Fraction(0, 1),))
     """
     if graph.num_inputs != box.dimension:
-        raise ShapeError(f"the graph has {graph.num_inputs} inputs and the box {box.dimension} coordinates.")
+        raise ShapeError(
+            f"the graph has {graph.num_inputs} inputs, the box has {box.dimension} coordinates; expected the same number."
+        )
     needed = _needed(graph)
     if len(needed) * (box.dimension + 1) > _MAX_ENTRIES:
-        raise SizeError(f"{len(needed):,} operations on {box.dimension:,} inputs are too many to search for pieces.")
+        raise SizeError(
+            f"{len(needed):,} operations on {box.dimension:,} inputs are too many to search for pieces",
+            "Use another method.",
+        )
     sides = list(zip(map(Fraction, box.lo.ravel().tolist()), map(Fraction, box.hi.ravel().tolist())))
     middle = tuple((lo + hi) / 2 for lo, hi in sides)
     outward = [Fraction(0)] * len(sides) if margins is None else list(map(Fraction, margins.tolist()))
@@ -186,7 +191,7 @@ def _multiple(node: Node, arguments: list[_Difference]) -> _Difference:
     base = _required(last) if exponent else Fraction(1)
     if base == 0 and exponent < 0:
         raise UnsupportedError(
-            "the expression divides by a constant that is 0; expected a function that is defined on the box."
+            "not piecewise affine: it divides by a constant that is 0", "The function must be defined on the box."
         )
     return f.scaled(1 / base) if node.operation == "div" else _affine(base**exponent, *f.convex[0, 1:] * 0)
 
@@ -194,7 +199,8 @@ def _multiple(node: Node, arguments: list[_Difference]) -> _Difference:
 def _required(f: _Difference) -> Fraction:
     if f.constant is None:
         raise UnsupportedError(
-            "found a product of two factors neither of which is recognised as constant; expected multiples by numbers."
+            "not piecewise affine: a product of two factors, neither recognised as constant",
+            "Write multiples by numbers.",
         )
     return f.constant
 
@@ -221,8 +227,8 @@ def _needed(graph: Graph) -> list[int]:
         )
         if node.operation not in READ or bent:
             raise UnsupportedError(
-                f"not piecewise affine: {node.operation} of {'variables' if varying[position] else 'a constant'}; expected "
-                "sums, multiples by rational constants, max, min, abs, relu and clamp."
+                f"not piecewise affine: {node.operation} of {'variables' if varying[position] else 'a constant'}",
+                "Use sums, multiples by rational constants, max, min, abs, relu and clamp, or another method.",
             )
     return sorted(wanted)
 
@@ -231,15 +237,13 @@ def _require_short(f: _Difference) -> None:
     """A SizeError for numbers so long that exact arithmetic would take too long."""
     bits = (max(v.numerator.bit_length(), v.denominator.bit_length()) for r in (f.convex, f.concave) for v in r.flat)
     if max(bits) > _MAX_BITS:
-        raise SizeError(
-            "the constants of the expression need thousands of digits in exact arithmetic; expected fewer: round them."
-        )
+        raise SizeError("its constants need thousands of digits in exact arithmetic", "Round the constants.")
 
 
 def _sums(first: Rows, second: Rows) -> Rows:
     """All sums of a piece of each: the pieces of the sum of two maxima."""
     if len(first) * len(second) > MAX_PIECES:
-        raise SizeError(f"{len(first)} × {len(second)} pieces, more than {MAX_PIECES:,}: too many for exact pieces.")
+        raise SizeError(f"{len(first)} × {len(second)} pieces are more than {MAX_PIECES:,}", "Use another method.")
     return (first[:, None] + second[None]).reshape(-1, first.shape[1])
 
 

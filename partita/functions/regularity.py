@@ -163,7 +163,8 @@ class RoughBoxes:
     """The boxes in which interval arithmetic could not exclude a jump; off them the computed modulus holds.
 
     Attributes:
-        lo, hi: `(k, m)`. graph: f, to bound how far it can move near each box.
+        lo, hi: `(k, m)`.
+        graph: f, to bound how far it can move near each box.
         height: a bound of f's movement anywhere.
     """
 
@@ -301,16 +302,16 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
         per_axis = AxisLipschitz(tuple(constants.ravel().tolist()))
         if len(per_axis.constants) != target.domain.dimension:
             raise ShapeError(
-                f"{len(per_axis.constants)} Lipschitz constants for a domain in R^{target.domain.dimension}; "
-                "expected one per coordinate, or one number."
+                f"lipschitz has {len(per_axis.constants)} constants; expected {target.domain.dimension}, one "
+                "per coordinate, or one number."
             )
     elif constants is not None:
         if modulus is not None:
-            raise UnsupportedError("give lipschitz=L or modulus=Modulus(C, exponent), not both.")
+            raise UnsupportedError("both lipschitz and modulus are given; expected one of them.")
         modulus = Modulus(float(constants))
     if modulus is None and per_axis is None:
         if jumps is not None:
-            raise UnsupportedError("jumps= says where f leaves its modulus; declare lipschitz=… or modulus=… as well.")
+            raise UnsupportedError("jumps is given without a modulus; declare lipschitz=… or modulus=… as well.")
         return None
     return Known(modulus, per_axis, jumps)
 
@@ -332,7 +333,7 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
         lo, hi = found.rough_lo[0], found.rough_hi[0]
         raise NotContinuousError(
             f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
-            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Ask for norm=1 or norm=2, "
+            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Use norm=1 or norm=2, "
             "shrink the domain, or declare modulus=Modulus(constant, exponent) if it is continuous."
         )
     rough = RoughBoxes(found.rough_lo, found.rough_hi, graph, 2 * found.magnitude)
@@ -358,9 +359,8 @@ def _refute(target: Target, said: Known, found: LipschitzBounds) -> None:
     m = said.modulus
     if m is not None and m.exponent == 1 and said.jumps is None and found.observed > m.constant * (1 + 1e-9):
         raise LipschitzContradictedError(
-            f"{target.label} has a slope of {found.observed:.6g} somewhere, more than the declared Lipschitz "
-            f"constant {m.constant:g}; "
-            f"interval arithmetic proves {found.euclidean:.6g}: leave lipschitz out and that is used."
+            f"{target.label} has a slope of {found.observed:.6g} somewhere, more than the declared Lipschitz constant "
+            f"{m.constant:g}. Leave lipschitz out: interval arithmetic proves {found.euclidean:.6g}."
         )
 
 

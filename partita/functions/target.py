@@ -39,8 +39,10 @@ class Target:
         label: the text that is shown for f.
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
-        input_shapes: one shape per argument. num_outputs: scalar outputs.
-        domain: the flat domain: the only one, or the product of both. box: the box around it.
+        input_shapes: one shape per argument.
+        num_outputs: scalar outputs.
+        domain: the flat domain: the only one, or the product of both.
+        box: the box around it.
     """
 
     domains: tuple[Domain, ...]

@@ -233,7 +233,7 @@ def _operand(x: Any, run: _Run, name: str, place: int, dtype: torch.dtype) -> An
     condition = name in LOGIC or (name == "where" and place == 0)
     if isinstance(x, Traced):
         if condition and x.dtype != torch.bool:
-            raise UnsupportedError("it uses numbers as truth values; compare them with something")
+            raise UnsupportedError("it uses numbers as truth values; use a comparison, such as x != 0")
         return _positions(x) if condition else _numbers(x)
     if isinstance(x, torch.Tensor):
         return run.rules.constants(torch.where(x, 1.0, -1.0) if condition else x.to(dtype))

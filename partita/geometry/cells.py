@@ -20,7 +20,7 @@ def polygons(partition: Partition, box: Box) -> list[Array]:
     """
     if partition.dimension != 2 or box.dimension != 2:
         raise UnsupportedError(
-            f"polygons are drawn in 2-D; this partition lives in R^{partition.dimension}. Slice it first."
+            f"polygons are drawn in R^2; this partition is in R^{partition.dimension}. Slice it first."
         )
     affine = partition.to_max_affine()
     lo, hi = box.lo.ravel(), box.hi.ravel()

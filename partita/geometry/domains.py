@@ -81,18 +81,18 @@ class Box:
                 "(m,) for vectors or (tokens, dim) for sequences."
             )
         if not (np.isfinite(self.lo).all() and np.isfinite(self.hi).all()):
-            raise DomainError(f"Box: corners must be finite, found lo={self.lo.tolist()}, hi={self.hi.tolist()}.")
+            raise DomainError(f"Box: lo is {self.lo.tolist()}, hi is {self.hi.tolist()}; expected finite corners.")
         bad = np.flatnonzero(self.lo.ravel() >= self.hi.ravel())
         if bad.size:
             i = int(bad[0])
             raise DomainError(
-                f"Box: axis {i} has lo = {self.lo.ravel()[i]:g} ≥ hi = {self.hi.ravel()[i]:g}; "
-                "every side needs lo < hi (swap the corners, or drop the axis if the function does not use it)."
+                f"Box: axis {i} has lo = {self.lo.ravel()[i]:g} ≥ hi = {self.hi.ravel()[i]:g}; expected lo < "
+                "hi. Swap the corners, or drop the axis if the function does not use it."
             )
         with np.errstate(over="ignore"):
             sides = (self.hi - self.lo).ravel()
         if not np.isfinite(sides).all():
-            raise DomainError("Box: a side is longer than the largest float64; rescale the variable.")
+            raise DomainError("Box: a side overflows float64; rescale the variable.")
         if (sides <= 4 * np.spacing(np.maximum(np.abs(self.lo), np.abs(self.hi))).ravel()).any():
             raise DomainError("Box: a side is only a few floating-point numbers wide; shift or rescale the variable.")
         sides.flags.writeable = False
@@ -123,7 +123,7 @@ class Box:
         6
         """
         if tokens < 1 or dim < 1:
-            raise DomainError(f"Box.sequence: tokens={tokens} and dim={dim} must both be at least 1.")
+            raise DomainError(f"Box.sequence: tokens is {tokens}, dim is {dim}; expected at least 1 each.")
         return cls(np.full((tokens, dim), float(lo)), np.full((tokens, dim), float(hi)))
 
     def widened(self, precision: Precision) -> Box:
@@ -250,9 +250,11 @@ class PointCloud:
             )
         if not np.isfinite(points).all():
             rows = np.flatnonzero(~np.isfinite(points.reshape(len(points), -1)).all(axis=1))
-            raise DomainError(f"PointCloud: {rows.size} points are not finite, the first is number {rows[0]}.")
+            raise DomainError(
+                f"PointCloud: {rows.size} points are not finite, the first is number {rows[0]}; expected finite points."
+            )
         if not (self.fill_distance >= 0 and np.isfinite(self.fill_distance)):
-            raise DomainError(f"PointCloud: fill_distance is {self.fill_distance}, expected a finite number ≥ 0.")
+            raise DomainError(f"PointCloud: fill_distance is {self.fill_distance}; expected a finite number ≥ 0.")
 
     @property
     def shape(self) -> tuple[int, ...]:

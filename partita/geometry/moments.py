@@ -50,7 +50,10 @@ class AxisGeometry:
     def of(cls, centers: Array, lo: float, hi: float) -> AxisGeometry:
         gaps = np.diff(centers)
         if len(gaps) and not (gaps > 0).all():
-            raise DomainError("axis centers must increase strictly; the grid is finer than the dtype can tell apart.")
+            raise DomainError(
+                "the centers of an axis do not increase strictly: the grid is finer than the dtype can "
+                "represent. Use fewer cells or float64."
+            )
         smallest, largest = (float(np.nextafter(gaps.min(), 0)), float(up(gaps.max()))) if len(gaps) else (0.0, 0.0)
         beyond = max(centers[0] - lo, hi - centers[-1], 0.0)
         return cls(len(centers), smallest, largest, float(up(beyond)) if beyond else 0.0)
@@ -158,7 +161,7 @@ def leakage(cells: int, inverse_temperature: float, margin: float) -> float:
 def temperature_for_leakage(cells: int, margin: float, epsilon: float) -> float:
     """The inverse temperature `(ln(N−1) − ln ε)/Δ` that keeps `leakage` below ε (the paper multiplies by Δ)."""
     if not (margin > 0 and 0 < epsilon < 1):
-        raise DomainError(f"leakage needs a margin > 0 and 0 < epsilon < 1, found {margin:g} and {epsilon:g}.")
+        raise DomainError(f"margin is {margin:g}, epsilon is {epsilon:g}; expected margin > 0 and 0 < epsilon < 1.")
     return max(0.0, (math.log(max(cells - 1, 1)) - math.log(epsilon) + 1e-10) / margin) * (1 + 1e-12)
 
 

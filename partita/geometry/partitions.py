@@ -30,7 +30,8 @@ class Partition(ABC):
     """Cells `U_j = {x : score j is the largest}`. Subclasses say how many there are and what the scores are.
 
     Attributes:
-        num_cells: N. dimension: m, the cells live in R^m.
+        num_cells: N.
+        dimension: m, the cells live in R^m.
     """
 
     num_cells: int
@@ -102,10 +103,10 @@ class Partition(ABC):
 def _check_finite(first: Array, second: Array, names: tuple[str, str]) -> None:
     if first.ndim != 2 or second.shape != first.shape[:1] or first.size == 0:
         raise ShapeError(
-            f"{names[0]} of shape {first.shape} and {names[1]} of shape {second.shape}; expected (cells, m) and (cells,)."
+            f"{names[0]} have shape {first.shape}, {names[1]} have shape {second.shape}; expected (cells, m) and (cells,)."
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise DomainError(f"{names[0]} and {names[1]} must be finite numbers.")
+        raise DomainError(f"{names[0]} or {names[1]} contain NaN or infinity; expected finite numbers.")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

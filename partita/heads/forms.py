@@ -36,7 +36,7 @@ _SCALARS = 1 << 28  # that the indexed and the token-wise layers may hold
 def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
     """The head as the paper's layers: `form` is "log" (the paper's) or "indexed" (ours)."""
     if form not in ("log", "indexed"):
-        raise UnsupportedError(f"layers(form={form!r}): expected 'log', the paper's construction, or 'indexed', ours.")
+        raise UnsupportedError(f"form is {form!r}; expected 'log' (the paper's construction) or 'indexed' (ours).")
     if form == "log":
         _refuse_log(2 * _matrix_shape(head.output_shape)[0] * head.num_keys, _matrix_shape(head.output_shape)[1])
     else:

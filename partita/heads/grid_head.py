@@ -74,7 +74,7 @@ class GridHead(FoldedHead):
         super().__init__(input_shapes=input_shapes, output_shape=output_shape)
         if values.shape != (grid.num_cells, math.prod(output_shape)):
             raise ShapeError(
-                f"values of shape {tuple(values.shape)}; expected ({grid.num_cells}, {math.prod(output_shape)})."
+                f"values have shape {tuple(values.shape)}; expected ({grid.num_cells}, {math.prod(output_shape)})."
             )
         self.counts = grid.counts
         q = np.broadcast_to(np.asarray(half_windows, dtype=np.int64), len(self.counts))
@@ -82,10 +82,10 @@ class GridHead(FoldedHead):
         rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
         if min(windows) < 1 or not (np.isfinite(rates).all() and (rates > 0).all()):
             raise DomainError(
-                f"half windows {windows} and inverse temperatures {rates.tolist()}; expected finite numbers > 0."
+                f"half windows are {windows}, inverse temperatures {rates.tolist()}; expected finite numbers > 0."
             )
         if any((np.diff(axis) <= 0).any() for axis in grid.axes):
-            raise DomainError("the centers of an axis must increase strictly.")
+            raise DomainError("the centers of an axis do not increase; expected strictly increasing centers.")
         for i, axis in enumerate(grid.axes):
             self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=values.dtype))
         self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
@@ -102,8 +102,8 @@ class GridHead(FoldedHead):
         for name, tensor, shape in (("value_slopes", slopes, (*values.shape, m)), ("origin", origin, (m,))):
             if tensor is not None and (slopes is None or tensor.shape != shape or tensor.dtype != values.dtype):
                 raise ShapeError(
-                    f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}; expected {shape}, {values.dtype}, "
-                    "and an origin only beside slopes."
+                    f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and "
+                    f"{values.dtype}, and an origin only with slopes."
                 )
             self.register_buffer(name, tensor)
 
@@ -176,7 +176,7 @@ class GridHead(FoldedHead):
             or len(windows) != box.dimension
             or not all(type(q) is int and 1 <= q <= _LONGEST_RECORDED_WINDOW for q in windows)
         ):
-            raise FormatError(f"head record: half_windows {windows}; expected {box.dimension} whole numbers ≥ 1.")
+            raise FormatError(f"head record: half_windows is {windows}; expected {box.dimension} integers ≥ 1.")
         return cls(
             ProductGrid(box, tuple(tensors[f"centers_{i}"].double().cpu().numpy() for i in range(box.dimension))),
             tensors["inverse_temperature"].double().cpu().numpy(),

@@ -34,7 +34,8 @@ def certified(
     `torch.export`, …) only autocast is switched off: the other checks look at numbers, which a graph does not have.
 
     Raises:
-        UnsupportedError: this thread flushes subnormal numbers. DomainError: a number on the way overflows.
+        UnsupportedError: this thread flushes subnormal numbers.
+        DomainError: a number on the way overflows.
     """
 
     @functools.wraps(method)
@@ -81,8 +82,9 @@ def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterab
         if all(_is_finite(given) for given in inputs):
             bad = int((~out.isfinite()).sum())
             raise DomainError(
-                f"{type(module).__name__}: {bad:,} of {out.numel():,} outputs are not finite although all inputs are: a number on "
-                f"the way overflows {str(out.dtype).removeprefix('torch.')}, or a stored tensor is not finite. Rescale the "
+                f"{type(module).__name__}: {bad:,} of {out.numel():,} outputs are not finite although all "
+                "inputs are: an intermediate "
+                f"number overflows {str(out.dtype).removeprefix('torch.')}, or a stored tensor is not finite. Rescale the "
                 "variables, or use float64."
             )
 

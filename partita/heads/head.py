@@ -35,7 +35,7 @@ _MARGIN = 1 / 8  # of the largest number of the dtype: sums are rounded on the w
 
 
 def count_text(count: int) -> str:
-    """1,234,567, or 10^21.6 where the digits would tell nobody anything."""
+    """1,234,567, or 10^21.6 for numbers too long to read."""
     return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
 
 
@@ -43,7 +43,7 @@ def _as_tensor(given: Any) -> Tensor:
     try:
         return torch.from_numpy(np.array(given, dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise ShapeError(f"an input that is no array of real numbers: {error}.") from None
+        raise ShapeError(f"an input is not an array of real numbers: {error}.") from None
 
 
 def flatten_inputs(
@@ -51,15 +51,17 @@ def flatten_inputs(
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Arguments of shapes `(…, *shape)`, tensors or arrays, as one `(n, m)` tensor, and the leading shape they share."""
     if len(inputs) != len(shapes):
-        raise ShapeError(f"this head takes {len(shapes)} argument(s), found {len(inputs)}.")
+        raise ShapeError(f"found {len(inputs)} argument(s); this head takes {len(shapes)}.")
     flat, lead = [], None
     for given, shape in zip(inputs, shapes):
         z = given if isinstance(given, Tensor) else _as_tensor(given)
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
-            raise ShapeError(f"input of shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
+            raise ShapeError(f"an input has shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
         if lead is not None and z.shape[:cut] != lead:
-            raise ShapeError(f"the arguments disagree in their batch: {tuple(lead)} and {tuple(z.shape[:cut])}.")
+            raise ShapeError(
+                f"the arguments have batch shapes {tuple(lead)} and {tuple(z.shape[:cut])}; expected the same."
+            )
         lead = z.shape[:cut]
         # −1 keeps the batch symbolic under torch.export; an empty batch has to be spelled out
         rows = -1 if torch.compiler.is_compiling() or z.numel() else math.prod(lead)
@@ -107,21 +109,25 @@ def recorded_shapes(
             f"head record {dict(record)}: expected input_shapes, output_shape and dtype ({type(error).__name__}: {error})."
         ) from None
     if not inputs or not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
-        raise FormatError(f"head record: shapes {inputs} and {output}; expected whole numbers ≥ 1.")
+        raise FormatError(f"head record: shapes are {inputs} and {output}; expected integers ≥ 1.")
     if sum(math.prod(s) for s in inputs) != box.dimension:
-        raise FormatError(f"head record: inputs of shapes {inputs} for a domain in R^{box.dimension}.")
+        raise FormatError(
+            f"head record: inputs have shapes {inputs}; expected {box.dimension} numbers in all, as in the domain."
+        )
     if not needed <= set(tensors) <= needed | optional:
-        raise FormatError(f"head tensors {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}.")
+        raise FormatError(
+            f"head tensors are {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}."
+        )
     for name, tensor in tensors.items():
         if dtype not in ("float64", "float32") or str(tensor.dtype) != f"torch.{dtype}":
             raise FormatError(
-                f"head record: dtype {dtype!r} and tensor {name} of {tensor.dtype}; expected both float64 or both float32."
+                f"head record: dtype is {dtype!r}, tensor {name} is {tensor.dtype}; expected both float64 or both float32."
             )
         if not bool(torch.isfinite(tensor).all()):
-            raise FormatError(f"head tensor {name} holds NaN or infinity; expected finite numbers.")
+            raise FormatError(f"head tensor {name} contains NaN or infinity; expected finite numbers.")
     rates, expected = tuple(tensors["inverse_temperature"].shape), () if "centers" in needed else (box.dimension,)
     if rates != expected:
-        raise FormatError(f"head tensor inverse_temperature of shape {rates}; expected {expected}.")
+        raise FormatError(f"head tensor inverse_temperature has shape {rates}; expected {expected}.")
     return {"input_shapes": inputs, "output_shape": output}
 
 
@@ -210,11 +216,12 @@ class FoldedHead(nn.Module, ABC):
 
         Raises:
             DomainError: an inverse temperature whose half is not a normal number, or a difference, score, value or sum that
-                may leave the range of the head's dtype. ShapeError: corners of another length.
+                may leave the range of the head's dtype.
+            ShapeError: corners of another length.
         """
         low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
         if low.shape != (self.dimension,) or high.shape != (self.dimension,):
-            raise ShapeError(f"corners of {low.size} and {high.size} numbers; expected {self.dimension} each.")
+            raise ShapeError(f"the corners have {low.size} and {high.size} numbers; expected {self.dimension} each.")
         precision = PRECISIONS[str(self.dtype)]
         advice = "rescale the variables" + (", or use float64" if precision.rounds_inputs else "")
         rate = float(self.inverse_temperature.min())
@@ -300,8 +307,7 @@ class FoldedHead(nn.Module, ABC):
         """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
         if self.num_keys * (self.dimension + 1 + self.num_outputs) > _KEYS_LISTED_AT_MOST:
             raise SizeError(
-                f"as_attention() would list {count_text(self.num_keys)} keys; this head is a product grid, or a tensor train, "
-                "because they are that many."
+                f"as_attention() would list {count_text(self.num_keys)} keys; call the head instead, which does not list them."
             )
         return DotProductAttention(self)
 
@@ -322,7 +328,7 @@ class DotProductAttention(nn.Module):
         self.input_shapes, self.output_shape = head.input_shapes, head.output_shape
         scores = head.affine_scores(shift=True)
         if scores.value_slopes is not None:
-            raise UnsupportedError("values that are affine in z are no plain v; use layers(form='indexed').")
+            raise UnsupportedError("the values are affine in z, so there is no plain v; use layers(form='indexed').")
         self.register_buffer("origin", torch.as_tensor(head.middle()).to(head.dtype))
         self.register_buffer("key", torch.as_tensor(np.column_stack([scores.slopes, scores.offsets])).to(head.dtype))
         self.register_buffer("value", torch.as_tensor(scores.values).to(head.dtype).reshape(head.num_keys, -1).clone())

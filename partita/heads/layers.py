@@ -74,7 +74,9 @@ class SelfAttention(_Attention):
     """`Attn_s(Z) = W_V Z softmax((W_K Z)ᵀ W_Q Z) W_O`, single head, no scale.
 
     Args:
-        w_k, w_q: `(d_attn, D)`. w_v: `(d_out, D)`. w_o: `(N, N_out)`.
+        w_k, w_q: `(d_attn, D)`.
+        w_v: `(d_out, D)`.
+        w_o: `(N, N_out)`.
 
     Shapes: `(batch, D, N)` to `(batch, d_out, N_out)`.
     """

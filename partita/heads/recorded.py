@@ -30,5 +30,5 @@ def head_from_record(record: Mapping[str, Any], tensors: Mapping[str, Tensor], b
     """
     kind = record.get("type")
     if not isinstance(kind, str) or kind not in HEAD_TYPES:
-        raise FormatError(f"head record: type {kind!r}; expected one of {', '.join(HEAD_TYPES)}.")
+        raise FormatError(f"head record: type is {kind!r}; expected one of {', '.join(HEAD_TYPES)}.")
     return HEAD_TYPES[kind].from_record(record, tensors, box)

@@ -35,7 +35,10 @@ class ScatteredHead(FoldedHead):
     Cells are those of the power diagram of (c, p); those that trail too far are left out (`exponent_cut`).
 
     Args:
-        centers: `(N, m)`; values: `(N, out)`; powers: `(N,)` or None for Voronoi; value_slopes: `(N, out, m)` or None.
+        centers: `(N, m)`.
+        values: `(N, out)`.
+        powers: `(N,)` or None for Voronoi.
+        value_slopes: `(N, out, m)` or None.
         inverse_temperature: R.
     """
 
@@ -60,17 +63,17 @@ class ScatteredHead(FoldedHead):
         super().__init__(input_shapes=input_shapes, output_shape=output_shape)
         if values.shape != (len(centers), math.prod(output_shape)) or centers.shape[1] != self.dimension:
             raise ShapeError(
-                f"centers {tuple(centers.shape)} and values {tuple(values.shape)}; "
-                f"expected (N, {self.dimension}) and (N, {math.prod(output_shape)})."
+                f"centers have shape {tuple(centers.shape)}, values {tuple(values.shape)}; expected (N, "
+                f"{self.dimension}) and (N, {math.prod(output_shape)})."
             )
         for name, tensor, shape in (
             ("powers", powers, (len(centers),)),
             ("value_slopes", value_slopes, (*values.shape, self.dimension)),
         ):
             if tensor is not None and tensor.shape != shape:
-                raise ShapeError(f"{name} of shape {tuple(tensor.shape)}; expected {shape}.")
+                raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}.")
         if not (math.isfinite(inverse_temperature) and inverse_temperature > 0):
-            raise DomainError(f"inverse temperature {inverse_temperature}; expected a finite number > 0.")
+            raise DomainError(f"inverse_temperature is {inverse_temperature}; expected a finite number > 0.")
         self.register_buffer("centers", centers)
         self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature, dtype=values.dtype))
         self.register_buffer("values", values)

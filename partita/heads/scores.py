@@ -20,7 +20,8 @@ class AffineScores:
     """`s_j(z) = slopes_j·z + offsets_j`, inverse temperatures included, and the values the cells hold.
 
     Attributes:
-        slopes: `(cells, m)`; offsets: `(cells,)`.
+        slopes: `(cells, m)`.
+        offsets: `(cells,)`.
         values: `(cells, out)`.
         value_slopes: `(cells, out, m)` if the values are affine, `V_j(z) = values_j + value_slopes_j·z`, else None.
     """

@@ -27,7 +27,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         token_sharpness: S, for affine values with n > 1.
 
     Raises:
-        SizeError: layers of more than 2 GiB. UnsupportedError: fewer cells than tokens.
+        SizeError: layers of more than 2 GiB.
+        UnsupportedError: fewer cells than tokens.
     """
     affine = head.value_slopes is not None
     columns = head.num_keys * (tokens if affine else 1)
@@ -43,7 +44,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         cells = len(offsets)
         if cells < tokens:
             raise UnsupportedError(
-                f"section A.2 needs at least as many cells ({cells}) as tokens ({tokens}): its Linear cannot shorten a sequence."
+                f"{cells} cells for {tokens} tokens; section A.2 needs at least as many cells as tokens, "
+                "because its Linear cannot shorten a sequence."
             )
         constant = np.vstack([np.zeros((d, cells)), np.eye(cells)])
         left, right = _copy_tokens(d, tokens, cells, height=d + cells)

@@ -66,12 +66,14 @@ class TrainHead(FoldedHead):
         self.counts = grid.counts
         _require_chain(cores, self.counts, math.prod(output_shape))
         if self.dimension != grid.dimension:
-            raise ShapeError(f"a grid over R^{grid.dimension} for inputs of {self.dimension} coordinates.")
+            raise ShapeError(
+                f"the grid is over R^{grid.dimension}, the inputs have {self.dimension} coordinates; expected the same number."
+            )
         rates = np.broadcast_to(np.asarray(inverse_temperature, dtype=np.float64), grid.dimension)
         if not (np.isfinite(rates).all() and (rates > 0).all()):
-            raise DomainError(f"inverse temperatures {rates.tolist()} must be positive and finite.")
+            raise DomainError(f"inverse temperatures are {rates.tolist()}; expected finite numbers > 0.")
         if any((np.diff(axis) <= 0).any() for axis in grid.axes):
-            raise DomainError("the centers of an axis must increase strictly.")
+            raise DomainError("the centers of an axis do not increase; expected strictly increasing centers.")
         dtype = cores[0].dtype
         for i, axis in enumerate(grid.axes):
             self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=dtype))
@@ -107,9 +109,9 @@ class TrainHead(FoldedHead):
         size = self.num_keys * math.prod(self.output_shape)
         if size > _EXPANDED_AT_MOST:
             raise SizeError(
-                f"this head has 10^{math.log10(self.num_keys):.1f} keys and keeps their values as a tensor train; listing "
-                f"10^{math.log10(size):.1f} numbers is refused beyond {_EXPANDED_AT_MOST:,}. Call the head, or use its cores, "
-                "which say the same."
+                f"listing 10^{math.log10(size):.1f} numbers of this head's 10^{math.log10(self.num_keys):.1f} "
+                "keys is refused; the limit is "
+                f"{_EXPANDED_AT_MOST:,}. Call the head, or use its cores, which hold the same values as a tensor train."
             )
         table = self.cores[0].new_ones(1, 1)
         for core in self.cores:
@@ -204,13 +206,13 @@ def _require_chain(cores: Sequence[Tensor], counts: tuple[int, ...], outputs: in
     """A ShapeError unless the cores multiply: ranks that meet, one core per axis, from 1 to the outputs."""
     found = [tuple(core.shape) for core in cores]
     if len(found) != len(counts) or any(len(s) != 3 for s in found):
-        raise ShapeError(f"cores of shapes {found}; expected {len(counts)} of shape (r, P, r').")
+        raise ShapeError(f"cores have shapes {found}; expected {len(counts)} of shape (r, P, r').")
     ranks = [1, *(s[2] for s in found)]
     expected = [(r, count, s[2]) for r, count, s in zip(ranks, counts, found)]
     if found != expected or ranks[-1] != outputs or min(ranks) < 1:
         raise ShapeError(
-            f"cores of shapes {found}; expected (r_{{i−1}}, P_i, r_i) with P = {counts}, ranks that meet, r_0 = 1 and the last "
-            f"rank {outputs}, one per output."
+            f"cores have shapes {found}; expected (r_{{i−1}}, P_i, r_i) with P = {counts}, matching ranks, r_0 = 1 and last rank "
+            f"{outputs}, one per output."
         )
 
 

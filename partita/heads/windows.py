@@ -39,9 +39,7 @@ class Windows:
         if not all(_same(old, new) for old, new in zip(self.reference, tensors)):
             found, expected = ([tuple(t.shape) for t in some] for some in (tensors, self.reference))
             if found != expected:
-                raise ShapeError(
-                    f"inverse temperatures and centers of shapes {found}; this head was built for {expected}."
-                )
+                raise ShapeError(f"inverse temperatures and centers have shapes {found}; expected {expected}.")
             is_given = _digest(tensors) == self._given_for
             self.latest = self.given if is_given else windows_for(tensors, at_least=self.given)
             self.reference = [t.detach().clone() for t in tensors]

@@ -38,7 +38,8 @@ class AttentionCall:
 
     Attributes:
         queries: `(batch, heads, tokens, dim)`.
-        keys: `(batch, key_heads, keys, dim)`; values: `(batch, key_heads, keys, value_dim)`. Fewer key heads than heads is
+        keys: `(batch, key_heads, keys, dim)`.
+        values: `(batch, key_heads, keys, value_dim)`. Fewer key heads than heads is
             grouped-query attention: head h listens to key head `h·key_heads // heads`.
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.
@@ -109,7 +110,7 @@ def from_sdpa(
     if query.is_nested or key.is_nested or value.is_nested:
         if not (query.is_nested and key.is_nested and value.is_nested) or attn_mask is not None:
             raise ShapeError(
-                "scaled_dot_product_attention got nested and plain tensors together; capture reads them when all are nested."
+                "scaled_dot_product_attention got nested and plain tensors together; expected all nested or none."
             )
         for q, k, v in zip(query.unbind(), key.unbind(), value.unbind()):
             yield from from_sdpa(q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa)

@@ -127,7 +127,7 @@ def hardened(
 
 
 def _wanted(heads: Iterable[Which | HeadRecord], factor: float) -> list[Which]:
-    """Heads by layer and number, after a look at what was asked for."""
+    """The chosen heads by layer and number. Raises an UnsupportedError for anything else."""
     if math.isnan(factor) or factor < 0:
         raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
     which = []

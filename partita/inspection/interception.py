@@ -103,7 +103,7 @@ class _FunctionMode(TorchFunctionMode):
 
 class _DispatchMode(TorchDispatchMode):
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()  # torch leaves it untyped
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -28,7 +28,8 @@ class KeyReach:
             masks that are no chain leave neither), MASKED (no
             query sees it).
         witnesses: `(keys, dim)`, a query that makes the key lead, NaN where there is none.
-        programs: how many linear programs were solved; entries: of their matrices, together.
+        programs: how many linear programs were solved.
+        entries: of their matrices, together.
     """
 
     status: NDArray[np.int8]
@@ -97,7 +98,9 @@ def key_reach(
     of `active`.
 
     Args:
-        slopes: `(keys, dim)`; offsets: `(keys,)`; active: `(queries or 1, keys)`, which keys each recorded query sees.
+        slopes: `(keys, dim)`.
+        offsets: `(keys,)`.
+        active: `(queries or 1, keys)`, which keys each recorded query sees.
         queries: `(queries, dim)`, the first witnesses that are tried.
         budget: of the linear programs together, in entries (keys × dimensions) of their matrices: 8 programs at 512 keys in
             R^64, 2,000 at 64 keys in R^2.

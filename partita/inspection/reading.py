@@ -26,9 +26,11 @@ class Reading:
         leakage_bound: `min(1, (N − 1)e^{−margin})`, N the keys the query sees; rounded up. *Theorem*: `indicator`
             (Proposition 3.2).
         spread: standard deviation of the scores over the keys seen: the inverse temperature, once scores are standardised.
-        entropy: of the weights, in nats. effective_keys: `1/Σ w²`.
+        entropy: of the weights, in nats.
+        effective_keys: `1/Σ w²`.
         changed: `|Σ w V − V_cell|²`, what the answer moves by when softmax becomes argmax, squared.
-        answered: `|Σ w V|²`. value_spread: `mean |V_j − mean V|²` over the keys seen.
+        answered: `|Σ w V|²`.
+        value_spread: `mean |V_j − mean V|²` over the keys seen.
         seen: how many keys the query sees.
     """
 

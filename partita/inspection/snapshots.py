@@ -157,15 +157,14 @@ class Snapshot:
             position: row of a recorded query, when the bias depends on it; its diagram is then the one returned.
         """
         if not len(self.keys) or not len(self.counted):
-            raise UnsupportedError(
-                "this sequence has no keys, or no query that sees one: there is no partition to read."
-            )
+            raise UnsupportedError("this sequence has no query that sees a key, so there is no partition to read.")
         if position is None:
             offsets = self.offsets
             if offsets is None:
                 raise UnsupportedError(
-                    "the bias of this head depends on the query's position (as relative position biases do), so every "
-                    "position has a diagram of its own; ask for one with max_affine(position=row)."
+                    "the bias of this head depends on the query's position (as relative position biases do), "
+                    "so every position has its "
+                    "own diagram; use max_affine(position=row)."
                 )
         else:
             bias = self.bias

@@ -151,7 +151,8 @@ class PartitionClassifier(ClassifierMixin, _PartitionModel):
     `loo_error_`: their mean squared distance from one-hot, `loo_score_`: their accuracy.
 
     Attributes:
-        classes_: the labels, sorted. proba_sharpness_: β.
+        classes_: the labels, sorted.
+        proba_sharpness_: β.
 
     >>> x = np.array([[0.0], [0.1], [0.9], [1.0]])
     >>> PartitionClassifier().fit(x, ["no", "no", "yes", "yes"]).predict([[0.2], [0.8]]).tolist()

@@ -40,7 +40,9 @@ class Options:
         _one_of("scaling", self.scaling, ("auto", "standard", "none"))
         for name, number in (("inverse_temperature", self.rate), ("ridge", self.penalty)):
             if number is not None and not 0 < number < math.inf:
-                raise UnsupportedError(f"{name} is {number!r}; expected a positive number, or None to choose it.")
+                raise UnsupportedError(
+                    f"{name} is {number!r}; expected a positive number, or None for an automatic choice."
+                )
         counts = isinstance(self.centers, (int, np.integer)) and self.centers >= 1
         if np.ndim(self.centers) == 0 and not (counts or _is_auto(self.centers)):
             raise UnsupportedError(
@@ -48,7 +50,7 @@ class Options:
             )
         if self.solver == "smoother" and (self.values == "affine" or not _is_auto(self.centers)):
             raise UnsupportedError(
-                "solver='smoother' puts the targets at the data: leave centers='auto' and values 'auto' or 'constant'."
+                "solver='smoother' uses the data as centers and values; expected centers='auto' and values='auto' or 'constant'."
             )
 
     def requests(self) -> list[Request]:
@@ -72,7 +74,8 @@ def fit_model(points: Array, targets: Array, options: Options, *, rng: np.random
     """The scaling and the fit of least leave-one-out error among those that the options leave open.
 
     Args:
-        points: `(n, m)`, raw; targets: `(n, out)`, of comparable sizes.
+        points: `(n, m)`, raw.
+        targets: `(n, out)`, of comparable sizes.
     """
     scaling, near = _scaling(points, targets, options, rng)
     scaled = scaling(points)
@@ -120,7 +123,7 @@ def _place(scaled: Array, scaling: Scaling, options: Options, request: Request, 
     if not isinstance(options.centers, (str, int, np.integer)):
         given = np.asarray(options.centers, dtype=np.float64)
         if given.ndim != 2 or given.shape[1] != m or not len(given) or not np.isfinite(given).all():
-            raise ShapeError(f"centers of shape {given.shape}; expected finite numbers (N, {m}), N ≥ 1.")
+            raise ShapeError(f"centers have shape {given.shape}; expected finite numbers (N, {m}), N ≥ 1.")
         return scaling(given)
     if _is_auto(options.centers):
         count = n if n <= _FEATURES or request.smoother else max(1, _FEATURES // (1 + m * request.affine))

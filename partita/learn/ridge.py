@@ -23,8 +23,11 @@ class Fit:
     """Fitted values and what leaving one out says of them.
 
     Attributes:
-        smoother: the head. penalty: λ. degrees_of_freedom: the trace of the hat matrix.
-        left_out: `(n, out)`, the prediction at x_i of the fit that never saw (x_i, y_i); error: their mean squared error.
+        smoother: the head.
+        penalty: λ.
+        degrees_of_freedom: the trace of the hat matrix.
+        left_out: `(n, out)`, the prediction at x_i of the fit that never saw (x_i, y_i).
+        error: their mean squared error.
     """
 
     smoother: Smoother
@@ -48,7 +51,8 @@ class _Base:
 
     Attributes:
         columns: `(n, p)`, orthonormal, their values at the points, the constant first.
-        slopes: `(m, p − 1)`, the others' slopes. middle: `(m,)`, where these vanish.
+        slopes: `(m, p − 1)`, the others' slopes.
+        middle: `(m,)`, where these vanish.
     """
 
     columns: Array
@@ -122,7 +126,9 @@ def try_ridge(keys: Keys, points: Array, targets: Array, *, penalty: float | Non
     eigendecomposition, of the smaller of ΦᵀΦ and ΦΦᵀ, serves every λ.
 
     Args:
-        points: `(n, m)`, n ≥ 2; targets: `(n, out)`; penalty: λ itself, or None for the best of a grid.
+        points: `(n, m)`, n ≥ 2.
+        targets: `(n, out)`.
+        penalty: λ itself, or None for the best of a grid.
     """
     base = _Base.of(points, affine=keys.affine)
     few = keys.num_features < len(points)

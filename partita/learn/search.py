@@ -29,7 +29,10 @@ class Request:
     """What is asked of a fit: numbers that are fixed, None for those that leave-one-out is to choose.
 
     Attributes:
-        rate: R. penalty: λ. affine: whether values have slopes. smoother: whether values are the targets at the data.
+        rate: R.
+        penalty: λ.
+        affine: whether values have slopes.
+        smoother: whether values are the targets at the data.
     """
 
     rate: float | None = None
@@ -49,7 +52,9 @@ def best_fit(centers: Array, points: Array, targets: Array, *, request: Request,
     """The fit that was requested, R of least leave-one-out error; `start` is a guess that saves the grid.
 
     Args:
-        centers: `(N, m)`; points: `(n, m)`, n ≥ 2; targets: `(n, out)`.
+        centers: `(N, m)`.
+        points: `(n, m)`, n ≥ 2.
+        targets: `(n, out)`.
     """
     some = slice(None, None, math.ceil(len(points) / _ROWS_SEARCHED))
 

@@ -38,7 +38,9 @@ class Rows:
     """A tall matrix in blocks of rows: made anew on every pass, kept when one block holds it all.
 
     Args:
-        make: the rows of a slice; columns: how many they have; width: numbers per row that a pass needs, if more.
+        make: the rows of a slice.
+        columns: how many they have.
+        width: numbers per row that a pass needs, if more.
     """
 
     def __init__(self, make: Callable[[slice], Array], rows: int, columns: int, *, width: int = 0) -> None:
@@ -67,7 +69,9 @@ class Keys:
     width of a key, so that one penalty serves values and slopes.
 
     Args:
-        centers: `(N, m)`; rate: R; affine: whether values have slopes.
+        centers: `(N, m)`.
+        rate: R.
+        affine: whether values have slopes.
     """
 
     centers: Array
@@ -138,7 +142,9 @@ class Smoother:
     """`net(x) = Σ_j w_j(x)(V_j + J_j(x − c_j))`: a head in numpy, by matrix products.
 
     Args:
-        keys: where it looks; values: `(N, out)`; slopes: `(N, out, m)` or None.
+        keys: where it looks.
+        values: `(N, out)`.
+        slopes: `(N, out, m)` or None.
     """
 
     keys: Keys

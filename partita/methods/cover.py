@@ -190,12 +190,12 @@ class _Shares:
         if modulus.constant == 0:
             return math.inf
         reach = (tolerance * (1 - self.rounding) / modulus.constant) ** (1 / modulus.exponent)
-        return reach / (math.sqrt(1 + self.softness) * (1 + self.rounding))
+        return float(reach / (math.sqrt(1 + self.softness) * (1 + self.rounding)))
 
     def tolerance(self, modulus: Modulus, radius: float) -> float:
         """The other way round: the tolerance that a radius can meet."""
         reach = radius * math.sqrt(1 + self.softness) * (1 + self.rounding)
-        return modulus.constant * reach**modulus.exponent / (1 - self.rounding)
+        return float(modulus.constant * reach**modulus.exponent / (1 - self.rounding))
 
     def rate(self, cells: int, radius: float, allowed: float, request: Request) -> float:
         """R such that a finite temperature adds its share of ρ², or of the radius allowed where ρ is 0."""

@@ -46,7 +46,9 @@ class PrefixRamp(nn.Module):
         super().__init__()
         head = built.head
         if tokens < 1 or len(head.slopes) not in (1, tokens):
-            raise ShapeError(f"a prefix for {tokens} tokens; this ramp has slopes for {len(head.slopes)}.")
+            raise ShapeError(
+                f"a prefix was requested for {tokens} tokens; this ramp has slopes for {len(head.slopes)}."
+            )
         refuse_many(built)
         self.tokens, self.causal, self.output = tokens, causal, (head.coordinate, head.out_dim)
         low, high = head.ends
@@ -124,9 +126,8 @@ def descent_attention(descent: GradientDescent) -> nn.MultiheadAttention:
     layer, facts = descent.layer, descent.facts
     if layer.has_table or facts.ridge:
         raise UnsupportedError(
-            f"loss {descent.slope.name}, ridge {facts.ridge:g}: only squared loss without ridge is a single "
-            f"attention with a residual; "
-            "keys of other losses depend on w, and ridge shrinks w itself."
+            f"loss is {descent.slope.name}, ridge is {facts.ridge:g}; expected squared loss without ridge. Only that is a single "
+            "attention with a residual: keys of other losses depend on w, and ridge shrinks w itself."
         )
     size = descent.dim + 1
     eye = torch.eye(size, dtype=descent.dtype)
@@ -176,18 +177,19 @@ def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = F
     """
     if causal:
         raise UnsupportedError(
-            "a causal mask hides the columns behind a token, and with them anchors that it needs: column j holds "
-            "the j-th anchor of "
-            "every head. Use prefix_ramp, whose anchors stand before the sequence."
+            "causal masks are not supported: column j holds the j-th anchor of every head, and a causal mask hides it from "
+            "earlier tokens. Use prefix_ramp, whose anchors stand before the sequence."
         )
     if not norm_first:
         raise UnsupportedError(
-            "norm_first=False: LayerNorm after the residual divides the answer by the token's size, which depends on the answer. "
-            "Use a pre-norm block (norm_first=True)."
+            "norm_first is False; expected a pre-norm block (norm_first=True). LayerNorm after the residual "
+            "would divide the output by the token's size."
         )
     network, dtype = built.network, built.network.linear.constant.dtype
     if dtype != torch.float64:
-        raise UnsupportedError("LayerNorm with a large constant needs float64; build the ramp in it.")
+        raise UnsupportedError(
+            "the ramp is not float64; LayerNorm with a large constant needs float64. Build the ramp in float64."
+        )
     n, heads, old = network.tokens, network.attention.num_heads, network.attention
     model = heads * max(2, math.ceil((2 * (n + 1) + 3) / heads))  # a head reads two coordinates
     reach = float(built.certificate.terms[3].inputs["size"])

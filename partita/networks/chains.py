@@ -45,7 +45,7 @@ def read_chain(mlp: nn.Module) -> list[Stage]:
         UnsupportedError: a layer outside the list (named), a branch or a sum of branches, dropout that is switched on.
     """
     if not isinstance(mlp, nn.Module):
-        raise UnsupportedError(f"attention_from_mlp takes an nn.Module, found {type(mlp).__name__}.")
+        raise UnsupportedError(f"mlp is a {type(mlp).__name__}; expected an nn.Module.")
     _require_no_hooks(mlp)
     stages: list[Stage] = []
     for part in _parts(mlp):
@@ -53,16 +53,14 @@ def read_chain(mlp: nn.Module) -> list[Stage]:
         if isinstance(part, nn.Linear):
             bias = torch.zeros(part.out_features) if part.bias is None else part.bias
             if not (part.weight.isfinite().all() and bias.isfinite().all()):
-                raise NonFiniteValueError(
-                    f"{part} holds weights that are NaN or infinite; nothing can be proved of it."
-                )
+                raise NonFiniteValueError(f"{part} has weights that are NaN or infinite; expected finite weights.")
             stages.append(Stage(part.weight.detach(), bias.detach().to(part.weight.dtype), None))
         elif joins:
             stages[-1] = Stage(stages[-1].weight, stages[-1].bias, part)
         else:
             stages.append(Stage(None, None, part))
     if not any(s.weight is not None for s in stages):
-        raise UnsupportedError("the network has no Linear layer; there is nothing to convert.")
+        raise UnsupportedError("the network has no Linear layer; expected at least one.")
     return stages
 
 
@@ -89,7 +87,7 @@ def _parts(mlp: nn.Module) -> Iterator[nn.Linear | Activation]:
                 raise UnsupportedError(f"{type(mlp).__name__} takes several arguments; expected one.")
         elif node.op != "output" and node.all_input_nodes != [previous]:
             raise UnsupportedError(
-                f"{_name(traced, node)} does not follow the layer before it: branches and sums of them are not a chain."
+                f"{_name(traced, node)} does not follow the layer before it; expected a chain without branches or sums."
             )
         elif node.op == "output" and node.args[0] is not previous:
             raise UnsupportedError(f"{type(mlp).__name__} returns {node.args[0]!r}; expected the last layer's output.")
@@ -117,7 +115,7 @@ def _meaning(traced: fx.GraphModule, node: fx.Node) -> nn.Linear | Activation | 
         options = {name: value for name, value in node.kwargs.items() if name != "input"}
         found = None if call is None else call(*node.args[1:], **options)
     if found is None:
-        raise UnsupportedError(f"{_name(traced, node)} has no head: supported are {_SUPPORTED}.")
+        raise UnsupportedError(f"{_name(traced, node)} is not supported; supported are {_SUPPORTED}.")
     return None if isinstance(found, str) else found
 
 
@@ -133,7 +131,7 @@ def _gelu(approximate: str = "none") -> Activation:
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> str | None:
     if training and p > 0:
-        raise UnsupportedError("Dropout is switched on: the network is random. Call .eval() first.")
+        raise UnsupportedError("Dropout is active, so the network is random. Call .eval() first.")
     return "same"
 
 

@@ -126,7 +126,9 @@ class AttentionNetwork(nn.Module):
     def _points(self, x: Any) -> Array:
         points = np.asarray(x.detach().cpu().numpy() if isinstance(x, Tensor) else x, dtype=np.float64)
         if points.shape[-len(self.domain.shape) :] != self.domain.shape:
-            raise ShapeError(f"inputs of shape {points.shape}; expected (…, {', '.join(map(str, self.domain.shape))}).")
+            raise ShapeError(
+                f"inputs have shape {points.shape}; expected (…, {', '.join(map(str, self.domain.shape))})."
+            )
         return points.reshape(-1, self.domain.dimension)
 
     def _require_inside(self, x: Any) -> None:

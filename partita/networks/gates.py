@@ -64,7 +64,7 @@ class SoftGate(nn.Module):
 
 
 class WideGate(nn.Module):
-    """`table(clamp(u, −c, c)) + relu(u − c)`: a table that is asked inside its box only, and the line beyond it."""
+    """`table(clamp(u, −c, c)) + relu(u − c)`: a table that is evaluated inside its box only, and a line beyond it."""
 
     def __init__(self, clamp: SoftGate, line: SoftGate, table: SoftGate) -> None:
         super().__init__()
@@ -240,8 +240,8 @@ def _gelu(kind: str, tolerance: float, reach: float) -> Gate:
         table = tabulate_text(GELU_TEXTS[kind], -half, half, (0.6 if wide else 1.0) * tolerance)
     except SizeError:
         raise ToleranceError(
-            f"GELU within {tolerance:.2g} of its value, which this layer needs, is below what fitted tables reach; "
-            "ask for a larger tolerance, or shrink the domain."
+            f"GELU within {tolerance:.2g}, which this layer needs, is below what fitted tables reach. "
+            "Use a larger tolerance, or shrink the domain."
         ) from None
     rate = soft_maximum_gap(2) / min(0.15 * tolerance, 1e-3)
     clamp, line = _clamp(-GELU_REACH, GELU_REACH, rate), _one_sided_relu(GELU_REACH, rate)

@@ -28,8 +28,11 @@ class LossSlope:
     """`r = ∂ℓ/∂s` at (s, y), as `Σ_k softmax_k(slopes_k·(s, y) + offsets_k)·values_k + direct·(s, y)`, within `error` on the box.
 
     Attributes:
-        slopes: `(keys, 2)`; offsets, values: `(keys,)`; direct: `(2,)`. Without keys the slope is affine and exact.
-        curvature: [m, M] encloses ∂²ℓ/∂s². largest: sup |r|.
+        slopes: `(keys, 2)`.
+        offsets, values: `(keys,)`.
+        direct: `(2,)`. Without keys the slope is affine and exact.
+        curvature: [m, M] encloses ∂²ℓ/∂s².
+        largest: sup |r|.
         assumptions: what the caller vouches for.
     """
 
@@ -82,7 +85,8 @@ def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> 
             thousand keys give at kinks.
 
     Raises:
-        NotContinuousError: the slope jumps: ℓ is not C¹. ExpressionError: no expression.
+        NotContinuousError: the slope jumps: ℓ is not C¹.
+        ExpressionError: no expression.
     """
     if loss == "squared":
         return squared_slope(s, y)

@@ -35,7 +35,8 @@ class Table:
     """`z ↦ Σ_j softmax_j(slopes_j·z + offsets_j)·values_j`, within `error` of f on the box in exact arithmetic.
 
     Attributes:
-        slopes: `(keys, m)`; offsets, values: `(keys,)`.
+        slopes: `(keys, m)`.
+        offsets, values: `(keys,)`.
     """
 
     slopes: Array
@@ -72,7 +73,8 @@ def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float
         lipschitz: per axis, if somebody else has proved them; else they are proved here.
 
     Raises:
-        SizeError: kinks, and a tolerance that would need more than 65,536 keys. NotContinuousError: f jumps.
+        SizeError: kinks, and a tolerance that would need more than 65,536 keys.
+        NotContinuousError: f jumps.
     """
     constants = _proved_lipschitz(graph, box) if lipschitz is None else lipschitz
     target = graph_target(graph, (box,), graph.infix())
@@ -120,9 +122,8 @@ def _at_centers(target: Target, box: Box, lipschitz: tuple[float, ...], toleranc
     keys = math.prod(counts)
     if keys > _MOST_KEYS:
         raise SizeError(
-            f"no fitted table of {target.label} was found (kinks, or too small a tolerance), and one of values at "
-            f"centers within {tolerance:.2g} takes {' × '.join(map(str, counts))} = "
-            f"{keys:,} keys, more than "
+            f"no fitted table of {target.label} was found (kinks, or too small a tolerance), and a table of values at "
+            f"centers within {tolerance:.2g} needs {' × '.join(map(str, counts))} = {keys:,} keys, more than "
             f"{_MOST_KEYS:,}. Allow a larger error, or shrink the boxes."
         )
     rates = tuple(float(_HARD_SHARPNESS / (s / n) ** 2) for s, n in zip(box.sides, counts))

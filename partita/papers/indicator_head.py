@@ -24,8 +24,10 @@ def indicator(
     *Theorem*: `indicator` (3.2).
 
     Args:
-        partition: N affine scores on R^d; domain: the box of single tokens.
-        margin: Δ. epsilon: ε.
+        partition: N affine scores on R^d.
+        domain: the box of single tokens.
+        margin: Δ.
+        epsilon: ε.
     """
     values = np.eye(partition.num_cells)
     return build_tokenwise(

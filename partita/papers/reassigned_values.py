@@ -38,8 +38,10 @@ def reassignment(
     *Theorem*: `reassignment` (3.3).
 
     Args:
-        values: `(N, out)`; value_slopes: `(N, out, d)` for affine values in x.
-        domain: the box of single tokens. margin: Δ.
+        values: `(N, out)`.
+        value_slopes: `(N, out, d)` for affine values in x.
+        domain: the box of single tokens.
+        margin: Δ.
     """
     table = np.asarray(values, dtype=np.float64)
     slopes = None if value_slopes is None else np.asarray(value_slopes, dtype=np.float64)
@@ -50,7 +52,8 @@ def reassignment(
         or (slopes is not None and slopes.shape != (*table.shape, partition.dimension))
     ):
         raise ShapeError(
-            f"values {table.shape} for {n} cells in R^{partition.dimension}; expected ({n}, out) and slopes ({n}, out, d)."
+            f"values have shape {table.shape} for {n} cells in R^{partition.dimension}; expected ({n}, out), "
+            f"and slopes ({n}, out, d)."
         )
     spread = _spread(table, slopes, domain)
     return build_tokenwise(
@@ -74,7 +77,7 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     """
     head = construction.head
     if not isinstance(head, ScatteredHead):
-        raise UnsupportedError("token-wise layers belong to the heads of Propositions 3.2 and 3.3.")
+        raise UnsupportedError("this head has no token-wise layers; only the heads of Propositions 3.2 and 3.3 have.")
     sharpness = math.log(max(tokens - 1, 1) / token_leak)
     return tokenwise_layers(head, tokens, token_sharpness=sharpness)
 

@@ -34,7 +34,7 @@ def build_tokenwise(
     """The head with R just large enough that `leak · spread` stays below 0.9 of the tolerance where the margin is Δ."""
     if dtype not in (torch.float64, torch.float32) or not 0 < tolerance < np.inf:
         raise UnsupportedError(
-            f"dtype {dtype} and tolerance {tolerance}; expected float64 or float32, and a number > 0."
+            f"dtype is {dtype}, tolerance is {tolerance}; expected float64 or float32, and a number > 0."
         )
     leak_allowed = min(0.5, 0.9 * tolerance / spread) if spread else 0.5
     rate = max(temperature_for_leakage(partition.num_cells, margin, leak_allowed), 1.0 / margin)
@@ -50,8 +50,8 @@ def build_tokenwise(
     terms = [leaked, *_running(diagram, far, rate, leaked.value, spread, float(largest.max()) * (1 + 1e-12), dtype)]
     if total(terms) > tolerance:
         raise ToleranceError(
-            f"tolerance {tolerance:g} is below what {Precision.of(dtype).name} can promise here: {total(terms):.3g}, of which "
-            f"{total(terms[1:]):.3g} is rounding."
+            f"tolerance {tolerance:g} is below what can be proved in {Precision.of(dtype).name}: {total(terms):.3g}, of which "
+            f"{total(terms[1:]):.3g} is rounding. Use a larger tolerance."
         )
     promise = f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)"
     certificate = claim(

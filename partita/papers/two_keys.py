@@ -34,16 +34,19 @@ def max_affine_head(
     Pieces that are nowhere the largest on the domain need no key. *Theorem*: `max-affine-values`, `soft-maximum`.
 
     Args:
-        slopes: a, `(N, m)`; offsets: b, `(N,)`. domain: a box in R^m. tolerance: what temperature and rounding may take.
+        slopes: a, `(N, m)`.
+        offsets: b, `(N,)`.
+        domain: a box in R^m.
+        tolerance: what temperature and rounding may take.
     """
     a, b = np.atleast_2d(np.asarray(slopes, dtype=np.float64)), np.asarray(offsets, dtype=np.float64)
     if a.ndim != 2 or b.shape != a.shape[:1] or a.shape[1:] != domain.shape or not np.isfinite([*a.flat, *b]).all():
         raise ShapeError(
-            f"slopes {a.shape}, offsets {b.shape}, domain {domain.shape}; expected finite (N, m), (N,), (m,)."
+            f"slopes have shape {a.shape}, offsets {b.shape}, the domain {domain.shape}; expected finite (N, m), (N,) and (m,)."
         )
     _require_dtype(dtype)
     if not 0 < tolerance < math.inf:
-        raise ToleranceError(f"tolerance {tolerance!r}; expected a number > 0.")
+        raise ToleranceError(f"tolerance is {tolerance!r}; expected a number > 0.")
     require_ordinary(dtype, squared_length=_squared(domain))
     graph = _maximum(a, b)
     target = graph_target(graph, (domain,), f"max of {len(a)} affine functions")
@@ -88,7 +91,7 @@ def sigmoid_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.d
 
 def _require_dtype(dtype: torch.dtype) -> None:
     if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
 
 
 def _squared(domain: Box) -> float:
@@ -129,9 +132,9 @@ def _exact(
     _require_dtype(dtype)
     w = np.asarray(slope, dtype=np.float64)
     if w.shape != domain.shape or not (np.isfinite(w).all() and np.isfinite(offset)):
-        raise ShapeError(f"a slope of shape {w.shape} on a domain of shape {domain.shape}; expected finite (m,) both.")
+        raise ShapeError(f"the slope has shape {w.shape}, the domain {domain.shape}; expected finite (m,) for both.")
     if not w.any():
-        raise DomainError(f"{name} of a constant: the slope is 0.")
+        raise DomainError(f"{name}: the slope is 0; expected a slope that is not 0.")
     require_ordinary(dtype, squared_length=_squared(domain), squared_slope=float(w @ w))
     middle = (domain.lo + domain.hi).ravel() / 2
     s, m = np.array(scores), np.array(multiples)

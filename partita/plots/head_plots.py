@@ -35,7 +35,8 @@ def plot_head(
     point cloud the map stays empty, and the function is not asked there.
 
     Args:
-        output: which scalar output. axes: the two coordinates to show when there are more than two.
+        output: which scalar output.
+        axes: the two coordinates to show when there are more than two.
 
     Raises:
         UnsupportedError: an output that the head does not have, or a head that was changed after it was certified.

@@ -248,26 +248,27 @@ class _Search:
         rows, middle = np.arange(len(boxes)), boxes.middle
         stuck = ((middle == boxes.lo) | (middle == boxes.hi))[rows, boxes.axis]
         if math.isfinite(self.norm):
-            return stuck | (boxes.bound * self._whole() <= 0.5 * self.target)
+            return np.asarray(stuck | (boxes.bound * self._whole() <= 0.5 * self.target))
         enough = self.target if self.least <= self.target else _NEARLY * self.target
         close = boxes.bound <= (_NEARLY * self.least if self.patient else 2 * boxes.least)
-        return stuck | (boxes.bound <= enough) | ((boxes.least > self.target) & close)
+        return np.asarray(stuck | (boxes.bound <= enough) | ((boxes.least > self.target) & close))
 
     def _share(self, boxes: BoxList) -> Array:
         """How pressing a box is: its bound, or its part of the integral."""
         if not math.isfinite(self.norm):
             return boxes.bound
         volume = ((boxes.hi - boxes.lo) / self.box.sides).prod(axis=1)
-        return volume * (boxes.bound / self.target) ** self.norm
+        out: Array = volume * (boxes.bound / self.target) ** self.norm
+        return out
 
     def _whole(self) -> float:
         """The L_p norm of the constant 1 in every output."""
-        return (self.box.volume * self.cells.values.shape[1]) ** (1 / self.norm) * OUTWARD
+        return float((self.box.volume * self.cells.values.shape[1]) ** (1 / self.norm) * OUTWARD)
 
     def _mean(self) -> float:
         """The L_p bound of all leaves, open or settled."""
         shares = float(self._share(self.open).sum() + self._share(self.settled).sum())
-        return self.target * (shares * OUTWARD) ** (1 / self.norm) * self._whole() * OUTWARD
+        return float(self.target * (shares * OUTWARD) ** (1 / self.norm) * self._whole() * OUTWARD)
 
     @np.errstate(all="ignore")
     def _measure(self, boxes: BoxList) -> BoxList:
@@ -349,7 +350,8 @@ class _Search:
         """How far the centers that share a box lie apart along the view's axes, `(n, m)`; 0 where one cell has it alone."""
         heavy, centers = (weight > 1e-2)[:, None], self.cells.centers[boxes.cells] @ self.view.axes
         high = np.maximum.reduceat(np.where(heavy, centers, -np.inf), boxes.starts)
-        return np.maximum(high - np.minimum.reduceat(np.where(heavy, centers, np.inf), boxes.starts), 0.0)
+        out: Array = np.maximum(high - np.minimum.reduceat(np.where(heavy, centers, np.inf), boxes.starts), 0.0)
+        return out
 
 
 def _worst_mixture(boxes: BoxList, weight: Array, error: Array) -> tuple[Array, Labels]:
@@ -379,4 +381,5 @@ def _steepest(tilt: Array, apart: Array, width: Array) -> Labels:
     share = tilt / tilt.sum(axis=1, keepdims=True) + apart / np.maximum(apart.sum(axis=1, keepdims=True), 1e-300)
     share = np.where(np.isfinite(share).all(axis=1, keepdims=True), share, 0.0)
     wide = width / width.max(axis=1, keepdims=True)
-    return (share + 1e-3 * wide).argmax(axis=1)
+    out: Labels = (share + 1e-3 * wide).argmax(axis=1)
+    return out

@@ -64,7 +64,8 @@ class CellTable:
     def largest(self, box: Box) -> float:
         """`max_j sup |V_j(z)|` over the box, as evaluated."""
         reach = np.abs(self.values) + np.einsum("nom,nm->no", np.abs(self.slopes), self.farthest(box))
-        return float(reach.max()) * (1 + (reach.shape[1] + self.centers.shape[1] + 4) * self.unit) * OUTWARD
+        terms = int(reach.shape[1] + self.centers.shape[1] + 4)
+        return float(reach.max()) * (1 + terms * self.unit) * OUTWARD
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,4 +258,5 @@ class Expansion:
     def magnitude(self) -> Array:
         """Bounds of |f| on each box, `(n,)`."""
         model = (np.abs(self.constant) + np.abs(self.linear).sum(axis=2) + self.higher) * OUTWARD
-        return np.fmin(np.maximum(np.abs(self.lo), np.abs(self.hi)), model).max(axis=1)
+        out: Array = np.fmin(np.maximum(np.abs(self.lo), np.abs(self.hi)), model).max(axis=1)
+        return out

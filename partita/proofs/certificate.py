@@ -175,7 +175,8 @@ class Certificate:
         data = {"schema": SCHEMA, **asdict(self)}
         if self.kind == "estimated":
             data["error_bound"] = None  # JSON has no infinity
-        return hex_floats(data)
+        out: dict[str, Any] = hex_floats(data)
+        return out
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:

@@ -203,7 +203,8 @@ class _Difference:
     def _height(self, axis: int) -> Array:
         """`max |V|` over the other axes, `(P_axis, out)`."""
         others = tuple(i for i in range(len(self.grid.axes)) if i != axis)
-        return np.abs(self.values).max(axis=others)
+        out: Array = np.abs(self.values).max(axis=others)
+        return out
 
     def boxes_at_once(self) -> int:
         longest = max(len(a) for a in self.grid.axes)
@@ -306,7 +307,8 @@ class _Difference:
         follow = np.where(follow.sum(axis=1, keepdims=True) > 0, follow, plain + 1e-300)
         follow = follow / follow.sum(axis=1, keepdims=True)
         finite = np.where(np.isfinite(f_remainder), f_remainder, 1e300).max(axis=0)
-        return shares + follow * finite[:, None]
+        out: Array = shares + follow * finite[:, None]
+        return out
 
 
 def _weighted(values: Array, sizes: list[Array]) -> Array:

@@ -208,7 +208,8 @@ def key_rows(pieces: PiecewiseAffine, labels: NDArray[np.int64]) -> tuple[Rows, 
 
 def halfway(rows: Rows) -> Rows:
     """The middle between the smallest and the largest, column by column."""
-    return (rows.max(axis=0) + rows.min(axis=0)) / 2
+    out: Rows = (rows.max(axis=0) + rows.min(axis=0)) / 2
+    return out
 
 
 def exact(tensor: torch.Tensor) -> Rows:

@@ -109,7 +109,8 @@ def _least_sum(start: Array, start_error: Array, speed: Array, speed_error: Arra
     value_error = (start_error + count * start).sum(axis=1)
     slope_error = (start_error * (size + speed_error) + start * speed_error + count * start * size).sum(axis=1)
     slope = np.abs((start * speed).sum(axis=1))
-    return (start.sum(axis=1) - (slope + value_error + slope_error) * _INFLATE) * (1 - 1e-12)
+    out: Array = (start.sum(axis=1) - (slope + value_error + slope_error) * _INFLATE) * (1 - 1e-12)
+    return out
 
 
 def _quotient(terms: Array, sums: Array) -> Array:

@@ -70,12 +70,10 @@ def ramp_constant(anchors: int, sharpness: float) -> float:
 
 def require_ramp(anchors: int, sharpness: float) -> None:
     if not (isinstance(anchors, int) and anchors >= 2):
-        raise DomainError(
-            f"a ramp with p = {anchors!r} anchors; expected a whole number of at least 2, both ends included."
-        )
+        raise DomainError(f"the number of anchors is {anchors!r}; expected an integer ≥ 2, both ends included.")
     if not _SOFTEST <= sharpness <= SHARPEST:
         raise DomainError(
-            f"sharpness κ = R Δ² = {sharpness!r}; expected a number from {_SOFTEST:g} to {SHARPEST:g} (or 'best', or 'hard')."
+            f"sharpness κ = R Δ² is {sharpness!r}; expected a number from {_SOFTEST:g} to {SHARPEST:g}, 'best' or 'hard'."
         )
 
 

@@ -112,20 +112,23 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     *Theorem*: `bump-networks` (the second paper's two-layer result; constants ours).
 
     Args:
-        function: an expression, or a Graph: its Lipschitz constants are proved. domain: a box `(tokens, dim)` or `(m,)`.
+        function: an expression, or a Graph: its Lipschitz constants are proved.
+        domain: a box `(tokens, dim)` or `(m,)`.
         cells: P ≥ 2.
 
     Raises:
-        NothingKnownError: a black box. SizeError: more than 16,384 cells.
+        NothingKnownError: a black box.
+        SizeError: more than 16,384 cells.
     """
     target = make_target(function, domain)
     if target.graph is None:
-        raise NothingKnownError("two_layers proves its bound from the expression; give f as one.")
+        raise NothingKnownError("two_layers needs f as an expression, from which its bound is proved.")
     m = domain.dimension
     if cells < 2 or cells**m > _MOST_CELLS:
         kind = DomainError if cells < 2 else SizeError
         raise kind(
-            f"{cells} cells per coordinate in {m} dimensions; expected at least 2, and at most {_MOST_CELLS:,} in all."
+            f"{cells} cells per coordinate in {m} dimensions; expected at least 2 per coordinate and at most "
+            f"{_MOST_CELLS:,} in all."
         )
     beta = 2 * math.log(4000.0 * cells * cells)
     kappa = best_sharpness(64)

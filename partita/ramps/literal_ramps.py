@@ -45,14 +45,14 @@ def ramp_layers(built: Ramp, tokens: int | None = None) -> RampLayers:
     head = built.head
     n = len(head.slopes) if tokens is None else tokens
     if len(head.slopes) not in (1, n) or n < 1:
-        raise ShapeError(f"layers for {n} tokens; this ramp has slopes for {len(head.slopes)}.")
+        raise ShapeError(f"layers were requested for {n} tokens; this ramp has slopes for {len(head.slopes)}.")
     refuse_many(built)
     w = np.broadcast_to(head.slopes.double().numpy(), (n, head.slopes.shape[1]))
     t = np.broadcast_to(head.offsets.double().numpy(), (n,))
     columns = head.anchors * math.ceil(n / head.anchors)
     if columns * n * (w.shape[1] + 1) > _MOST_SCALARS:
         raise SizeError(
-            f"these layers would store {n:,} × {columns:,} numbers several times over; run the folded head."
+            f"these layers would store matrices of {n:,} × {columns:,} numbers; run the folded head instead."
         )
     low, high = head.ends
     middle, rate = (low + high) / 2, float(head.sharpness) / built.spacing**2
@@ -101,11 +101,11 @@ def refuse_many(built: Ramp) -> None:
         approximated, rounded = rounded_layers(built, max(middle, 2), max(middle, 2))
         fits, over = (middle, over) if rounded <= approximated else (fits, middle)
     raise SizeError(
-        f"{built.head.anchors:,} anchors as dot products in {Precision.of(built.head.dtype).name}: rounding moves the output "
-        "by up to "
-        f"{rounding:.2g}, the spacing by {approximation:.2g}. Here {Precision.of(built.head.dtype).name} carries "
-        f"{f'{fits:,}' if fits > 1 else 'no two'} anchors; "
-        "run the folded head, whose differences are centred, use float64, or shrink the domain."
+        f"{built.head.anchors:,} anchors as dot products in {Precision.of(built.head.dtype).name}: rounding "
+        "moves the output by up to "
+        f"{rounding:.2g}, the spacing by {approximation:.2g}. At most {fits:,} anchors fit in "
+        f"{Precision.of(built.head.dtype).name}. "
+        "Run the folded head, which centers its differences, use float64, or shrink the domain."
     )
 
 

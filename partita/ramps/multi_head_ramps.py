@@ -32,7 +32,7 @@ _FILLER = 60.0  # by so much the spare key of an outer head trails the end ancho
 def sharpness_needed(anchors: int, slack: float) -> float:
     """κ at which sharing p anchors adds at most `slack` spacings: `ln((p − 1)/slack)` and a little. *Theorem*: `shared-anchors`."""
     if not slack > 0:
-        raise DomainError(f"slack {slack!r} spacings; expected a number > 0.")
+        raise DomainError(f"slack is {slack!r} spacings; expected a number > 0.")
     kappa = max(1.0, math.log(max(anchors - 1, 1) / slack))
     while (anchors - 1) * sharing_excess(kappa) > slack:
         kappa += 0.01
@@ -62,9 +62,8 @@ class MultiHeadRamp(nn.Module):
     def forward(self, x: Any, attn_mask: Tensor | None = None) -> Tensor:
         if attn_mask is not None and bool((attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0).any()):
             raise UnsupportedError(
-                "a mask hides columns, and with them anchors: column j holds the j-th anchor of every head, "
-                "which every token may need. "
-                "Use prefix_ramp for a causal mask; its anchors stand before the sequence."
+                "masks are not supported: column j holds the j-th anchor of every head, which every token may need. "
+                "For a causal mask use prefix_ramp, whose anchors stand before the sequence."
             )
         _, lead = flatten_inputs((x,), ((self.tokens, self.dim),), self.linear.constant.dtype)
         z = self.embed(x)
@@ -119,14 +118,18 @@ def multi_head_ramp(
     *Theorem*: `shared-anchors` (the second paper's O(1/(nH)); the constant and the sharpness are ours).
 
     Args:
-        slopes: w, `(tokens, dim)` with tokens ≥ 4; offsets: t, `(tokens,)` or a number.
-        heads: H. anchors: how many are to be shared, (n − 2)H if not given; must be that number.
-        coordinate: where the ramp goes, below embed_dim. sharpness: κ, "hard" or "best".
+        slopes: w, `(tokens, dim)` with tokens ≥ 4.
+        offsets: t, `(tokens,)` or a number.
+        heads: H.
+        anchors: how many are to be shared, (n − 2)H if not given; must be that number.
+        coordinate: where the ramp goes, below embed_dim.
+        sharpness: κ, "hard" or "best".
 
     `embed_dim` is the least multiple of H that holds `[u, one-hot]` and gives every head two coordinates.
 
     Raises:
-        ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly. ToleranceError: κ too small for so many
+        ShapeError: fewer than 4 tokens, or anchors that H heads do not share evenly.
+        ToleranceError: κ too small for so many
         anchors.
     """
     w, t = checked_affine(slopes, offsets, domain, dtype)
@@ -138,7 +141,7 @@ def multi_head_ramp(
     require_ordinary_scores(dtype, (low, high), (high - low) / (p - 1), kappa, query_size(w, t, domain, dtype))
     embed = heads * math.ceil(max(n + 1, 2 * heads) / heads)
     if not 0 <= coordinate < embed:
-        raise ShapeError(f"output coordinate {coordinate}; these heads give {embed} (embed_dim), counted from 0.")
+        raise ShapeError(f"the output coordinate is {coordinate}; expected 0 to {embed - 1} (embed_dim is {embed}).")
     keys = _keys(low, high, p, heads)
     linear = _embedding(w, t, (low + high) / 2, embed, dtype)
     attention = _attention(keys, kappa, (high - low) / (p - 1), (low + high) / 2, embed, coordinate, dtype)
@@ -161,14 +164,13 @@ def multi_head_ramp(
 def _share(tokens: int, heads: int, anchors: int | None) -> int:
     if tokens < 4:
         raise ShapeError(
-            f"{tokens} token(s): a head has as many keys as the sequence has tokens, two of them sentinels, so "
-            f"that it takes at least "
-            "4. Use `ramp`, whose Linear lengthens the sequence."
+            f"{tokens} token(s); expected at least 4: a head has one key per token, two of them sentinels. "
+            "Use `ramp`, whose Linear lengthens the sequence."
         )
     if not isinstance(heads, int) or heads < 1 or (anchors is not None and anchors != (tokens - 2) * heads):
         raise ShapeError(
-            f"{heads} heads over {tokens} tokens share (tokens − 2)·heads = {(tokens - 2) * heads} anchors, asked were "
-            f"{anchors}; choose the number of heads that divides the work, {tokens - 2} anchors each."
+            f"{anchors} anchors in {heads} heads over {tokens} tokens; expected (tokens − 2)·heads = "
+            f"{(tokens - 2) * heads}, {tokens - 2} anchors per head. Choose another number of heads."
         )
     return (tokens - 2) * heads
 
@@ -178,8 +180,8 @@ def _require_sharp(anchors: int, kappa: float) -> None:
     excess = (anchors - 1) * sharing_excess(kappa)
     if excess > 0.5:
         raise ToleranceError(
-            f"sharpness κ = {kappa:.3g} with {anchors:,} shared anchors: sharing adds {excess:.2g} spacings. It takes "
-            f"κ ≥ {sharpness_needed(anchors, 0.5):.2f} for half a spacing, κ ≥ "
+            f"sharpness κ = {kappa:.3g} with {anchors:,} shared anchors: sharing adds {excess:.2g} spacings. Use κ ≥ "
+            f"{sharpness_needed(anchors, 0.5):.2f} for half a spacing, κ ≥ "
             f"{sharpness_needed(anchors, 0.01):.2f} for a hundredth."
         )
 

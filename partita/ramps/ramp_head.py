@@ -31,8 +31,12 @@ class RampHead(nn.Module):
     subtracted, so float32 holds for any p, and no list of anchors is stored; s is clamped where nothing more can change.
 
     Args:
-        slopes: w, `(tokens, dim)`, or `(1, dim)` for one w and any number of tokens; offsets: t, `(tokens,)` or `(1,)`.
-        low, high: a < b. anchors: p. sharpness: κ = RΔ². half_window: q.
+        slopes: w, `(tokens, dim)`, or `(1, dim)` for one w and any number of tokens.
+        offsets: t, `(tokens,)` or `(1,)`.
+        low, high: a < b.
+        anchors: p.
+        sharpness: κ = RΔ².
+        half_window: q.
         coordinate, out_dim: where in the output token the ramp goes; the rest is 0.
 
     Shapes: `(…, tokens, dim)` to `(…, tokens, out_dim)`.
@@ -90,7 +94,7 @@ class RampHead(nn.Module):
             return min(2 * q, self.anchors)
         kappa = float(self.sharpness)
         if not 0 < kappa < math.inf:
-            raise DomainError(f"RampHead: sharpness {kappa}; expected a finite number > 0.")
+            raise DomainError(f"RampHead: sharpness is {kappa}; expected a finite number > 0.")
         return min(2 * (q if kappa == given_for else half_window_for(kappa)), self.anchors)
 
     @property

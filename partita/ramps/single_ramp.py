@@ -68,14 +68,17 @@ def ramp(
     *Theorem*: `ramp` (the second paper's single-head result; the constant is ours).
 
     Args:
-        slopes: w, `(tokens, dim)`, or `(dim,)` for one w and any number of tokens; offsets: t, `(tokens,)` or a number.
-        ends: (a, b). anchors: p ≥ 2, both ends included.
+        slopes: w, `(tokens, dim)`, or `(dim,)` for one w and any number of tokens.
+        offsets: t, `(tokens,)` or a number.
+        ends: (a, b).
+        anchors: p ≥ 2, both ends included.
         domain: the box of single tokens, `(dim,)`: rounding depends on how large w·x can get.
         sharpness: κ = RΔ², or "best", or "hard" (κ = 1024).
         output: (coordinate, out_dim) of the output tokens.
 
     Raises:
-        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range. ShapeError: slopes, offsets and domain that do not fit.
+        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range.
+        ShapeError: slopes, offsets and domain that do not fit.
 
     >>> built = ramp([1.0], 0.0, (0, 1), anchors=11, domain=Box([-2], [2]))
     >>> round(built.error_bound, 5), built.head(torch.tensor([[-1.5], [0.52], [1.7]])).shape
@@ -84,13 +87,12 @@ def ramp(
     w, t = checked_affine(slopes, offsets, domain, dtype)
     low, high = checked_ends(ends)
     if not 0 <= output[0] < output[1]:
-        raise ShapeError(
-            f"output coordinate {output[0]} of {output[1]}; expected (coordinate, out_dim), counted from 0."
-        )
+        raise ShapeError(f"output is {output}; expected (coordinate, out_dim) with 0 ≤ coordinate < out_dim.")
     kappa = resolve_sharpness(sharpness, anchors)
     if anchors > MOST_ANCHORS[dtype]:
         raise SizeError(
-            f"{anchors:,} anchors; {Precision.of(dtype).name} tells {MOST_ANCHORS[dtype]:,} apart. Use float64, or fewer."
+            f"{anchors:,} anchors; {Precision.of(dtype).name} resolves at most {MOST_ANCHORS[dtype]:,}. Use "
+            "float64, or fewer anchors."
         )
     require_ordinary(
         dtype, spacing=(high - low) / (anchors - 1), largest_number=max(high, -low, query_size(w, t, domain, dtype))
@@ -123,7 +125,7 @@ def resolve_sharpness(sharpness: float | str, anchors: int) -> float:
     """κ as a number; "best" depends on p only for p < 4."""
     if isinstance(sharpness, str):
         if sharpness not in ("best", "hard"):
-            raise DomainError(f"sharpness {sharpness!r}; expected a number, 'best' or 'hard'.")
+            raise DomainError(f"sharpness is {sharpness!r}; expected a number, 'best' or 'hard'.")
         require_ramp(anchors, HARD_SHARPNESS)
         return HARD_SHARPNESS if sharpness == "hard" else best_sharpness(min(anchors, 64))
     require_ramp(anchors, sharpness)
@@ -134,14 +136,14 @@ def checked_ends(ends: tuple[float, float]) -> tuple[float, float]:
     """(a, b), finite and in order."""
     low, high = (float(e) for e in ends)
     if not (np.isfinite([low, high]).all() and low < high):
-        raise DomainError(f"a ramp between a = {low:g} and b = {high:g}; expected finite a < b.")
+        raise DomainError(f"the ramp has a = {low:g} and b = {high:g}; expected finite a < b.")
     return low, high
 
 
 def checked_affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box, dtype: torch.dtype) -> tuple[Array, Array]:
     """w `(tokens, dim)` and t `(tokens,)`, checked against the box of a token; and the dtype."""
     if dtype not in MOST_ANCHORS:
-        raise UnsupportedError(f"dtype {dtype}; expected torch.float64 or torch.float32.")
+        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
     if not isinstance(domain, Box):
         raise DomainError(f"the domain is {domain!r}; expected the box of a token, say pa.Box([-1, -1], [1, 1]).")
     w = np.atleast_2d(np.asarray(slopes, dtype=np.float64))
@@ -149,15 +151,15 @@ def checked_affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box, dtype: to
     t = np.broadcast_to(t, (len(w),)).copy() if t.size == 1 else t
     if w.ndim != 2 or t.shape != (len(w),) or w.shape[1:] != domain.shape or not np.isfinite([*w.flat, *t]).all():
         raise ShapeError(
-            f"slopes {np.shape(slopes)}, offsets {np.shape(offsets)} and tokens of shape {domain.shape}; expected finite "
+            f"slopes have shape {np.shape(slopes)}, offsets {np.shape(offsets)}, tokens {domain.shape}; expected finite "
             "(tokens, dim), (tokens,) and a box of shape (dim,)."
         )
     most = torch.finfo(dtype).max / 16
     for what, array in (("coordinates", [domain.lo, domain.hi]), ("slopes", w), ("offsets", t)):
         if (largest := float(np.abs(array).max())) > most:
             raise DomainError(
-                f"{what} of a ramp reach {largest:.3g}, and {str(dtype).removeprefix('torch.')} overflows beyond {most:.3g}; "
-                "rescale the tokens."
+                f"{what} of the ramp reach {largest:.3g}, which overflows {str(dtype).removeprefix('torch.')} "
+                f"(limit {most:.3g}); rescale the tokens."
             )
     return w, t
 

@@ -35,7 +35,8 @@ class BatchedAdam:
     `m ← β₁m + (1−β₁)g`, `v ← β₂v + (1−β₂)g²`, `θ ← θ(1 − ηλ) − η m̂/(√v̂ + ε)`.
 
     Args:
-        parameters: by name, each `(models, …)`, changed in place. rates, decays: η and λ, `(models,)`.
+        parameters: by name, each `(models, …)`, changed in place.
+        rates, decays: η and λ, `(models,)`.
         decayed: the names to which λ applies; all of them if None.
     """
 

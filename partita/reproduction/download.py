@@ -25,7 +25,7 @@ def _from_the_network(address: str) -> bytes:
             return bytes(answer.read())
     except (urllib.error.URLError, TimeoutError, OSError) as error:
         raise DataFileError(
-            f"{address} could not be fetched: {error}. Get the file another way and name its folder with --data."
+            f"{address} could not be fetched: {error}. Get the file another way and pass its folder with --data."
         ) from None
 
 
@@ -47,8 +47,9 @@ def download_images(folder: Path, name: str, *, fetch: Fetch = _from_the_network
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
             raise DataFileError(
-                f"{address} sent {len(content):,} bytes with MD5 {found}; expected {md5}. Nothing was written; try "
-                "again later or get the file another way and name its folder with --data."
+                f"{address} sent {len(content):,} bytes with MD5 {found}; expected {md5}. Nothing was written. "
+                "Try again later, or get "
+                "the file another way and pass its folder with --data."
             )
         members = (
             _members(content, source.files) if address.endswith(".tar.gz") else {address.rpartition("/")[2]: content}

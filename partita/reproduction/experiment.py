@@ -22,7 +22,9 @@ class Setup:
 
     Attributes:
         settings: the experiment's own frozen dataclass of numbers, one per size.
-        seed: of everything random. progress: called with (done, of). device: for what is trained in large batches.
+        seed: random seed.
+        progress: called with (done, of).
+        device: where networks are trained.
         data: the folder of the image files; None where none was given.
     """
 
@@ -50,11 +52,19 @@ class Experiment:
     """One figure or claim of a paper as a named, seeded run.
 
     Attributes:
-        name: on the command line. title: of the figure. source: paper and place. claim: what is said there.
-        criterion: what `verdict` computes, fixed before the run. method: what is run, and what the paper leaves open.
-        run: Setup to tables. verdict: tables to Verdict. control: seed to tables of which the claim is false.
-        settings: one dataclass per size. seconds: what each size takes, roughly, on two cores.
-        revision: raised when the same settings would give other tables. needs_data: image files.
+        name: on the command line.
+        title: of the figure.
+        source: paper and place.
+        claim: what is said there.
+        criterion: what `verdict` computes, fixed before the run.
+        method: what is run, and what the paper leaves open.
+        run: Setup to tables.
+        verdict: tables to Verdict.
+        control: seed to tables of which the claim is false.
+        settings: one dataclass per size.
+        seconds: what each size takes, roughly, on two cores.
+        revision: raised when the same settings would give other tables.
+        needs_data: image files.
         digest: a small table of large ones, for the page.
     """
 

@@ -25,7 +25,9 @@ class Source:
     """Where a set comes from: its files, their addresses and MD5 sums, and the folders in which they usually lie.
 
     Attributes:
-        files: the members that are read. archives: (address, md5) of what is downloaded. folders: looked in, in this order.
+        files: the members that are read.
+        archives: (address, md5) of what is downloaded.
+        folders: looked in, in this order.
         images: how many the publisher's training set has.
     """
 
@@ -132,7 +134,7 @@ def _contents(path: Path) -> bytes:
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(
-            f"{path} cannot be read: {error}. Delete it and get it again (--download), or put a whole copy there."
+            f"{path} cannot be read: {error}. Delete it and get it again (--download), or replace it by a complete copy."
         ) from None
 
 
@@ -141,14 +143,14 @@ def read_idx(path: Path) -> Bytes:
     raw = _contents(path)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or not 1 <= raw[3] <= 4 or len(raw) < 4 + 4 * raw[3]:
         raise DataFileError(
-            f"{path} is no IDX file of bytes: it begins with {raw[:4].hex() or 'nothing'}, expected 000008 and the "
-            "rank. Delete it and get it again (--download)."
+            f"{path} is not an IDX file of bytes: it begins with {raw[:4].hex() or 'nothing'}; expected 000008 "
+            "and the rank. Delete it and get it again (--download)."
         )
     shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
     body = len(raw) - 4 - 4 * raw[3]
     if body != math.prod(shape):
         raise DataFileError(
-            f"{path} holds {body:,} bytes of data; its header promises {math.prod(shape):,} for shape {shape}: it is "
+            f"{path} has {body:,} bytes of data; its header says {math.prod(shape):,} for shape {shape}: it is "
             "cut short or damaged. Delete it and get it again (--download)."
         )
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
@@ -159,8 +161,8 @@ def read_cifar(path: Path) -> tuple[Bytes, Bytes]:
     raw = _contents(path)
     if not raw or len(raw) % _CIFAR_RECORD:
         raise DataFileError(
-            f"{path} holds {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 bytes): "
-            "it is cut short or damaged. Delete it and get it again (--download)."
+            f"{path} has {len(raw):,} bytes; expected records of {_CIFAR_RECORD:,} (a label and 3 × 32 × 32 "
+            "bytes): it is cut short or damaged. Delete it and get it again (--download)."
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _CIFAR_RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]

@@ -170,7 +170,9 @@ def train_copies(
     """Train all copies together; a Snapshot at the start and after each epoch of `look_after`.
 
     Args:
-        rows: `(n, T, d)`. labels: `(n,)`. copies: their noise, decay, rate and seed.
+        rows: `(n, T, d)`.
+        labels: `(n,)`.
+        copies: their noise, decay, rate and seed.
     """
     seeds = sorted({c.seed for c in copies})
     data = _Data.draw(rows, labels, seeds, schedule)

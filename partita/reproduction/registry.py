@@ -48,5 +48,5 @@ def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise UnsupportedError(f"no experiment is called {name!r}.{hint} They are: {', '.join(EXPERIMENTS)}.")
+        raise UnsupportedError(f"there is no experiment {name!r}.{hint} The experiments are {', '.join(EXPERIMENTS)}.")
     return EXPERIMENTS[name]

@@ -107,8 +107,7 @@ def read_finished(place: Path) -> Finished:
         return Finished(described.pop("name"), tables, Verdict(**described.pop("verdict")), described)
     except (OSError, ValueError, KeyError, TypeError, PartitaError) as error:
         raise FormatError(
-            f"{place} holds no finished experiment ({type(error).__name__}: {error}); delete the folder and run it "
-            "again."
+            f"{place} has no finished experiment ({type(error).__name__}: {error}); delete the folder and run it again."
         ) from None
 
 

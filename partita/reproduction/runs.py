@@ -31,11 +31,9 @@ class Order:
         if self.size not in SIZES:
             raise UnsupportedError(f"size is {self.size!r}; expected one of {', '.join(SIZES)}.")
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
-            raise UnsupportedError(
-                f"device is {self.device!r}; expected cpu, or cuda where torch sees one. Leave --device out."
-            )
+            raise UnsupportedError(f"device is {self.device!r}; expected cpu, or cuda if torch finds one.")
         if self.data is not None and not self.data.is_dir():
-            raise DataFileError(f"--data {self.data} is no folder; name the one that holds the image files.")
+            raise DataFileError(f"--data is {self.data}; expected the folder of the image files.")
 
 
 def run_experiment(

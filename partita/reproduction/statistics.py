@@ -37,7 +37,9 @@ def slope(x: ArrayLike, y: ArrayLike) -> Slope:
     """
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if a.shape != b.shape or len(np.unique(a)) < 2:
-        raise ShapeError(f"a slope needs two different x at least and as many y; found {a.shape} and {b.shape}.")
+        raise ShapeError(
+            f"x has shape {a.shape}, y has shape {b.shape}; expected as many y as x, and at least two different x."
+        )
     fit = scipy.stats.linregress(a, b)
     if len(a) < 3:
         return Slope(float(fit.slope), -np.inf, np.inf)

@@ -46,7 +46,7 @@ class Table:
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ShapeError(f"columns of different lengths: {lengths}; expected one length.")
+            raise ShapeError(f"the columns have lengths {lengths}; expected one length.")
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -54,7 +54,7 @@ class Table:
         listed = list(rows)
         names = list(listed[0]) if listed else []
         if any(list(row) != names for row in listed):
-            raise ShapeError(f"rows with different names; expected {names} in each.")
+            raise ShapeError(f"the rows have different names; expected {names} in each.")
         return cls({name: tuple(_plain(row[name]) for row in listed) for name in names})
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class Table:
         """What `to_csv` wrote: words that read as whole numbers, numbers or truths become those."""
         lines = list(csv.reader(io.StringIO(text)))
         if not lines or any(len(line) != len(lines[0]) for line in lines):
-            raise ShapeError("this is no table: its lines have different numbers of fields, or there are none.")
+            raise ShapeError("the text is not a table: its lines have different numbers of fields, or there are none.")
         return cls({name: tuple(_read(line[i]) for line in lines[1:]) for i, name in enumerate(lines[0])})
 
 

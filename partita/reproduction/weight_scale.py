@@ -64,8 +64,8 @@ def run(setup: Setup) -> Tables:
     settings: Settings = setup.settings
     if setup.data is None:
         raise DataFileError(
-            "weight-scale needs the image files of MNIST, Fashion-MNIST and CIFAR-10: name their folder with --data "
-            "DIR; add --download to fetch them into it."
+            "weight-scale needs the image files of MNIST, Fashion-MNIST and CIFAR-10; pass their folder with "
+            "--data DIR, and add --download to fetch them into it."
         )
     listed = _copies(settings, setup.seed)
     norms, history = [], []

@@ -149,7 +149,7 @@ def _leading_error(h: float, first: float, second: float, fourth: float, method:
     moments = [(k, *lattice_moments(k)) for k in _KAPPAS[::4].tolist()]
     if method == "tuned":
         return min(first * h * rho + 0.5 * second * h**2 * sigma for _, rho, sigma in moments)
-    return min(first * h * rho + fourth * h**4 * (1 / (8 * k * k) + 1 / (24 * k)) for k, rho, _ in moments)
+    return float(min(first * h * rho + fourth * h**4 * (1 / (8 * k * k) + 1 / (24 * k)) for k, rho, _ in moments))
 
 
 def tuned_values(target: Target, grid: ProductGrid) -> Array:
@@ -175,7 +175,8 @@ def _inward_slope(target: Target, points: Array, axis: int) -> Array:
         moved = points.copy()
         moved[:, axis] += k * step
         asked.append(target(moved))
-    return (-11 * asked[0] + 18 * asked[1] - 9 * asked[2] + 2 * asked[3]) / (6 * step[:, None])
+    out: Array = (-11 * asked[0] + 18 * asked[1] - 9 * asked[2] + 2 * asked[3]) / (6 * step[:, None])
+    return out
 
 
 def corrected_values(target: Target, grid: ProductGrid, ghosts: tuple[int, ...], sharpness: tuple[float, ...]) -> Array:

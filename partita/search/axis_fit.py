@@ -42,7 +42,8 @@ def chebyshev_points(count: int) -> Array:
 
 def _coefficients(samples: Array) -> Array:
     """Chebyshev coefficients (the two end ones doubled) of columns sampled at `chebyshev_points`."""
-    return scipy.fft.dct(samples[::-1], type=1, axis=0) / (len(samples) - 1)
+    out: Array = scipy.fft.dct(samples[::-1], type=1, axis=0) / (len(samples) - 1)
+    return out
 
 
 def chebyshev_degree(samples: Array, level: float) -> int:

@@ -186,7 +186,8 @@ def _one_thread() -> AbstractContextManager[object]:
         from threadpoolctl import threadpool_limits
     except ImportError:
         return nullcontext()
-    return threadpool_limits(limits=1, user_api="blas")
+    out: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return out
 
 
 def _storable(f: Sampled, storage: type[np.floating]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,8 @@ class Pieces:
         offset = points[:, None, :] - self.cells.centers[ranking.labels]
         slopes = self.fits.slopes[ranking.labels]
         piece = self.fits.values[ranking.labels] + np.einsum("nkom,nkm->nko", slopes, offset)
-        return (weight * np.abs(answers[:, None, :] - piece).max(axis=2)).sum(axis=1)
+        out: Array = (weight * np.abs(answers[:, None, :] - piece).max(axis=2)).sum(axis=1)
+        return out
 
     def borders(self, points: Array, rank: int) -> Array:
         """The points moved to where their best cell ties with the one of this rank: errors are largest there, `(n, m)`."""
@@ -48,7 +50,8 @@ class Pieces:
         if ranking.labels.shape[1] <= rank:
             return points
         step = self.cells.centers[ranking.labels[:, rank]] - self.cells.centers[ranking.labels[:, 0]]
-        return points + step * (ranking.gaps[:, rank] / np.maximum(2 * (step**2).sum(axis=1), 1e-300))[:, None]
+        out: Array = points + step * (ranking.gaps[:, rank] / np.maximum(2 * (step**2).sum(axis=1), 1e-300))[:, None]
+        return out
 
 
 class Layout:
@@ -227,7 +230,7 @@ def _longest_runs(
     return ends
 
 
-def _runs(points: Array, answers: Array, first: int, ends: NDArray, affine: bool) -> Array:
+def _runs(points: Array, answers: Array, first: int, ends: NDArray[Any], affine: bool) -> Array:
     """The error of one piece on the samples from `first` to each of the ends, `(k,)`."""
     counts = ends - first
     rows = np.concatenate([np.arange(first, end) for end in ends])

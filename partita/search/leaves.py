@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +130,7 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.lo)
 
-    def take(self, chosen: NDArray) -> Leaves:
+    def take(self, chosen: NDArray[Any]) -> Leaves:
         return Leaves(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
     def join(self, other: Leaves) -> Leaves:
@@ -144,12 +145,14 @@ class Leaves:
     @property
     def powers(self) -> Array:
         """ρ², ρ the radius of the circumscribed ball. *Theorem*: `ball-cells`."""
-        return (((self.hi - self.lo) / 2) ** 2).sum(axis=1)
+        out: Array = (((self.hi - self.lo) / 2) ** 2).sum(axis=1)
+        return out
 
-    def residuals(self, leaf: NDArray, points: Array, answers: Array) -> Array:
+    def residuals(self, leaf: NDArray[Any], points: Array, answers: Array) -> Array:
         """Errors of the pieces of these leaves at points, `(n,)`."""
         piece = np.einsum("nom,nm->no", self.slopes[leaf], points - self.centers[leaf]) + self.values[leaf]
-        return np.abs(answers - piece).max(axis=1)
+        out: Array = np.abs(answers - piece).max(axis=1)
+        return out
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,10 @@ class LeafTree:
     @property
     def _divisible(self) -> NDArray[np.bool_]:
         """Leaves wide enough to be halved: narrower ones sit on a jump."""
-        return (self.leaves.hi - self.leaves.lo).max(axis=1) > NARROWEST * self.sampler.box.sides.max()
+        out: NDArray[np.bool_] = (self.leaves.hi - self.leaves.lo).max(
+            axis=1
+        ) > NARROWEST * self.sampler.box.sides.max()
+        return out
 
     def _halve(self, chosen: NDArray[np.bool_], axis: NDArray[np.int64]) -> None:
         parents, rest = self.leaves.take(chosen), self.leaves.take(~chosen)
@@ -229,7 +235,7 @@ class LeafTree:
         self.home[moved] = len(rest) + child
         self.leaves = rest.join(self._heard(halves, child, self.hints[moved], self.told[moved]))
 
-    def _heard(self, leaves: Leaves, home: NDArray, points: Array, answers: Array) -> Leaves:
+    def _heard(self, leaves: Leaves, home: NDArray[Any], points: Array, answers: Array) -> Leaves:
         """The leaves with their errors at hints counted."""
         errors = leaves.errors.copy()
         np.maximum.at(errors, home, leaves.residuals(home, points, answers))
@@ -257,7 +263,7 @@ class LeafTree:
         """Of the longest axes of each leaf the one whose halves fit best, `(L,)`: so no leaf is longer than twice its width."""
         sides = leaves.hi - leaves.lo
         longest = sides >= (0.0 if self.slabs else 0.99) * sides.max(axis=1, keepdims=True)
-        first = longest.argmax(axis=1)
+        first: NDArray[np.int64] = longest.argmax(axis=1)
         several = np.flatnonzero(longest.sum(axis=1) > 1)
         if not len(several):
             return first

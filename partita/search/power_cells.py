@@ -6,6 +6,7 @@ A cell is fitted to the samples it wins, and to those where it comes so close to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -36,7 +37,7 @@ class PowerCells:
     def __len__(self) -> int:
         return len(self.powers)
 
-    def take(self, chosen: NDArray) -> PowerCells:
+    def take(self, chosen: NDArray[Any]) -> PowerCells:
         return PowerCells(self.centers[chosen], self.powers[chosen], self.rate)
 
     def rank(self, points: Array, count: int = _LISTED, *, progress: Progress | None = None) -> Ranking:

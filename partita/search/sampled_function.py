@@ -75,7 +75,10 @@ class Sampled:
     def place(self, unit: Array, axis: int) -> Array:
         """Points of [−1, 1] carried to the axis, inside its closed interval."""
         lo, hi = self.box.lo.ravel()[axis], self.box.hi.ravel()[axis]
-        return np.clip(np.where(unit < 0, lo + (hi - lo) * (1 + unit) / 2, hi - (hi - lo) * (1 - unit) / 2), lo, hi)
+        out: Array = np.clip(
+            np.where(unit < 0, lo + (hi - lo) * (1 + unit) / 2, hi - (hi - lo) * (1 - unit) / 2), lo, hi
+        )
+        return out
 
     def unit(self, point: Array) -> Array:
         """A point of the box carried to [−1, 1]^m."""

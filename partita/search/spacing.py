@@ -99,7 +99,7 @@ class SpacingRule:
 
     def _unit(self, power: float) -> float:
         moments = moment_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)
-        return moments[(self.norm <= AVERAGED_UP_TO)] ** (1 / power)
+        return float(moments[(self.norm <= AVERAGED_UP_TO)] ** (1 / power))
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
         return [

@@ -126,7 +126,8 @@ def _basis(x: Array, n: int) -> Array:
 def place(box: Box, axis: int, x: Array) -> Array:
     """Points of [−1, 1] carried to an axis of the box, inside its closed interval."""
     lo, hi = box.lo.ravel()[axis], box.hi.ravel()[axis]
-    return np.clip(lo + (hi - lo) * (x + 1) / 2, lo, hi)
+    out: Array = np.clip(lo + (hi - lo) * (x + 1) / 2, lo, hi)
+    return out
 
 
 def _axis_weights(x: Array, count: int, ghosts: int, sharpness: float) -> Array:
@@ -134,7 +135,8 @@ def _axis_weights(x: Array, count: int, ghosts: int, sharpness: float) -> Array:
     steps = (x[:, None] + 1) * ((count - 2 * ghosts) / 2) - (np.arange(count) - ghosts + 0.5)
     scores = -0.5 * sharpness * steps**2
     numerators = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return numerators / numerators.sum(axis=1, keepdims=True)
+    out: Array = numerators / numerators.sum(axis=1, keepdims=True)
+    return out
 
 
 @lru_cache(maxsize=1024)

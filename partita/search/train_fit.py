@@ -102,7 +102,8 @@ def held_out_error(head: TrainHead, ask: Ask, box: Box, *, seed: int = 0) -> Wit
     def error(points: Array) -> Array:
         with torch.no_grad():
             got = head.evaluate(torch.from_numpy(points).to(head.inverse_temperature)).double().cpu().numpy()
-        return np.abs(got - np.reshape(ask(points), got.shape)).max(axis=1)
+        out: Array = np.abs(got - np.reshape(ask(points), got.shape)).max(axis=1)
+        return out
 
     seen, found = error(z), search_worst(error, box, samples=1024, seed=seed)
     samples, i = found.samples + n, int(seen.argmax())

@@ -52,8 +52,10 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         head, certificate, target, `outside` and `why`.
 
     Raises:
-        TruncatedFileError: a file is missing or cut off. TamperedFileError: parts that do not belong together.
-        NewerVersionError: the format is newer than this version. FormatError: anything else that docs/format.md rules out.
+        TruncatedFileError: a file is missing or cut off.
+        TamperedFileError: parts that do not belong together.
+        NewerVersionError: the format is newer than this version.
+        FormatError: anything else that docs/format.md rules out.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -70,14 +72,16 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         box = (domains[0] if len(domains) == 1 else product(*require_boxes(*domains))).bounding_box()
         head = head_from_record(description["head"], own, box)
         if head.input_shapes != tuple(d.shape for d in domains):
-            raise FormatError(f"{DESCRIPTION}: the head takes {head.input_shapes}, the domains have other shapes.")
+            raise FormatError(
+                f"{DESCRIPTION}: the head's inputs have shapes {head.input_shapes}; expected the shapes of the domains."
+            )
         target = _read_target(description["target"], domains, head)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
         _require_agreement(place, description["head"], head, target, certificate)
         hull = _hull(target.domain)
         head.check_range(hull.lo, hull.hi)
     except (DomainError, ShapeError) as error:
-        raise FormatError(f"{place}: this head cannot be run as its certificate says: {error}") from None
+        raise FormatError(f"{place}: the head cannot run in the arithmetic of its certificate: {error}") from None
     except PartitaError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
@@ -107,7 +111,7 @@ def _require_agreement(
     for what, certified, found in pairs:
         if certified != found:
             raise TamperedFileError(
-                f"{place / CERTIFICATE} is not about this head: its {what} is {_short(certified)}, and the other files hold "
+                f"{place / CERTIFICATE} belongs to another head: its {what} is {_short(certified)}, the other files have "
                 f"{_short(found)}. Use the certificate that was saved with the head."
             )
 
@@ -129,7 +133,7 @@ def _checked_description(place: Path) -> dict[str, Any]:
         raise FormatError(f"{place / DESCRIPTION}: format is {description.get('format')!r}, expected 'partita-head'.")
     version = description.get("version")
     if type(version) is not int or version < 1:
-        raise FormatError(f"{place / DESCRIPTION}: version is {version!r}, expected a whole number ≥ 1.")
+        raise FormatError(f"{place / DESCRIPTION}: version is {version!r}; expected an integer ≥ 1.")
     if version > FORMAT_VERSION:
         raise NewerVersionError(
             f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one."
@@ -157,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TruncatedFileError(f"{path} is not complete JSON: {error}.") from None
     if not isinstance(parsed, dict):
-        raise FormatError(f"{path} holds a {type(parsed).__name__}; expected an object.")
+        raise FormatError(f"{path} contains a {type(parsed).__name__}; expected an object.")
     return parsed
 
 
@@ -180,7 +184,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constants(name: str) -> None:
-    raise FormatError(f"JSON holds {name}; expected finite numbers.")
+    raise FormatError(f"JSON contains {name}; expected finite numbers.")
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -191,7 +195,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float64, torch.float32) or not bool(torch.isfinite(tensor).all()):
             raise FormatError(
-                f"{path}: tensor {name} is {tensor.dtype} or holds NaN or infinity; expected finite float64 or float32."
+                f"{path}: tensor {name} is {tensor.dtype} or contains NaN or infinity; expected finite float64 or float32."
             )
     return tensors
 
@@ -210,5 +214,5 @@ def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: Fol
         return Target(domains, head.output_shape, None, None, str(data["label"]))
     graph = Graph.from_json(data["graph"])
     if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
-        raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs are not the head's.")
+        raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs differ from the head's; expected the same.")
     return graph_target(graph, domains, str(data["label"]))

@@ -30,7 +30,8 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
 
     Raises:
         AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
-        MissingExtraError: the extra `onnx` is not installed. SizeError: more than an ONNX file can hold.
+        MissingExtraError: the extra `onnx` is not installed.
+        SizeError: more than an ONNX file can hold.
     """
     place = _require_replaceable(Path(path))
     try:
@@ -40,7 +41,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
         raise MissingExtraError("ONNX export needs the extra 'onnx': pip install 'partita[onnx]'.") from error
     size = sum(t.numel() * t.element_size() for t in head.state_dict().values())
     if size > _LARGEST:
-        raise SizeError(f"the head has {size / 2**30:.2f} GiB of tensors; an ONNX file holds at most 2 GiB.")
+        raise SizeError(f"the head has {size / 2**30:.2f} GiB of tensors; an ONNX file can have at most 2 GiB.")
     place.parent.mkdir(parents=True, exist_ok=True)
     names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
     examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
@@ -75,7 +76,7 @@ def _require_replaceable(place: Path) -> Path:
         raise AlreadyExistsError(f"{place} cannot be written: {error.strerror}. Choose another name.") from None
     if not stat.S_ISREG(found.st_mode):
         raise AlreadyExistsError(
-            f"{place} is a {kind_of_file(found.st_mode)}; expected a new name or a regular file. It is left alone."
+            f"{place} is a {kind_of_file(found.st_mode)}, so it is not overwritten; expected a new name or a regular file."
         )
     return place
 

@@ -39,7 +39,8 @@ def save(
     """Write the folder. It appears whole or not at all; an existing head is replaced only with `overwrite`."""
     if certificate.model.get("sha256") != model_digest(head.state_dict()):
         raise UnsupportedError(
-            "this head was changed since it was certified, so its certificate is not about it; save its state_dict instead."
+            "the head was changed after it was certified, so its certificate does not apply",
+            "Compile again, or save its state_dict instead.",
         )
     place = require_free(folder, overwrite=overwrite)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +58,9 @@ def require_free(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """The path, if a head may be written there."""
     place = Path(folder)
     if place.exists() and not overwrite:
-        raise AlreadyExistsError(f"{place} exists already; choose another name, or say overwrite=True (--overwrite).")
+        raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True (--overwrite).")
     if place.exists() and not (place / DESCRIPTION).exists():
-        raise AlreadyExistsError(f"{place} is not a folder that holds a head; it is left alone.")
+        raise AlreadyExistsError(f"{place} is not a folder with a head, so it is not overwritten; choose another name.")
     return place
 
 
