@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from balls import is_refuted
+from partita.compiler.planner import best_plan
 
 import partita as pa
 from partita.arithmetic.precision import DOUBLE, SINGLE
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled
-from partita.compiler.planner import best_plan
 from partita.compiler.request_options import method_names, request_for
 from partita.errors import BudgetSpentError, DomainError, PartitaError, ToleranceError, UnsupportedError
 from partita.functions import lipschitz_bounds, parse

@@ -61,7 +61,7 @@ def test_small_batches_go_through_torch_and_large_ones_do_not():
     assert not kernels.worth_it(2048, 4) and not kernels.worth_it(16_388, 300)
     assert kernels.worth_it(100_000, 2) and kernels.worth_it(4096, 1 << 12)
     head, z = head_of((40, 50)), torch.rand(40_000, 2, dtype=torch.float64)
-    assert head._can_run_natively(z) and not head._can_run_natively(z[:2048])
+    assert head._can_run_natively(z, head.widths) and not head._can_run_natively(z[:2048], head.widths)
 
 
 @needs_numba
@@ -77,7 +77,7 @@ def test_what_a_batch_gives_does_not_depend_on_what_was_computed_before():
 def test_threads_share_the_queries(threads, monkeypatch):
     head, z = head_of((40, 50)), torch.rand(40_001, 2, generator=torch.Generator().manual_seed(1)).double()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    expected = torch.cat([head._evaluate_window(part) for part in z.split(10_000)])
+    expected = torch.cat([head._evaluate_window(part, head.widths) for part in z.split(10_000)])
     assert torch.allclose(head.evaluate(z), expected, rtol=0, atol=1e-14)
 
 
