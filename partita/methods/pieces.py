@@ -19,7 +19,6 @@ from partita.geometry.domains import Box, PointCloud
 from partita.geometry.envelopes import Rows
 from partita.geometry.moments import soft_maximum_gap
 from partita.geometry.partitions import PowerDiagram
-from partita.heads.runnable import require_runnable
 from partita.heads.scattered_head import ScatteredHead
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
@@ -137,7 +136,7 @@ def softest_pieces(
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
         draft = _softest(pieces, allowed, tolerance, dtype, progress)
         head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
-        require_runnable(head, box)
+        head.check_range(*Precision.of(dtype).widened(box.lo.ravel(), box.hi.ravel()))
         terms = piece_facts(head, box, pieces, draft.labels).terms()
         if total(terms) <= tolerance:
             return replace(draft, error_bound=total(terms))
