@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.methods import Plan
     from partita.networks import attention_from_mlp, in_context
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Box",

@@ -4,4 +4,4 @@ Standard library and python-flint only; nothing here is shared with the program 
 """
 
 __all__ = ["__version__"]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
