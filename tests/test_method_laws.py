@@ -321,19 +321,19 @@ def test_a_forged_bound_fails_the_recheck(method: Method, tmp_path: Path) -> Non
 
 
 @TABLE
-def test_the_independent_checker_agrees(method: Method, case: Case, c: pa.Compiled, tmp_path: Path) -> None:
-    """Estimates are unknown to it, and so may be means: what it proves of L_p errors is a little coarser.
+def test_the_independent_checker_does_not_disagree(method: Method, case: Case, c: pa.Compiled, tmp_path: Path) -> None:
+    """Within two seconds it verifies the claim or leaves it open: kinks and four variables can take it minutes."""
+    report, code = run(c.save(tmp_path / "head"), budget=2.0)
+    assert code in (VERIFIED, UNKNOWN) and (code == UNKNOWN or c.certificate.kind != "estimated"), report
+    assert code == UNKNOWN or ("given" in str(report["verdict"])) == (c.certificate.kind == "proved_given")
 
-    Up to three variables: it bisects boxes, and four take it minutes.
-    """
-    if c.head.dimension > 3:
-        pytest.skip(f"{c.head.dimension} variables")
+
+@EVERY_METHOD
+def test_the_independent_checker_verifies_proofs(method: Method, tmp_path: Path) -> None:
+    case = examples(method)[0]
+    c = compiled(case.name, method.name)
     report, code = run(c.save(tmp_path / "head"), budget=120.0)
-    if c.certificate.kind == "estimated" or (c.certificate.norm != "inf" and code == UNKNOWN):
-        assert code == UNKNOWN and report["verdict"] == "unknown"
-    else:
-        assert code == VERIFIED, report
-        assert ("given" in str(report["verdict"])) == (c.certificate.kind == "proved_given")
+    assert code == (UNKNOWN if c.certificate.kind == "estimated" else VERIFIED), report
 
 
 @EVERY_METHOD
