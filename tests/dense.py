@@ -87,3 +87,20 @@ def _train(stored: Mapping[str, np.ndarray]) -> np.ndarray:
         core = stored[f"core_{i}"]
         table = np.tensordot(table, core, axes=1).reshape(-1, core.shape[2])
     return table
+
+
+def layers_oracle(tensors: Mapping[str, np.ndarray], *matrices: np.ndarray) -> np.ndarray:
+    """`W_V Y softmax((W_K Y)ᵀ W_Q Y') W_O` for one input, the whole attention matrix, from named tensors alone."""
+
+    def linear(prefix: str, z: np.ndarray) -> np.ndarray:
+        terms = sum(p @ z @ q for p, q in zip(tensors[f"{prefix}.left"], tensors[f"{prefix}.right"]))
+        return terms + tensors[f"{prefix}.constant"]
+
+    if len(matrices) == 1:
+        y_k = y_q = linear("linear", matrices[0])
+    else:
+        y_k, y_q = linear("linear_k", matrices[0]), linear("linear_q", matrices[1])
+    w = {k: tensors[f"attention.{k}"] for k in ("w_k", "w_q", "w_v", "w_o")}
+    scores = (w["w_k"] @ y_k).T @ (w["w_q"] @ y_q)
+    weights = np.exp(scores - scores.max(axis=0))
+    return w["w_v"] @ y_k @ (weights / weights.sum(axis=0)) @ w["w_o"]

@@ -70,7 +70,7 @@ def test_a_changed_cell_is_noticed(what):
         getattr(c.head, what)[c.num_keys // 2] += 1.0
     failed = {check.name for check in pa.recheck(c) if not check.holds}
     assert "approximation" in failed
-    assert c.attack(samples=20000, seed=1).error > c.error_bound
+    assert c.attack(samples=20000, seed=1).error > c.certificate.error_bound
 
 
 def test_leaving_the_overlap_out_would_be_wrong():

@@ -66,7 +66,7 @@ def test_a_declared_bound_that_is_too_small_is_refuted():
     with pytest.raises(CurvatureContradictedError):
         pa.compile(lambda z: np.abs(z[:, 0]), SQUARE, tolerance=0.05, hessian=5.0, trace=False)
     for bad in (-1.0, math.nan, math.inf):
-        with pytest.raises(DomainError, match="second derivatives"):
+        with pytest.raises(DomainError, match="hessian is"):
             pa.compile(bowl, SQUARE, tolerance=0.05, hessian=bad, trace=False)
 
 

@@ -186,7 +186,7 @@ def test_missing_images_are_named_before_anything_is_trained(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataFileError, match="train-images-idx3-ubyte"):
         run_experiment(EXPERIMENTS["weight-scale"], order(tmp_path, data=tmp_path / "empty"))
-    with pytest.raises(DataFileError, match="no folder"):
+    with pytest.raises(DataFileError, match="expected the folder"):
         order(tmp_path, data=tmp_path / "nowhere")
     with pytest.raises(UnsupportedError, match="cuda"):
         order(tmp_path, device="tpu")
@@ -212,7 +212,7 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
 
 
 def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):
-    from partita.reproduction import command
+    from partita.cli import reproduce_command as command
 
     few = {name: EXPERIMENTS[name] for name in ("attention-maps", "weight-scale")}
     monkeypatch.setattr(command, "EXPERIMENTS", few)
@@ -226,7 +226,7 @@ def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, ima
 
 
 def test_an_interruption_on_the_command_line_keeps_what_was_finished(tmp_path, monkeypatch):
-    from partita.reproduction import command
+    from partita.cli import reproduce_command as command
 
     def interrupted(setup):
         raise KeyboardInterrupt

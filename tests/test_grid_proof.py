@@ -271,7 +271,7 @@ def test_a_changed_value_breaks_the_certificate_and_the_recheck_says_so():
         c.head.values[c.num_keys // 2] += 0.1
     failed = {check.name for check in pa.recheck(c) if not check.holds}
     assert {"tensors", "approximation"} <= failed
-    assert c.attack(samples=5000).error > c.error_bound
+    assert c.attack(samples=5000).error > c.certificate.error_bound
 
 
 @pytest.mark.parametrize("rate", [1e8, 1e12])

@@ -189,7 +189,7 @@ def test_the_command_takes_inputs_from_a_function_and_prints_json(here):
         (["mine:number", "--inputs", "x.npy"], 64, "expected an nn.Module"),
         (["mine:broken", "--inputs", "x.npy"], 1, "oops"),
         (["mine:nothing", "--inputs", "x.npy"], 64, "no function"),
-        (["mien:encoder", "--inputs", "x.npy"], 64, "no module is called 'mien'"),
+        (["mien:encoder", "--inputs", "x.npy"], 64, "there is no module 'mien'"),
         (["mine", "--inputs", "x.npy"], 64, "MODULE:FUNCTION"),
         (["mine:encoder", "--inputs", "x.txt"], 64, "MODULE:FUNCTION"),
         (["mine:encoder", "--inputs", "y.npy"], 64, "y.npy"),

@@ -14,7 +14,7 @@ from partita.networks import prefix_ramp
 from partita.papers import relu_head, silu_head, tanh_head
 from partita.ramps import multi_head_ramp, ramp, ramp_layers
 
-ORDINARY = "Rescale the variables"
+ORDINARY = "[Rr]escale"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -84,7 +84,8 @@ def test_slope_series_enclose_the_slopes(seed):
     [
         ("sin(3*x0) + x0*cos(2*x1)", SQUARE, 1e-5),
         ("1/(1 + 25*x0^2)", pa.Box([-1], [1]), 1e-3),
-        ("exp(-x0^2 - x1^2)*sin(2*x2)", pa.Box([-1] * 3, [1] * 3), 1e-2),
+        ("x0*x1*sin(x2)", pa.Box([-1] * 3, [1] * 3), 5e-2),
+        pytest.param("exp(-x0^2 - x1^2)*sin(2*x2)", pa.Box([-1] * 3, [1] * 3), 1e-2, marks=pytest.mark.slow),
         ("x0*x1, sin(x0)", SQUARE, 1e-3),
         ("tanh(3*x0)*1e5", pa.Box([100], [101]), 1.0),
     ],
@@ -165,7 +166,7 @@ def test_what_cannot_be_asked():
     with pytest.raises(UnsupportedError, match="black box"):
         black.bound_gradient_error()
     cloud = pa.compile("x0", pa.PointCloud([[0.0], [1.0]]), tolerance=0.1, method="hard")
-    with pytest.raises(UnsupportedError, match="boxes"):
+    with pytest.raises(UnsupportedError, match="Box"):
         cloud.bound_range()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_layers import oracle
+from dense import layers_oracle as oracle
 
 import partita as pa
 from partita.errors import DomainError, ShapeError, UnsupportedError
