@@ -237,7 +237,14 @@ def test_products_of_truth_values_are_truth_values():
 ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.SiLU()]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [
+        pytest.param(a, marks=[pytest.mark.slow] * isinstance(a, nn.LeakyReLU | nn.Sigmoid | nn.SiLU))
+        for a in ACTIVATIONS
+    ],
+    ids=str,
+)
 def test_networks_are_proved(activation):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(2, 6), activation, nn.Linear(6, 5), activation, nn.Linear(5, 1))

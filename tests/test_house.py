@@ -249,7 +249,16 @@ def test_nothing_from_outside_is_evaluated_or_unpickled():
     assert unsafe("eval(x)") == ["eval"] and unsafe("import pickle") == ["import pickle"]  # negative control
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+LONG_EXAMPLES = {"inspect_digits.py"}  # trains a model
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] * (p.name in LONG_EXAMPLES), id=p.name)
+        for p in sorted((ROOT / "examples").glob("*.py"))
+    ],
+)
 def test_examples_run(example, tmp_path, monkeypatch, capfd):
     arguments = ["--out", str(tmp_path / "out")] if "--out" in example.read_text() else []
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])

@@ -183,6 +183,7 @@ def test_reports_show_what_was_not_found_out_as_blank():
     assert text.splitlines()[1].endswith("too large") and "≤ 1e-06" in text
 
 
+@pytest.mark.slow  # test_adaptive.py has a smaller one
 def test_a_narrow_peak_gets_few_keys_where_it_is():
     """The best uniform fitted grid needs tens of thousands; adaptive centers are asked for at most 2,000."""
     c = pa.compile("exp(-(x0^2 + x1^2)/0.0002)", SQUARE, tolerance=1e-2, method="adaptive")

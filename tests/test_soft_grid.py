@@ -536,7 +536,14 @@ def test_slopes_of_another_head_are_noticed(certified, tmp_path):
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [CASES[4], CASES[8], CASES[14]], ids=["soft", "affine", "mixed single"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(CASES[4], id="soft", marks=pytest.mark.slow),
+        pytest.param(CASES[8], id="affine"),
+        pytest.param(CASES[14], id="mixed single", marks=pytest.mark.slow),
+    ],
+)
 def test_onnxruntime_stays_within_the_counted_roundings(case, tmp_path):
     ort = pytest.importorskip("onnxruntime")
     head, grid = build(case)

@@ -114,7 +114,7 @@ SCALES = [
 ]
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", [pytest.param(b, marks=[pytest.mark.slow] * (b == "tuned")) for b in BASES])
 def test_what_is_verified_holds_as_run_at_every_scale(bases, name, tmp_path, monkeypatch):
     for wide, tall in SCALES:
         files = take_apart(bases(name))
@@ -157,19 +157,19 @@ def identity(tmp_path_factory):
 
 def test_uneven_grids_are_verified_only_if_their_windows_are_found(identity, tmp_path, monkeypatch):
     source, seen = random.Random(3), {True: 0, False: 0}
-    for k in range(14):
+    for k in range(8):
         spread, count = source.choice([0.02, 0.3, 1.0, 3.0]), source.choice([6, 24, 40])
         gaps = sorted(1 + spread * source.random() for _ in range(count))
         files = take_apart(identity)
         uneven(files, gaps, source.choice([1, 2]))
         folder = put_together(files, tmp_path / str(k))
-        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=20.0)
+        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=5.0)
         assert code != VERIFIED or error <= files.bound, report
         seen[code == VERIFIED] += 1
         if error > files.bound:
             with pytest.raises(pa.errors.FormatError, match="equally spaced"):
                 pa.load(folder)
-    assert min(seen.values()) >= 3
+    assert min(seen.values()) >= 2
 
 
 def test_a_checker_that_did_not_ask_would_verify_what_does_not_run(identity, bases, tmp_path, monkeypatch):

@@ -324,7 +324,7 @@ def test_there_are_many_ways_to_lie():
 
 @pytest.mark.parametrize("name, change", CASES, ids=[f"{n}: {c.__name__}" for n, c in CASES])
 def test_false_claims_are_rejected(heads, name, change, tmp_path):
-    report, code = run(forge(heads(name), tmp_path / "forged", change), budget=3.0)
+    report, code = run(forge(heads(name), tmp_path / "forged", change), budget=1.0)
     assert code in (REFUTED, UNKNOWN, MALFORMED), report
 
 

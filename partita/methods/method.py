@@ -180,6 +180,11 @@ class Plan:
             "candidates": [asdict(c) for c in self.candidates],
         }
 
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """The same as `why`."""
+        return self.why
+
     def __str__(self) -> str:
         return "\n".join(self.why)
 
