@@ -196,7 +196,10 @@ def test_rates_are_normal_numbers():
             precision.rates(np.array([1.0, 1.0]), np.array([1.0, spacing]))
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(1e155, torch.float64), (1e160, torch.float64), (2e19, torch.float32)])
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [pytest.param(1e155, torch.float64, marks=pytest.mark.slow), (1e160, torch.float64), (2e19, torch.float32)],
+)
 def test_an_affine_function_whose_scores_overflow_is_refused(width, dtype):
     text, box = f"{1 / width!r}*x0", pa.Box([-width], [width])
     for method in ("pieces", "adaptive"):

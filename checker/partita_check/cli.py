@@ -78,6 +78,8 @@ def run(
         verdict = Verdict(MALFORMED, str(problem))
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError) as error:
         verdict = Verdict(UNKNOWN, f"the check stopped with {type(error).__name__}: {str(error)[:200]}")
+    finally:
+        clock.stop()
     if verdict.where is not None:
         report["worst point"] = ", ".join(f"{x:.9g}" for x in verdict.where)
     if verdict.outcome == VERIFIED and verdict.where is not None:

@@ -21,6 +21,10 @@ class Clock:
     def start(self, seconds: float) -> None:
         self.deadline = time.monotonic() + seconds
 
+    def stop(self) -> None:
+        """No deadline any more: what is called next in this process has its own time."""
+        self.deadline = math.inf
+
     def left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
