@@ -18,6 +18,7 @@ import pytest
 import torch
 from balls import bits, values
 from dense import Cells
+from dense import layers_oracle as oracle
 from flint import arb
 from method_cases import CASES, PAIRS, Case, applies, compiled, finished, inputs_for, planned, request, sample
 from partita_check.cli import run
@@ -348,23 +349,6 @@ def test_a_forged_file_is_not_verified(method: Method, tmp_path: Path) -> None:
 
 
 # --- layers ------------------------------------------------------------------------------------------------------------
-
-
-def oracle(tensors: dict[str, np.ndarray], *matrices: np.ndarray) -> np.ndarray:
-    """`W_V Y softmax((W_K Y)ᵀ W_Q Y') W_O` for one input, the whole attention matrix, from named tensors alone."""
-
-    def linear(prefix: str, z: np.ndarray) -> np.ndarray:
-        terms = sum(p @ z @ q for p, q in zip(tensors[f"{prefix}.left"], tensors[f"{prefix}.right"]))
-        return terms + tensors[f"{prefix}.constant"]
-
-    if len(matrices) == 1:
-        y_k = y_q = linear("linear", matrices[0])
-    else:
-        y_k, y_q = linear("linear_k", matrices[0]), linear("linear_q", matrices[1])
-    w = {k: tensors[f"attention.{k}"] for k in ("w_k", "w_q", "w_v", "w_o")}
-    scores = (w["w_k"] @ y_k).T @ (w["w_q"] @ y_q)
-    weights = np.exp(scores - scores.max(axis=0))
-    return w["w_v"] @ y_k @ (weights / weights.sum(axis=0)) @ w["w_o"]
 
 
 def as_matrix(row: np.ndarray) -> np.ndarray:

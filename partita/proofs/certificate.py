@@ -111,10 +111,6 @@ class Certificate:
     samples: int = 0
     proof: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_witness(self, witness: Witness, seed: int) -> Certificate:
-        """The same claim with the worst point that an attack with this seed found."""
-        return replace(self, witness=witness, seed=seed)
-
     def with_estimate(self, error: float) -> Certificate:
         """The same estimate after a search that found this error: the samples are still those drawn before it."""
         seen = replace(self.terms[0], value=error)
