@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from flint import acb, arb, arb_series
@@ -35,6 +37,13 @@ _KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
     "max": lambda x, y: (x - y, x, y),
     "min": lambda x, y: (x - y, y, x),
     "where": lambda c, x, y: (c, x, y),
+}
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "neg": operator.neg,
+    "mul": lambda x, y: _power(x, 2) if x is y else x * y,
+    "div": lambda x, y: x / y if _apart_from_zero(y) else NAN,
 }
 NAN = arb("nan")
 Choices = Mapping[tuple[int, int], bool]
@@ -69,12 +78,14 @@ class Graph:
         for position, (name, args, params) in enumerate(self.nodes):
             if position % EVERY == 0:
                 clock.tick()
-            a = [values[k] for k in args]
             if name == "input":
-                value = point[params[0]]
-            elif name == "const":
-                value = arb(params[0])
-            elif name == "clamp":
+                values.append(point[params[0]])
+                continue
+            if name == "const":
+                values.append(self._constants[position])
+                continue
+            a = [values[k] for k in args]
+            if name == "clamp":
                 value = _choose((position, 0), choices, a[0] - params[0], a[0], arb(params[0]))
                 value = _choose((position, 1), choices, params[1] - value, value, arb(params[1]))
             elif name in _KINKS:
@@ -84,6 +95,10 @@ class Graph:
                 value = _smooth(name, a, params)
             values.append(value)
         return [values[k] for k in self.outputs]
+
+    @cached_property
+    def _constants(self) -> dict[int, arb]:
+        return {k: arb(params[0]) for k, (name, _, params) in enumerate(self.nodes) if name == "const"}
 
     def branches(self, box: Sequence[arb], most: int) -> list[Choices] | None:
         """Choices for every kink, one set per analytic branch that f may follow somewhere in the box; None if too many."""
@@ -176,20 +191,14 @@ def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: 
 
 
 def _smooth(name: str, a: list[Any], params: tuple[Any, ...]) -> Any:
-    x, series = a[0], isinstance(a[0], arb_series)
     try:
-        if name == "add" or name == "sum":
+        if name in _PLAIN:
+            return _PLAIN[name](*a)
+        x, series = a[0], isinstance(a[0], arb_series)
+        if name == "sum":
             return sum(a[1:], x)
-        if name == "sub":
-            return x - a[1]
-        if name == "neg":
-            return -x
-        if name == "pow" or (name == "mul" and x is a[1]):
-            return _power(x, params[0] if params else 2)
-        if name == "mul":
-            return x * a[1]
-        if name == "div":
-            return x / a[1] if _apart_from_zero(a[1]) else NAN
+        if name == "pow":
+            return _power(x, params[0])
         if name in ("log", "sqrt"):
             return _half_line(name, x)
         if name == "tanh" and series:
