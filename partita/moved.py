@@ -1,4 +1,4 @@
-"""Rooms that were renamed in 0.3.0: their old names work for one more version and say where things are now."""
+"""Packages that were renamed in 0.3.0: the old names work for one more version, with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def forward(old: str, *rooms: str) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         for room in rooms:
             if name in getattr(import_module(room), "__all__", ()):
-                message = f"{old}.{name} is now {room}.{name}; the old name goes with partita 0.4."
+                message = f"{old}.{name} is now {room}.{name}; the old name will be removed in partita 0.4."
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
                 return getattr(import_module(room), name)
         raise AttributeError(f"module {old!r} has no attribute {name!r}; look in {', '.join(rooms)}.")

@@ -301,7 +301,7 @@ def test_wrong_input_is_refused():
     for tolerance in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ToleranceError, match="tolerance"):
             fit_grid(lambda z: z, cube(1), tolerance=tolerance, outputs=1)
-    with pytest.raises(ShapeError, match="answered"):
+    with pytest.raises(ShapeError, match="returned shape"):
         fit_grid(lambda z: z[:, 0], cube(1), tolerance=1e-3, outputs=1)
     with pytest.raises(ShapeError, match="one count"):
         fit_values(lambda z: z, cube(1), (3, 3), outputs=1)

@@ -161,7 +161,7 @@ def test_partial_square_roots_say_so():
 
 
 def test_claims_say_where_f_may_have_no_value():
-    said = "at which f has a value"
+    said = "at which f is defined"
     box = pa.Box([-1.0], [1.0])
     gap = pa.compile("x0 + 0*log(abs(x0 - 0.3) - 1e-9)", box, method="hard", tolerance=0.2)
     assert any(said in a.statement for a in gap.certificate.assumptions)

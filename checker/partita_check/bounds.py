@@ -1,7 +1,7 @@
-"""One-dimensional facts: how far a softmax looks, how fast f moves, what running a head adds (derived in docs/checker.md).
+"""One-dimensional bounds: moments of a softmax, slopes of f, and rounding errors of a running head (derived in docs/checker.md).
 
 u is the unit roundoff; arithmetic is IEEE 754 and exp errs by at most 8 units in the last place (16u): what the certificate
-says of the platform, and all that is assumed here. A product that underflows loses at most the least positive number; an
+says about the platform, and all that is assumed here. A product that underflows loses at most the least positive number; an
 exponential below the smallest normal number is counted as lost.
 """
 

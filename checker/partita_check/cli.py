@@ -73,7 +73,7 @@ def run(
         report |= _about(stored)
         verdict = _other_function(stored, function) or check(stored, sampled=sampled)
     except TimeOver:
-        verdict = Verdict(UNKNOWN, "the time is over before the files were read")
+        verdict = Verdict(UNKNOWN, "the time budget ran out before the files were read")
     except Malformed as problem:
         verdict = Verdict(MALFORMED, str(problem))
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError) as error:
@@ -113,7 +113,7 @@ def _about(stored: Stored) -> dict[str, Any]:
 
 
 def _other_function(stored: Stored, function: str | None) -> Verdict | None:
-    """A refusal if the claim is not about the function that was asked for."""
+    """A refusal if the claim is not about the requested function."""
     if function is None:
         return None
     try:
@@ -125,5 +125,5 @@ def _other_function(stored: Stored, function: str | None) -> Verdict | None:
         return None
     shown = "a black box" if stored.graph is None else stored.graph.infix(stored.names)
     return Verdict(
-        REFUTED, f"the claim is about another function: asked for {wanted.infix(stored.names)}, found {shown}"
+        REFUTED, f"the claim is about another function: expected {wanted.infix(stored.names)}, found {shown}"
     )

@@ -253,11 +253,14 @@ def read_hex(value: Any, what: str) -> float:
 
 
 def read_graph(data: Any) -> Graph:
-    """The graph of a JSON value; `Malformed` for unknown operations, wrong arities, references forward, odd numbers."""
-    need(isinstance(data, dict) and set(data) == {"inputs", "nodes", "outputs", "shape"}, "graph: keys")
+    """The graph of a JSON value; `Malformed` for unknown operations, wrong arities, references forward, invalid numbers."""
+    need(isinstance(data, dict) and set(data) == {"inputs", "nodes", "outputs", "shape"}, "graph: wrong keys")
     count, outputs, shape = data["inputs"], data["outputs"], data["shape"]
-    need(type(count) is int and all(isinstance(data[k], list) for k in ("nodes", "outputs", "shape")), "graph: parts")
-    need(0 < len(data["nodes"]) <= MAX_NODES and 0 < len(outputs) <= 4096, "graph: too many nodes or outputs")
+    need(
+        type(count) is int and all(isinstance(data[k], list) for k in ("nodes", "outputs", "shape")),
+        "graph: wrong types",
+    )
+    need(0 < len(data["nodes"]) <= MAX_NODES and 0 < len(outputs) <= 4096, "graph: no nodes or outputs, or too many")
     nodes: list[Any] = []
     for entry in data["nodes"]:
         if len(nodes) % EVERY == 0:
@@ -275,9 +278,9 @@ def read_graph(data: Any) -> Graph:
         need(name != "input" or 0 <= read[0] < count, entry)
         need((name != "pow" or abs(read[0]) <= MAX_EXPONENT) and (name != "clamp" or read[0] <= read[1]), entry)
         nodes.append((name, tuple(args), read))
-    need(all(type(k) is int and 0 <= k < len(nodes) for k in outputs), "graph: outputs")
-    need(len(shape) <= 8 and all(type(k) is int and 0 < k <= 4096 for k in shape), "graph: shape")
-    need(math.prod(shape) == len(outputs), "graph: shape")
+    need(all(type(k) is int and 0 <= k < len(nodes) for k in outputs), "graph: an output is not a node")
+    need(len(shape) <= 8 and all(type(k) is int and 0 < k <= 4096 for k in shape), "graph: the shape is invalid")
+    need(math.prod(shape) == len(outputs), "graph: the shape does not fit the number of outputs")
     return Graph(count, tuple(nodes), tuple(outputs), tuple(shape))
 
 
@@ -330,7 +333,7 @@ def parse(text: str, names: Sequence[str]) -> Graph:
         lines = [[reader.read(t) for t in (tree.elts if isinstance(tree, ast.Tuple) else [tree])] for tree in trees]
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise Malformed(f"expression: {error}") from None
-    need(len({len(line) for line in lines}) == 1 and lines[0], "expression: tokens of different lengths")
+    need(len({len(line) for line in lines}) == 1 and lines[0], "expression: the tokens have different lengths")
     vector = (len(lines[0]),) if isinstance(trees[0], ast.Tuple) else ()
     shape = (len(lines), len(lines[0])) if ";" in text else vector
     return Graph(len(names), tuple(reader.nodes), tuple(k for line in lines for k in line), shape)
@@ -370,8 +373,8 @@ class _Reader:
             need(kind in names or kind is ast.Pow, "expression: unknown operator")
             return self.add(names[kind], left, right) if kind in names else self.power(left, right)
         if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
-            raise Malformed("expression: found something unknown")
-        need(not tree.keywords and tree.args, "expression: functions take arguments")
+            raise Malformed("expression: found an unknown name or unsupported syntax")
+        need(not tree.keywords and tree.args, "expression: a function needs positional arguments")
         return self.call(tree.func.id, [self.read(a) for a in tree.args])
 
     def power(self, base: int, exponent: int) -> int:
@@ -399,7 +402,7 @@ class _Reader:
             return raised if None not in ends else self.add("min", raised, args[2])
         need(
             count == 1 and name in ("sinh", "cosh", "square", "step", "sign"),
-            f"expression: {name} of {count} arguments",
+            f"expression: there is no function {name} of {count} arguments",
         )
         if name == "square":
             return self.add("pow", x, params=(2,))

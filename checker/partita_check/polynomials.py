@@ -1,4 +1,4 @@
-"""Balls over boxes; polynomials in Bernstein form through values at Chebyshev points, with what interpolation leaves out."""
+"""Balls over boxes; polynomials in Bernstein form through values at Chebyshev points, with a bound on the interpolation error."""
 
 from __future__ import annotations
 

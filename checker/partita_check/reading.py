@@ -139,33 +139,35 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
 def parse_tensors(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
     size = int.from_bytes(data[:8], "little")
-    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS}: cut off, or its header is")
+    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS} or its header is cut off")
     header, body = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :]
     found, spans = dict[str, Tensor](), list[tuple[int, int]]()
     header.pop("__metadata__", None)
     for name, entry in header.items():
         what = f"{TENSORS}: {name[:60]}"
-        need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, what)
+        need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, f"{what}: wrong keys")
         need(str(entry["dtype"]) in _DTYPES, f"{what}: expected F64 or F32")
         dtype, code, width = _DTYPES[entry["dtype"]]
         shape, (start, end) = _counts(entry["shape"], what), _counts(entry["data_offsets"], what)
-        need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: offsets")
+        need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: the offsets do not fit")
         numbers: array[float] = array(code)
         numbers.frombytes(body[start:end])
         if sys.byteorder == "big":
             numbers.byteswap()
-        need(all(map(math.isfinite, numbers)), f"{what}: NaN or infinity")
+        need(all(map(math.isfinite, numbers)), f"{what} contains NaN or infinity")
         found[name] = Tensor(dtype, shape, numbers, body[start:end])
         clock.tick()
         spans.append((start, end))
     ends = [0, *(end for _, end in sorted(spans))]
-    need([start for start, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS}: overlaps or gaps")
+    need(
+        [start for start, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS} has gaps or overlaps"
+    )
     return found
 
 
 def _counts(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
-    need(isinstance(value, list) and len(value) <= MAX_DIMENSION, what)
-    need(all(type(k) is int and least <= k <= 1 << 40 for k in value), what)
+    need(isinstance(value, list) and len(value) <= MAX_DIMENSION, f"{what}: expected a short list")
+    need(all(type(k) is int and least <= k <= 1 << 40 for k in value), f"{what}: expected whole numbers ≥ {least}")
     return tuple(value)
 
 
@@ -174,12 +176,12 @@ def read_folder(folder: Path) -> Stored:
     try:
         return _read_folder(folder)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        raise Malformed(f"{folder} does not hold a head: {type(error).__name__}: {error}") from None
+        raise Malformed(f"{folder} does not contain a valid head: {type(error).__name__}: {error}") from None
 
 
 def _read_folder(folder: Path) -> Stored:
     described = parse_json(_read(folder / DESCRIPTION, MAX_JSON), DESCRIPTION)
-    need(described["format"] == "partita-head" and described["version"] == 1, f"{DESCRIPTION}: format or version")
+    need(described["format"] == "partita-head" and described["version"] == 1, f"{DESCRIPTION}: wrong format or version")
     seal = described.pop("seal")
     canonical = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     need(seal == hashlib.sha256(canonical.encode()).hexdigest(), f"{DESCRIPTION} does not match its seal")
@@ -207,16 +209,19 @@ def _read_folder(folder: Path) -> Stored:
         _function(described["target"], certificate["function"], len(lo), outputs),
         _claim(certificate, len(lo)),
     )
-    need(claim.semantics in (head.dtype, "real"), f"semantics {claim.semantics} of a {head.dtype} head")
-    need(graph is not None or claim.kind != "proved", "nothing can be proved of a function that is not given")
+    need(claim.semantics in (head.dtype, "real"), f"semantics is {claim.semantics}, but the head is {head.dtype}")
+    need(graph is not None or claim.kind != "proved", "the claim is proved, but its function is not stored")
     parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
     names = tuple(f"{letter}{i}" for letter, count in parts for i in range(count))
     return Stored(head, claim, graph, names, lo, hi, points, fill)
 
 
 def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, ...]:
-    """Both files must speak of the same domain: ends (or points), fill distance, shapes of the arguments."""
-    need(isinstance(described, list) and len(described) == len(certified) and len(described) in (1, 2), "domains")
+    """Both files must describe the same domain: ends (or points), fill distance, shapes of the arguments."""
+    need(
+        isinstance(described, list) and len(described) == len(certified) and len(described) in (1, 2),
+        "expected one or two domains",
+    )
     if cloud is not None:
         shape, fill = cloud.shape[1:], read_hex(described[0]["fill_distance"], "fill_distance")
         ours = {"type": "point_cloud", "shape": list(shape), "points": cloud.shape[0], "fill_distance": fill.hex()}
@@ -224,43 +229,53 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, 
         said = {k: certified[0][k] for k in ours}
         m, flat = math.prod(shape), cloud.numbers.tolist()
         need(
-            ours == said and len(described) == 1 and described[0]["type"] == "point_cloud", "domain: two different ones"
+            ours == said and len(described) == 1 and described[0]["type"] == "point_cloud",
+            "the two files describe different domains",
         )
-        need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: points")
+        need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: invalid points")
         rows = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
         return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)]
-    need(described == certified and all(d["type"] == "box" for d in described), "domain: expected the same boxes twice")
+    need(described == certified and all(d["type"] == "box" for d in described), "the files differ in their boxes")
     lo, hi = (tuple(read_hex(x, end) for d in described for x in d[end]) for end in ("lo", "hi"))
     sizes = [math.prod(_counts(d["shape"], "domain", 1)) for d in described]
-    need(sizes == [len(d["lo"]) for d in described] and len(lo) == len(hi), "domain: shapes")
+    need(sizes == [len(d["lo"]) for d in described] and len(lo) == len(hi), "domain: the shapes do not fit")
     need(0 < len(lo) <= MAX_DIMENSION and all(a < b for a, b in zip(lo, hi)), "domain: expected lo < hi")
     return lo, hi, None, 0.0, [d["shape"] for d in described]
 
 
 def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     kind, dtype, rates = described["type"], own["inverse_temperature"].dtype, tuple(own["inverse_temperature"].numbers)
-    need(kind in ("grid", "scattered", "train"), f"head of type {kind!r}")
+    need(kind in ("grid", "scattered", "train"), f"head: unknown type {kind!r}")
     need(described["dtype"] == dtype and {t.dtype for t in own.values()} == {dtype}, "the tensors differ in dtype")
-    need(own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()) and min(rates) > 0, "temperature")
+    need(
+        own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()) and min(rates) > 0,
+        "inverse_temperature has the wrong shape, or is not positive",
+    )
     axes, centers, windows = tuple[Sequence[float], ...](), tuple[tuple[float, ...], ...](), tuple[int, ...]()
     if kind == "scattered":
         known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, own["centers"].numbers.tolist()
         centers = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
-        need(own["centers"].shape == (len(centers), m) and centers, "centers")
+        need(own["centers"].shape == (len(centers), m) and centers, "centers has the wrong shape")
     else:
         axes, names = tuple(own[f"centers_{i}"].numbers for i in range(m)), [f"centers_{i}" for i in range(m)]
         known = {*names, *(("values", "value_slopes", "origin") if kind == "grid" else (f"core_{i}" for i in range(m)))}
-        need(all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)), "centers")
+        need(
+            all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)),
+            "an axis of centers has the wrong shape",
+        )
         need(all(x < y for a in axes for x, y in pairwise(a)), "the centers of an axis must increase")
         windows = _counts(described["half_windows"], "half_windows", 1) if kind == "grid" else (1,) * m
-        need(len(windows) == m, "half_windows")
+        need(len(windows) == m, "half_windows has the wrong length")
     keys = math.prod(map(len, axes)) if axes else len(centers)
     need(set(own) <= known | {"inverse_temperature"}, f"{TENSORS} holds unknown tensors")
     if kind == "train":
         return Head(kind, dtype, keys, axes, centers, rates, ((0.0,),) * outputs, None, None, None, windows)
     shapes = {"values": (keys, outputs), "value_slopes": (keys, outputs, m), "origin": (m,), "powers": (keys,)}
-    need(all(own[name].shape == shape for name, shape in shapes.items() if name in own or name == "values"), "shapes")
-    need(kind == "scattered" or ("origin" in own) == ("value_slopes" in own), "slopes and origin belong together")
+    need(
+        all(own[name].shape == shape for name, shape in shapes.items() if name in own or name == "values"),
+        "a tensor has the wrong shape",
+    )
+    need(kind == "scattered" or ("origin" in own) == ("value_slopes" in own), "slopes without origin, or vice versa")
     part = {name: own[name].numbers for name in shapes if name in own}
     values = tuple(own["values"].numbers[o::outputs] for o in range(outputs))
     rest = (part.get("value_slopes"), part.get("origin"), part.get("powers"), windows)
@@ -269,14 +284,14 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
 
 def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) -> Graph | None:
     kind, graph = certified["type"], described["graph"]
-    need(kind == ("black box" if graph is None else "graph"), "the certificate speaks of another function")
+    need(kind == ("black box" if graph is None else "graph"), "the certificate is about another function")
     said = certified["label" if graph is None else "text"]
     need(said == described["label"], f"the certificate calls the function {said!r}, the head {described['label']!r}")
     if graph is None:
         return None
     text = json.dumps(graph, sort_keys=True, separators=(",", ":"))
     sealed = certified["sha256"] == hashlib.sha256(text.encode()).hexdigest()
-    need(certified["graph"] == graph and sealed, "the certificate's graph is another, or does not match its hash")
+    need(certified["graph"] == graph and sealed, "the certificate has another graph, or its hash does not match")
     read = read_graph(graph)
     need(read.inputs == m and read.shape == outputs, "the graph's inputs or outputs are not the head's")
     return read
@@ -285,19 +300,19 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
 def _claim(c: dict[str, Any], m: int) -> Claim:
     need(
         c["schema"] in SCHEMAS and c["kind"] in ("proved", "proved_given", "estimated"),
-        "kind or schema of the certificate",
+        "certificate: unknown kind or schema",
     )
-    need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "semantics or norm")
+    need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "unknown semantics or norm")
     norm, estimated = float(c["norm"]), c["kind"] == "estimated"
     bound, seen = (None if c[k] is None else read_hex(c[k], k) for k in ("error_bound", "error_estimate"))
     need(
         norm >= 1 and (bound is None) == estimated and (seen is not None) == estimated,
-        "norm, or an estimate with a bound",
+        "certificate: the norm is below 1, or kind, bound and estimate do not fit",
     )
-    need(bound is None or bound >= 0, "error_bound")
-    need(isinstance(c["known"], dict), "known")
-    need(all(isinstance(x, dict) for name in ("terms", "assumptions") for x in c[name]), "terms or assumptions")
+    need(bound is None or bound >= 0, "error_bound is negative")
+    need(isinstance(c["known"], dict), "known is not an object")
+    need(all(isinstance(x, dict) for name in ("terms", "assumptions") for x in c[name]), "invalid terms or assumptions")
     listed = tuple((str(a["statement"]), str(a["vouched_by"])) for a in c["assumptions"])
     point = None if c["witness"] is None else tuple(read_hex(x, "witness") for x in c["witness"]["point"])
-    need(point is None or len(point) == m, "witness")
+    need(point is None or len(point) == m, "the witness has the wrong dimension")
     return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point)

@@ -1,4 +1,4 @@
-"""Best-first bisection of a box: the largest bound first, until all meet the target or the time is over."""
+"""Best-first bisection of a box: the largest bound first, until all meet the target or the time runs out."""
 
 from __future__ import annotations
 

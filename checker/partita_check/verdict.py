@@ -226,7 +226,7 @@ class Checker:
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
-        need(self.claim.kind == "proved_given", f"a claim that rests on an assumption is not proved: {statement}")
+        need(self.claim.kind == "proved_given", f"a claim of kind proved must not rest on an assumption: {statement}")
         need((statement, "caller") in self.claim.assumptions, f"used, but not listed as assumed: {statement}")
         self.given += [] if statement in self.given else [statement]
 
@@ -256,8 +256,8 @@ class Checker:
         return own if own is not None and (own.constant <= enough or not self.vouched) else self.declared
 
     def by_moments(self) -> tuple[float, str]:
-        """`V_j = f(v_j)` and a modulus of f, its own or a declared one, on a sharp grid: no box is looked at, but for slopes."""
-        gaps, average, name = self.gaps, not self.sup, "how far the softmax looks, how fast f moves"
+        """`V_j = f(v_j)` and a modulus of f, its own or a declared one, on a sharp grid: boxes are needed only for slopes."""
+        gaps, average, name = self.gaps, not self.sup, "moments of the softmax and a modulus of f"
         hull = tuple((min(a, axis[0]), max(b, axis[-1])) for axis, (a, b) in zip(self.head.axes, self.ends))
         delta, shift = score_error(gaps, self.semantics), [arb(0) if average else s for s in self.shift]
         if average:  # z is averaged over all reals, the head sees it rounded
@@ -368,7 +368,7 @@ class Checker:
         return up(known.at(distance) * grown + known.at(shift) + added), "a cover and the soft-maximum lemma"
 
     def value_error(self) -> arb:
-        """`max |V_j − f(v_j)|` over all cells; of a black box only what storing its answers may have done."""
+        """`max |V_j − f(v_j)|` over all cells; for a black box only the error of storing its values."""
         if self.graph is None:
             self.given.append("the values stored at the centers are those of f (a black box: they cannot be checked)")
             return self.largest * 2 * self.unit if self.semantics == "float32" else arb(0)
@@ -483,7 +483,7 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
     elif verdict.proved <= claim.bound:
         verdict.outcome = VERIFIED
     else:
-        late = ", and the time is over" if clock.over() else ""
+        late = ", and the time budget ran out" if clock.over() else ""
         spot = "spot check: no violation at the points tried; nothing is proved"
         verdict.reason = spot if sampled else f"the best bound that could be proved is {verdict.proved:.6g}{late}"
     return verdict

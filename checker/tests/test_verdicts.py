@@ -467,7 +467,7 @@ def test_a_spot_check_never_says_verified(heads, tmp_path):
 
 def test_a_spent_budget_says_how_far_it_got(heads):
     report, code = run(heads("fitted 2-D"), budget=1e-9)
-    assert code == UNKNOWN and "time is over" in report["reason"]
+    assert code == UNKNOWN and "time budget ran out" in report["reason"]
 
 
 def test_the_command(heads, capsys):

@@ -1,4 +1,4 @@
-"""Outward rounding, intervals, slopes and Taylor models over boxes; knows nothing of attention."""
+"""Outward rounding, intervals, slopes and Taylor models over boxes; knows nothing about attention."""
 
 from partita.arithmetic.dual import Dual
 from partita.arithmetic.interval import Interval

@@ -1,4 +1,4 @@
-"""What a polynomial w misses of 1 / u, √u and log u, judged by the equation that it ought to satisfy.
+"""How far a polynomial w is from 1 / u, √u or log u, by the defect in the equation that it should satisfy.
 
 Each bound holds for every w, however it was found; u = p + e with |e| ≤ ρ and u ∈ bounds. The series of 1 / u around u₀
 converges as (‖u - u₀‖ / u₀)ᵏ, where the Taylor polynomial of 1 / (1 + x²) in x itself does better; the defect sees this.

@@ -33,7 +33,7 @@ _quiet = np.errstate(all="ignore")
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """The boxes [lo, hi], elementwise; ends that are no real numbers (NaN, lo = inf, hi = -inf) mean [-inf, inf].
+    """The boxes [lo, hi], elementwise; ends that are not real numbers (NaN, lo = inf, hi = -inf) mean [-inf, inf].
 
     Raises `DomainError` where lo > hi.
 

@@ -1,6 +1,6 @@
 """A floating-point format in numbers: how it rounds, where it underflows and overflows, and how far it moves an input.
 
-Every proof that depends on the dtype of a head asks here. `moved` and `widened` are the only statement of one soundness rule:
+Every proof that depends on the dtype of a head uses it. `moved` and `widened` are the only implementation of one soundness rule:
 below float64 an input is rounded before the head sees it, perhaps across the end of the domain.
 """
 

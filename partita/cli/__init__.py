@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, progress to stderr; every command knows `--json`; usage errors exit 64.
+"""The command line. Results go to stdout, progress to stderr; every command accepts `--json`; usage errors exit 64.
 
 Each command is a module of its own, imported when it is run: `partita --help` and `partita --version` do not load torch.
 """

@@ -1,4 +1,4 @@
-"""The command `partita bounds`: what is proved of a head beyond its error."""
+"""The command `partita bounds`: what is proved about a head besides its error."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ def plan_command(
     emit(
         planned.to_json(),
         as_json,
-        f"{planned}\n\n{report(planned.candidates)}\n\nthe certificate will be {planned.kind} (asked: {tolerance:g})",
+        f"{planned}\n\n{report(planned.candidates)}\n\nthe certificate will be {planned.kind} (tolerance {tolerance:g})",
     )

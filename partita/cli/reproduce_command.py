@@ -37,7 +37,7 @@ def reproduce_command(
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Run the large size (some experiments want a GPU).")] = False,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Run for seconds, to see that it works; the verdicts mean nothing.")
+        bool, typer.Option("--tiny", help="Run for a few seconds, to see that it works; the verdicts mean nothing.")
     ] = False,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = _OUT,
@@ -113,7 +113,7 @@ def _download(data: Path | None) -> None:
     if data is None:
         raise DataFileError("--download needs --data DIR, the folder to fetch the image files into.")
     for name in IMAGE_SETS:
-        with stderr.status(f"looking for {name} in {data}, fetching it if need be"):
+        with stderr.status(f"looking for {name} in {data}, fetching it if needed"):
             download_images(data, name)
 
 

@@ -1,4 +1,4 @@
-"""The command `partita verify`: a certificate's hashes and arithmetic again."""
+"""The command `partita verify`: checks a certificate's hashes and arithmetic again."""
 
 from __future__ import annotations
 

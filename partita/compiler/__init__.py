@@ -1,1 +1,1 @@
-"""From a function and a tolerance to a head: plan, build, and what comes back."""
+"""From a function and a tolerance to a head: plan, build, compile, and the object that is returned."""

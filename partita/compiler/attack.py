@@ -1,4 +1,4 @@
-"""Attack: the search for a point where a claim is false. For our certificates, and for anybody's."""
+"""Attack: the search for a point where a claim is false, for certificates of partita and for claims about other models."""
 
 from __future__ import annotations
 

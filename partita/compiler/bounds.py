@@ -1,4 +1,4 @@
-"""More than values: the error of a head's gradient, its range, and whether it rises in a variable."""
+"""Further proved bounds: the error of a head's gradient, its range, and whether it rises in a variable."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
     """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`."""
     if target.graph is None:
         raise UnsupportedError(
-            f"{target.label} is a black box: nothing can be proved of its gradient. Give an expression."
+            f"{target.label} is a black box: nothing can be proved about its gradient. Give an expression."
         )
     grid, box = soft_grid_of(head), target.box
     slopes = _sampled_slopes(head, box)

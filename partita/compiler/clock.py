@@ -1,4 +1,4 @@
-"""A budget of seconds: work that reports progress is stopped by it."""
+"""A time budget in seconds, which stops work that reports its progress."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _proof_again(compiled: Compiled) -> Iterator[Check]:
     unnamed = "cover" if isinstance(target.domain, PointCloud) else "moments"
     proof = PROOFS.get(str(certificate.proof.get("method", unnamed)))
     if proof is None:
-        yield Check("proof", False, f"no proof is called {certificate.proof.get('method')!r}")
+        yield Check("proof", False, f"there is no proof called {certificate.proof.get('method')!r}")
         return
     try:
         known, source = _ground(compiled, proof)

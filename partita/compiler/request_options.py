@@ -43,7 +43,7 @@ def request_for(
     trace: bool | None,
     progress: Progress | None = None,
 ) -> Request:
-    """The request with what is known of f, or the error that says which option is wrong.
+    """The request with what is known about f, or the error that says which option is wrong.
 
     Args:
         declared: the arguments of `Declared`.

@@ -200,7 +200,7 @@ def _required(f: _Difference) -> Fraction:
     if f.constant is None:
         raise UnsupportedError(
             "not piecewise affine: a product of two factors, neither recognised as constant",
-            "Write multiples by numbers.",
+            "Multiply only by numbers.",
         )
     return f.constant
 

@@ -180,5 +180,5 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
         raise NotVectorizedError(
             f"{ask.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on "
             f"its own, at the same point; "
-            "rows must not see each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
+            "rows must not depend on each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
         )

@@ -212,7 +212,7 @@ class RoughBoxes:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What the bound may use of f: any of the two moduli (the better bound wins), and where f jumps."""
+    """What the bound may use about f: any of the two moduli (the better bound wins), and where f jumps."""
 
     modulus: Modulus | None = None
     per_axis: AxisLipschitz | None = None
@@ -253,7 +253,7 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What the caller says of f, as it was given; `curvature` is the bound of second derivatives, checked."""
+    """What the caller declares about f, as it was given; `curvature` is the checked bound on the second derivatives."""
 
     lipschitz: float | Sequence[float] | None = None
     modulus: Modulus | None = None
@@ -268,7 +268,7 @@ class Declared:
 def knowledge_or_obstacle(
     target: Target, *, norm: float, declared: Declared, progress: Progress | None = None
 ) -> tuple[Knowledge | None, PartitaError | None]:
-    """`gather`, or None and the reason why nothing is known of f."""
+    """`gather`, or None and the reason why nothing is known about f."""
     try:
         return gather(target, norm=norm, declared=declared, progress=progress), None
     except (NothingKnownError, NotContinuousError) as error:
@@ -378,7 +378,7 @@ def _suggestion(target: Target) -> str:
     x, y = sample_pairs(target.domain)
     slopes = np.abs(target(x) - target(y)).max(axis=1) / np.sqrt(((x - y) ** 2).sum(axis=1)) if len(x) else np.zeros(1)
     return (
-        f"nothing is known of {target.label}, so nothing can be proved. Declare lipschitz=L with "
+        f"nothing is known about {target.label}, so nothing can be proved. Declare lipschitz=L with "
         f"|f(x) − f(y)| ≤ L|x − y| ({len(x):,} sampled pairs show slopes up to {slopes.max():.4g}, an estimate), "
         "or give f as an expression and L is computed."
     )

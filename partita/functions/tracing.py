@@ -6,7 +6,7 @@ depends on values, numpy code, casts that round, unknown operators) is refused w
 function catches it.
 
 The graph is the function in exact arithmetic: the rounding of operations in the dtype of the input is not part of it. Rounding to a
-narrower dtype is; a graph cannot express it, so it is refused. Which dtype an operation computes in is asked of torch itself.
+narrower dtype is; a graph cannot express it, so it is refused. Torch itself decides which dtype an operation computes in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["compare", "trace"]
 _ROWS = 2
 _AGREE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest value
 _PLACE, _UNWRITTEN = -1, -2  # positions of numbers that no node stands for
-_UNREADABLE = {_PLACE: "it uses the place of a maximum or minimum", _UNWRITTEN: "it reads memory before writing to it"}
+_UNREADABLE = {_PLACE: "it uses the index of a maximum or minimum", _UNWRITTEN: "it reads memory before writing to it"}
 
 
 class _Run:

@@ -1,4 +1,4 @@
-"""Domains, partitions, grids and covers, and what a softmax over centers can leak."""
+"""Domains, partitions, grids and covers, and bounds on the leakage of a softmax over centers."""
 
 from partita.geometry.cells import polygons
 from partita.geometry.covers import Cover, farthest_point_cover

@@ -26,7 +26,7 @@ def farthest_point_cover(points: Array, *, radius: float = 0.0, max_balls: int |
     """Greedy cover: start anywhere, add the point farthest from all centers until every point is within `radius`.
 
     With N balls its radius is at most twice that of the best N balls (Gonzalez 1985); the centers are points of the
-    cloud, so a function is never asked outside its domain. Starts from the point nearest the middle. O(N·n·m) time, O(n) memory.
+    cloud, so f is never evaluated outside its domain. Starts from the point nearest the middle. O(N·n·m) time, O(n) memory.
 
     Args:
         points: `(n, m)`.

@@ -1,4 +1,4 @@
-"""How far a softmax over centers looks: proved moments, leakage and tails.
+"""Moments, leakage and tails of a softmax over centers, with proved bounds.
 
 For scores `−R(x − c_k)²/2` on one axis let E be the mean under `w = softmax`. Everything that the error bounds need of a
 grid is `sup_x E|x − c|^p` and its average over x, and the mass outside a window: one-dimensional quantities. The functions
@@ -35,7 +35,7 @@ _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (
 
 @dataclass(frozen=True)
 class AxisGeometry:
-    """What the bounds need to know of the sorted centers of one axis over [lo, hi].
+    """What the bounds need to know about the sorted centers of one axis over [lo, hi].
 
     `gap_min`, `gap_max`: between neighbours; `overhang`: how far the domain reaches beyond the outermost center.
     A single center has no gaps: both are 0 and the overhang is its distance to the farther end.

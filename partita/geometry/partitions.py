@@ -1,4 +1,4 @@
-"""Partitions that scores make: max-affine functions and power diagrams, two names for one thing."""
+"""Partitions defined by scores: max-affine functions and power diagrams, which are equivalent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The papers' layers, the folded head that people run, and the forms that connect them."""
+"""The papers' layers, the folded head that is run in practice, and the forms that connect them."""
 
 from partita.heads.forms import (
     LOG_FORM_COLUMNS,

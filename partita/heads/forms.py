@@ -1,6 +1,6 @@
 """Theorem 4.1 and Theorem 4.2 as weights: the paper's log form and the indexed form, for both attentions.
 
-All take the same data, scores and values per cell, and return the paper's layers with every tensor in the open.
+All take the same data, scores and values per cell, and return the paper's layers with every tensor named.
 Notation: G cells, input `d × n` (`m = dn` flat, token-major), output `d_o × n_o`.
 """
 

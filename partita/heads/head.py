@@ -1,4 +1,4 @@
-"""The folded head: `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`, the form that people run."""
+"""The folded head: `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`, the form that is run in practice."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def worth_it(queries: int, reads: int) -> bool:
-    """Whether the native loops are to answer a batch of so many queries, each of which reads so many stored numbers."""
+    """Whether to use the native loops for a batch of so many queries, each of which reads so many stored numbers."""
     return AVAILABLE and queries * max(reads, _LEAST_READS) >= WORTH
 
 

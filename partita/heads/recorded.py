@@ -1,4 +1,4 @@
-"""Heads from plain data: the one place that knows which class a record's type names."""
+"""Heads from plain data: the one place that maps the type in a record to a class."""
 
 from __future__ import annotations
 

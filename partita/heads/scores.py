@@ -1,4 +1,4 @@
-"""Scores as affine functions, the common ground of every form of a head.
+"""Scores as affine functions, from which every form of a head is built.
 
 `s_j(z) = slopes_j·z + offsets_j` with the temperature already inside; two score lists that differ by a common affine
 function make the same softmax.

@@ -1,4 +1,4 @@
-"""Whether a module is being traced: then checks of numbers, which are no part of its graph, are left out."""
+"""Whether a module is being traced. Checks of numbers are then left out, because they cannot be part of its graph."""
 
 from __future__ import annotations
 

@@ -109,9 +109,9 @@ class TrainHead(FoldedHead):
         size = self.num_keys * math.prod(self.output_shape)
         if size > _EXPANDED_AT_MOST:
             raise SizeError(
-                f"listing 10^{math.log10(size):.1f} numbers of this head's 10^{math.log10(self.num_keys):.1f} "
-                "keys is refused; the limit is "
-                f"{_EXPANDED_AT_MOST:,}. Call the head, or use its cores, which hold the same values as a tensor train."
+                f"the values of this head's 10^{math.log10(self.num_keys):.1f} keys are 10^{math.log10(size):.1f} numbers, "
+                f"too many to list; the limit is {_EXPANDED_AT_MOST:,}. "
+                "Call the head, or use its cores, which hold the same values as a tensor train."
             )
         table = self.cores[0].new_ones(1, 1)
         for core in self.cores:

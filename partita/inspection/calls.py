@@ -1,8 +1,8 @@
-"""One attention call, whichever door it came through: q, k, v per head, scale, mask.
+"""One attention call, whichever function made it: q, k, v per head, scale, mask.
 
-Three doors: the arguments of `F.scaled_dot_product_attention`, those of `F.multi_head_attention_forward` (and so of
-`nn.MultiheadAttention`), and those of the fused encoder layer. The last two hold q, k, v only as projections still to be made;
-they are made here a second time, beside the model.
+There are three cases: the arguments of `F.scaled_dot_product_attention`, those of `F.multi_head_attention_forward` (and so of
+`nn.MultiheadAttention`), and those of the fused encoder layer. In the last two, q, k and v are not projected yet;
+the projections are computed here a second time, in addition to the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AttentionCall:
         queries: `(batch, heads, tokens, dim)`.
         keys: `(batch, key_heads, keys, dim)`.
         values: `(batch, key_heads, keys, value_dim)`. Fewer key heads than heads is
-            grouped-query attention: head h listens to key head `h·key_heads // heads`.
+            grouped-query attention: head h uses key head `h·key_heads // heads`.
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.
         crosses: queries are known to be of another sequence than keys.

@@ -1,4 +1,4 @@
-"""Heads replaced by their hard tables, or sharpened, while the model runs: which of them are lookups, which are averages?"""
+"""Replaces heads by their hard tables, or sharpens them, while the model runs: shows which are lookups and which are averages."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Seeing every attention that a model computes while it runs, without changing a bit of what it computes.
+"""Observes every attention that a model computes while it runs, without changing a single bit of the results.
 
-Three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
-`F.multi_head_attention_forward` with their arguments, also where they fall apart into products before any operator is
-dispatched; but its mere presence makes torch's own layers leave their fused path, so it steps aside inside those; inside
-subclasses with a forward of their own, which may attend by other means too, it stays and hides from torch's question
-instead. A *dispatch mode* sees the fused operators. *Module hooks*, global ones because a hook on a layer also switches its
-fused path off, say which layer is running, and hand over the arguments of `nn.MultiheadAttention`.
+There are three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
+`F.multi_head_attention_forward` with their arguments, also where they are split into products before any operator is
+dispatched. But its mere presence makes torch's own layers leave their fused path, so it is switched off inside those. Inside
+subclasses with their own forward, which may also compute attention in other ways, it stays on and is hidden from torch's check
+instead. A *dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
+`nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _any_but_hidden(args: Iterable[Any]) -> bool:
 
 
 class _Watch:
-    """The three watchers together; `on_call(name, call)` hears of every attention once."""
+    """The three watchers together; `on_call(name, call)` is called once for every attention."""
 
     def __init__(
         self, model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader]
@@ -172,12 +172,12 @@ class _Watch:
                 self.on_call(name, call)
 
     def is_inside_multi_head(self) -> bool:
-        """Whether `nn.MultiheadAttention` itself is running: its arguments tell all, on the way out."""
+        """Whether `nn.MultiheadAttention` itself is running: its arguments are recorded when it returns."""
         innermost = self.names.innermost
         return innermost is not None and _is_stock(innermost, (nn.MultiheadAttention,))
 
     def see_fused(self, named: dict[str, Any]) -> None:
-        """An operator behind `scaled_dot_product_attention`, met where the function mode had stepped aside."""
+        """An operator behind `scaled_dot_product_attention`, seen where the function mode was switched off."""
         if self.is_inside_multi_head():
             return
         mask = named.get("attn_mask", named.get("attn_bias"))
@@ -185,7 +185,7 @@ class _Watch:
         self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
 
     def see_fused_multi_head(self, named: dict[str, Any]) -> None:
-        """The operator of `nn.MultiheadAttention`'s fused path, met inside a subclass; there query, key and value are one."""
+        """The operator of `nn.MultiheadAttention`'s fused path, seen inside a subclass; there query, key and value are the same."""
         if not self.is_inside_multi_head():
             layer = {**named, "src": named["query"], "num_heads": named["num_head"], "norm_first": False}
             self.see(lambda: from_encoder_layer(layer))
@@ -242,11 +242,11 @@ def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def watching(
     model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader] | None = None
 ) -> Iterator[None]:
-    """While it lasts, `on_call(layer, call)` hears of every attention that the model computes in this thread.
+    """Inside the `with`, `on_call(layer, call)` is called for every attention that the model computes in this thread.
 
     Args:
         model: None for whatever is computed.
-        readers: module pattern to a function that says what q, k, v were where attention is written out by hand.
+        readers: module pattern to a function that returns q, k and v where attention is written out by hand.
     """
     watch = _Watch(model, on_call, readers or {})
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Which layer of a model is running: module paths, told by global hooks, which leave torch's fused paths alone."""
+"""Which layer of a model is running: module paths, from global hooks, which leave torch's fused paths alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Frame:
 
 
 class LayerNames:
-    """Which layer of the model is running, in the thread that asked: module paths, told by global module hooks.
+    """Which layer of the model is running, in the thread that asked: module paths, from global module hooks.
 
     `entering` and `leaving` are called for every module of that thread; what `entering` returns is undone on the way out.
     """
@@ -61,7 +61,7 @@ class LayerNames:
     def next_name(self, suffix: str = "") -> str | None:
         """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
 
-        None if a module runs that is no part of the model.
+        None if the running module is not part of the model.
         """
         frame = next((f for f in reversed(self._frames) if f.name is not None), None)
         if frame is None:

@@ -1,4 +1,4 @@
-"""A plane through a head's query space: the cells on it, the margins on it, and the queries beside it."""
+"""A plane through a head's query space: the cells and margins on it, and the queries projected onto it."""
 
 from __future__ import annotations
 

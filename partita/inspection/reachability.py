@@ -25,8 +25,7 @@ class KeyReach:
 
     Attributes:
         status: REACHABLE (a witness was checked), DEAD (multipliers prove it), UNDECIDED (the budget ran out, or
-            masks that are no chain leave neither), MASKED (no
-            query sees it).
+            the masks are not nested), MASKED (no query sees it).
         witnesses: `(keys, dim)`, a query that makes the key lead, NaN where there is none.
         programs: how many linear programs were solved.
         entries: of their matrices, together.

@@ -1,4 +1,4 @@
-"""What a head does to each query: its cell, margin, leakage, entropy, and how far its answer is from the cell's value."""
+"""What a head does to each query: its cell, margin, leakage, entropy, and how far its output is from the cell's value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reading:
         spread: standard deviation of the scores over the keys seen: the inverse temperature, once scores are standardised.
         entropy: of the weights, in nats.
         effective_keys: `1/Σ w²`.
-        changed: `|Σ w V − V_cell|²`, what the answer moves by when softmax becomes argmax, squared.
+        changed: `|Σ w V − V_cell|²`, the squared change of the output when softmax becomes argmax.
         answered: `|Σ w V|²`.
         value_spread: `mean |V_j − mean V|²` over the keys seen.
         seen: how many keys the query sees.

@@ -1,4 +1,4 @@
-"""There and back: a head's diagram with its values and temperature, and how far training moved each of its cells."""
+"""Recovers a head's diagram with its values and temperature, and measures how far training moved each of its cells."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LEAST_SLACK = 1e-10  # of 1 − H_ii: below it the formula divides rounding by 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Fitted values and what leaving one out says of them.
+    """Fitted values and their leave-one-out errors.
 
     Attributes:
         smoother: the head.

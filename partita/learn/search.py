@@ -26,7 +26,7 @@ _ROWS_SEARCHED = 2500  # rates are compared on so many points, the best one is f
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a fit: numbers that are fixed, None for those that leave-one-out is to choose.
+    """The settings of a fit: numbers that are fixed, and None for those that leave-one-out chooses.
 
     Attributes:
         rate: R.

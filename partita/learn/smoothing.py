@@ -63,7 +63,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Where a head looks: `w_j(x) = softmax_j(−R|x − c_j|²/2)`, values constant or affine in x.
+    """The keys of a head: `w_j(x) = softmax_j(−R|x − c_j|²/2)`, values constant or affine in x.
 
     The features that a ridge fit combines are the w_j, and with affine values the `√R·w_j(x)(x − c_j)` as well: R^{−1/2} is the
     width of a key, so that one penalty serves values and slopes.

@@ -1,6 +1,6 @@
 """One method, one class, one file: each turns a function, a domain and a tolerance into a head with a certificate.
 
-A new method is a file here and a line in METHODS; it is then planned by `auto`, and under every law of tests/test_method_laws.py.
+A new method is a file here and a line in METHODS; `auto` then considers it, and tests/test_method_laws.py tests it.
 """
 
 from partita.methods.adaptive import Adaptive

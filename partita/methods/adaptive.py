@@ -1,4 +1,4 @@
-"""Centers where they are needed: scattered cells with affine values, dense where the function is hard."""
+"""Scattered cells with affine values, dense where the function is hard to approximate."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Adaptive(Method):
         provable = request.target.graph is not None and request.knowledge is not None
         if provable and request.target.domain.dimension <= _FEW and best > _SMALL:
             return None
-        return Refusal(f"for up to {_FEW} variables, where other proved heads store over {_SMALL:,} numbers")
+        return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
-        """Few cells; given up beyond what max_bytes holds."""
+        """Few cells; refused if they need more than max_bytes."""
         target, precision = request.target, request.precision
         per_key = (target.domain.dimension + 1) * (target.num_outputs + 1)
         room = request.max_bytes // precision.item_bytes // per_key
@@ -68,7 +68,7 @@ class Adaptive(Method):
         reached = draft.error_seen if draft.proof is None else draft.error_bound
         kind: Kind = "estimated" if draft.proof is None else "proved"
         if not draft.holds:
-            refusal = Refusal.of_a_search(f"{draft.keys:,} keys reach {reached:.3g} only", most=_MOST_KEYS, room=room)
+            refusal = Refusal.of_a_search(f"{draft.keys:,} keys reach only {reached:.3g}", most=_MOST_KEYS, room=room)
             return replace(
                 refusal,
                 kind=kind,
@@ -86,7 +86,7 @@ class Adaptive(Method):
             draft=draft,
             why=(
                 f"{draft.keys:,} key{'' if draft.keys == 1 else 's'}",
-                f"adaptive: affine values on scattered centers, where they are needed; {draft.leaves:,} leaves were looked at",
+                f"adaptive: affine values on scattered centers, placed where needed; {draft.leaves:,} leaves were tried",
                 f"f was evaluated {draft.evaluations:,} times, and varies in {directions}",
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
@@ -102,7 +102,7 @@ class Adaptive(Method):
 def adaptive_construction(
     target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, seed: int = 0
 ) -> Construction:
-    """The head of a draft with what can be said of it; the bound may exceed the tolerance (`draft.holds`).
+    """The head of a draft with its certificate; the bound may exceed the tolerance (`draft.holds`).
 
     Args:
         seed: of the samples that an estimate rests on.

@@ -37,9 +37,9 @@ class Affine(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a cloud of points")
+            return Refusal("needs a box, not a point cloud")
         if request.declared.curvature is not None and request.target.graph is None:
-            return Refusal("second derivatives are declared: tangents are proved from them")
+            return Refusal("second derivatives are declared, so tangents are used, which are proved")
         return None
 
     @np.errstate(all="ignore")  # numbers out of range end in a refusal
@@ -51,7 +51,7 @@ class Affine(Method):
         curved = second * box.sides**2 > 16 * aim / box.dimension
         cells = np.where(curved, box.sides * np.sqrt(second * max(1, curved.sum()) / (16 * aim)), 1.0)
         if not np.isfinite(cells).all():
-            return Refusal("its second derivatives are not finite everywhere")
+            return Refusal("the second derivatives of f are not finite everywhere")
         counts = tuple(math.ceil(c) for c in cells)
         return Size(math.prod(counts), affine_parameters(request, counts))
 

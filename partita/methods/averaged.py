@@ -1,4 +1,4 @@
-"""Values without a solve: f at the centers at a well chosen temperature ("tuned"), and with its bias taken off ("corrected")."""
+"""Values without solving a system: f at the centers at a well-chosen temperature ("tuned"), or minus its bias ("corrected")."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Averaged(SoftValues):
         if request.target.graph is not None and request.knowledge is None:
             return Refusal("f may jump")
         if not request.slopes.finite:
-            return Refusal("its derivatives are not finite everywhere")
+            return Refusal("the derivatives of f are not finite everywhere")
         counts = predicted_counts(request.slopes, request.box, self.name, request.aim)
         keys = math.prod(counts)
         return Size(keys, keys * request.target.num_outputs + sum(counts) + len(counts))
@@ -59,8 +59,8 @@ class Tuned(_Averaged):
 
 
 class Corrected(_Averaged):
-    """`V_j = f_j − δ²f_j/(2κ)`: the known bias of the average taken off, fourth order. *Theorem*: `corrected-values`."""
+    """`V_j = f_j − δ²f_j/(2κ)`: the known bias of the average is subtracted; fourth order. *Theorem*: `corrected-values`."""
 
     name = "corrected"
     theorem = "corrected-values"
-    made = "values of f at the centers with the averaging's bias taken off, f − δ²f/(2κ)"
+    made = "values of f at the centers minus the bias of the softmax average, f − δ²f/(2κ)"

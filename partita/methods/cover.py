@@ -1,4 +1,4 @@
-"""Theorem 5.1: a small domain inside a large space needs as many keys as balls to cover it."""
+"""Theorem 5.1: a small domain inside a large space needs only as many keys as there are balls in a cover of it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class BallCover(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if not isinstance(request.target.domain, PointCloud):
-            return Refusal("for clouds of points")
+            return Refusal("for point clouds only")
         if request.knowledge is None:
-            return Refusal("nothing is known of how fast f moves")
+            return Refusal("nothing is known about how fast f changes")
         known = request.knowledge.known
         if not math.isinf(request.norm) or known.modulus is None:
             return Refusal(
@@ -103,9 +103,9 @@ class BallCover(Method):
             draft=CoverDraft(cover, rate),
             why=(
                 f"{cells:,} keys: balls of radius {cover.radius:.4g} that cover {len(cloud.points):,} points",
-                f"the error is at most ω(√(ρ² + 2W/R)), ρ = {cover.radius:.4g} + {cloud.fill_distance:g} between points, "
+                f"the error is at most ω(√(ρ² + 2W/R)), ρ = {cover.radius:.4g} + fill distance {cloud.fill_distance:g}, "
                 f"which must stay below {allowed:.4g}",
-                f"what is known of f is {knowledge.source}",
+                f"what is known about f is {knowledge.source}",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_bound=total(terms),
@@ -218,13 +218,13 @@ def _cover(request: Request, cloud: PointCloud, modulus: Modulus, shares: _Share
     if allowed < cloud.fill_distance:
         return Refusal(
             f"tolerance {request.tolerance:g} is below ω(fill_distance) = {shares.tolerance(modulus, cloud.fill_distance):.4g}: "
-            f"between samples that leave gaps of {cloud.fill_distance:g} nothing better can be promised",
-            "Give more points, or ask for more.",
+            f"nothing better can be guaranteed for points up to {cloud.fill_distance:g} away from the listed ones",
+            "Give more points, or use a larger tolerance.",
             ToleranceError,
         )
     most = (request.max_bytes // item - 1) // (cloud.dimension + request.target.num_outputs)
     if most < 1:
-        return Refusal(f"max_bytes = {request.max_bytes:,} does not hold even a single key", "Raise it.", SizeError)
+        return Refusal(f"max_bytes = {request.max_bytes:,} has no room for a single key", "Raise it.", SizeError)
     cover = farthest_point_cover(cloud.flat, radius=allowed - cloud.fill_distance, max_balls=most)
     if cover.radius + cloud.fill_distance > allowed * (1 + 1e-12):
         best = shares.tolerance(modulus, (cover.radius + cloud.fill_distance) * (1 + 1e-9))

@@ -1,4 +1,4 @@
-"""Values that are solved for: the softmax averages neighbours, and a fit makes that averaging an asset."""
+"""Values fitted to samples of f, so that the average of neighbouring values that the softmax takes is close to f."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Fitted(SoftValues):
         if not fit.values.size:
             return Refusal(fit.status)
         return Refusal(
-            f"{fit.status}: the best of the grids tried leaves {fit.error_estimate:.3g}",
+            f"{fit.status}: the best of the grids tried leaves an error of {fit.error_estimate:.3g}",
             keys=fit.num_cells,
             reached=fit.error_estimate,
         )

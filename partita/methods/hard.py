@@ -47,8 +47,8 @@ class Hard(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a cloud of points")
-        return None if request.knowledge is not None else Refusal("nothing is known of how fast f moves")
+            return Refusal("needs a box, not a point cloud")
+        return None if request.knowledge is not None else Refusal("nothing is known about how fast f changes")
 
     def forecast(self, request: Request) -> Size:
         """By the spacing rule alone: nothing is allocated, however many keys it takes."""
@@ -80,8 +80,8 @@ class Hard(Method):
             why=(
                 keys_text(draft.counts),
                 *rule.explain(draft.counts, terms),
-                f"what is known of f is {knowledge.source}",
-                f"{parameters:,} stored numbers, {size} in {request.precision.name}; a query looks at {window} of the keys",
+                f"what is known about f is {knowledge.source}",
+                f"{parameters:,} stored numbers, {size} in {request.precision.name}; a query reads {window} of the keys",
             ),
             error_bound=total(terms),
             sharpness=request.hard_sharpness,
@@ -97,7 +97,7 @@ class Hard(Method):
 def values_at_centers(
     request: Request, draft: GridDraft, knowledge: Knowledge, progress: Progress | None = None
 ) -> Construction:
-    """Evaluate f at every center, attach the answers, and add up the terms of the bound."""
+    """Evaluate f at every center, attach the values, and add up the terms of the bound."""
     target, known, grid = request.target, knowledge.known, draft.grid(request)
     values, error = value_table(
         target,
@@ -147,15 +147,15 @@ def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
     name = request.precision.name
     return Refusal(
         f"tolerance {request.tolerance:g} is below what {name} can promise for {request.target.label}: "
-        f"rounding and window alone are {floor:.3g} ({parts})",
-        f"{'Use dtype=torch.float64, or ask' if name == 'float32' else 'Ask'} for more than {2.1 * floor:.3g}.",
+        f"rounding and the window alone add {floor:.3g} ({parts})",
+        f"Use {'dtype=torch.float64, or ' if name == 'float32' else ''}a tolerance above {2.1 * floor:.3g}.",
         ToleranceError,
     )
 
 
 def _known(request: Request) -> Knowledge:
     if request.knowledge is None:
-        raise request.obstacle or ToleranceError("nothing is known of how fast f moves")
+        raise request.obstacle or ToleranceError("nothing is known about how fast f changes")
     return request.knowledge
 
 

@@ -1,4 +1,4 @@
-"""What a method is: it turns (function, domain, tolerance) into (head, certificate), in the steps that the planner asks for."""
+"""The interface of a method, which turns (function, domain, tolerance) into (head, certificate), as the planner uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "size_
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to make the head, as the report shows it; None where a figure was not found out.
+    """One way to make the head, as the report shows it; None where a figure is not known.
 
     `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built.
     """
@@ -72,7 +72,7 @@ class Refusal:
 
     @classmethod
     def of_a_search(cls, reason: str, *, most: int, room: int) -> Refusal:
-        """Of a search that tried as many keys as it may, at most `most`, and as many as max_bytes leaves `room` for."""
+        """The refusal of a search that tried as many keys as it may, at most `most`, and as many as max_bytes leaves `room` for."""
         return cls(reason, "Use a larger tolerance, or raise max_bytes.", SizeError) if room < most else cls(reason)
 
     @classmethod
@@ -104,7 +104,7 @@ class Plan:
         sharpness: κ = R h², the smallest of all axes.
         counts: keys per axis; None if the centers are scattered.
         largest: the largest absolute value.
-        rounding: the part of the error that comes from running in floating point; None if it is found out when the head is built.
+        rounding: the part of the error that comes from running in floating point; None if it is computed when the head is built.
         candidates: every method that was considered.
 
     >>> import partita as pa
@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def knowledge(self) -> Knowledge | None:
-        """What is known of the function; None if nothing is."""
+        """What is known about the function; None if nothing is."""
         return self.request.knowledge
 
     @property
@@ -190,7 +190,7 @@ class Plan:
 
 
 class Method(ABC):
-    """One way to choose centers, temperature and values. The planner asks in this order: applies, worth, forecast, plan, build.
+    """One way to choose centers, temperature and values. The planner calls, in this order: applies, worth, forecast, plan, build.
 
     Attributes:
         name: as the caller writes it. Methods of one name share it between kinds of domains or functions.
@@ -208,10 +208,10 @@ class Method(ABC):
 
     @abstractmethod
     def applies(self, request: Request) -> Refusal | None:
-        """Why this method is not for such a domain, norm or function; None if it is."""
+        """Why this method does not apply to such a domain, norm or function; None if it does."""
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
-        """Asked under "auto" only: why it is not worth trying, given what other methods found."""
+        """Called under "auto" only: why it is not worth trying, given what other methods found."""
         return None
 
     def forecast(self, request: Request) -> Size | Refusal | None:

@@ -67,7 +67,7 @@ class Pieces(Method):
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         graph, precision = request.target.graph, request.precision
         if graph is None:
-            return Refusal("pieces are read off an expression")
+            return Refusal("needs an expression, from which the pieces are read")
         try:
             draft = softest_pieces(
                 graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype, progress=progress
@@ -75,7 +75,7 @@ class Pieces(Method):
         except (SizeError, ToleranceError, UnsupportedError) as error:
             return Refusal(error.reason, error.hint)
         one = draft.keys == 1
-        many = "" if one else f"; the temperature leaves W((N−1)/e)/R of the tolerance {request.tolerance:g}"
+        many = "" if one else f"; the temperature adds W((N−1)/e)/R, within the tolerance {request.tolerance:g}"
         return Plan(
             request=request,
             maker=self,
@@ -86,7 +86,7 @@ class Pieces(Method):
             why=(
                 f"{draft.keys:,} key{'' if one else 's'}",
                 f"pieces: f is piecewise affine, one key for each piece that matters{many}",
-                "values are the pieces themselves, affine in z: nothing is approximated but the choice between them",
+                "values are the pieces themselves, affine in z: only the choice between them is approximate",
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_bound=draft.error_bound,
@@ -129,7 +129,7 @@ def softest_pieces(
 
     Raises:
         UnsupportedError: f is not piecewise affine. SizeError: too many pieces or keys.
-        ToleranceError: below what the dtype can promise. DomainError: numbers that the dtype does not hold.
+        ToleranceError: below what the dtype can promise. DomainError: numbers out of range for the dtype.
     """
     pieces = pieces_on(box, graph, dtype, progress=progress)
     allowed, terms = _SHARE * tolerance, []
@@ -146,7 +146,7 @@ def softest_pieces(
     parts = ", ".join(f"{t.name} {t.value:.2g}" for t in terms[1:] if t.value)
     raise ToleranceError(
         f"tolerance {tolerance:g} is below what {Precision.of(dtype).name} can promise for these pieces: {parts}",
-        f"Ask for more than {1.2 * total(terms[1:]):.3g}{' or use dtype=torch.float64' if dtype == torch.float32 else ''}.",
+        f"Use a tolerance above {1.2 * total(terms[1:]):.3g}{' or dtype=torch.float64' if dtype == torch.float32 else ''}.",
     )
 
 
@@ -165,7 +165,9 @@ def _softest(
 def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress | None = None) -> Construction:
     """The head of a draft with its certificate. *Theorem*: `max-affine-values`."""
     if target.graph is None:
-        raise UnsupportedError(f"{target.label} is a black box; pieces are read off an expression.")
+        raise UnsupportedError(
+            f"{target.label} is a black box; expected an expression, from which the pieces are read."
+        )
     head = _head(draft, target.input_shapes, target.output_shape)
     facts = piece_facts(head, target.box, draft.pieces, draft.labels)
     proved = PiecesProof().prove(head, target, Given(earlier=facts))

@@ -1,4 +1,4 @@
-"""The planner: every method is asked for its head, and the smallest with the strongest claim is taken."""
+"""The planner: asks every method for a head, and takes the smallest one with the strongest claim."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
     if request.knowledge is not None and best.kind == "estimated" and request.accept == "strongest":
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
-        note = f"only an estimate, although something is known of f; the hard head: {hard}"
+        note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
     why = (*best.why, request.target.origin) if request.target.origin else best.why
     return replace(best, why=why, candidates=table)
@@ -94,7 +94,7 @@ def _proposal(
         # the one that came closest names its own error; domains that belong to another method come first
         return next((r for r in reversed(refusals) if r is not None and r.error), refusals[0]) or Refusal("")
     if method.estimates and _inputs_unbounded(request):
-        return Refusal(f"f may jump: what rounding its inputs to {request.precision.name} does has no bound")
+        return Refusal(f"f may jump, so the effect of rounding its inputs to {request.precision.name} has no bound")
     try:
         if request.is_auto:
             forecast = method.worth(request, plans) or method.forecast(request)
@@ -137,7 +137,7 @@ def _too_large(found: Plan) -> Refusal:
     return Refusal(
         f"its head of {found.keys:,} keys takes {size_text(found.bytes)}; max_bytes allows "
         f"{size_text(found.request.max_bytes)}",
-        "Ask for a larger tolerance, or raise max_bytes.",
+        "Use a larger tolerance, or raise max_bytes.",
         SizeError,
         found.kind,
         found.keys,
@@ -154,7 +154,7 @@ def _compared(found: Plan, best: Plan) -> str:
     if found.kind != best.kind and found.parameters < best.parameters:
         return "smaller, but a weaker claim"
     ratio = found.parameters / best.parameters
-    return "as many numbers" if ratio == 1 else f"{ratio:.3g} times the numbers"
+    return "as many stored numbers" if ratio == 1 else f"{ratio:.3g} times as many stored numbers"
 
 
 def _no_head(

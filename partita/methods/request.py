@@ -1,4 +1,4 @@
-"""What the caller asked for: function, domain, tolerance, options, and what is declared of the function."""
+"""What the caller asked for: function, domain, tolerance, options, and what is declared about the function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_MAX_BYTES = 4 << 30
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request to `compile` or `plan`. Plans carry it, so that planning again loses nothing of it.
+    """A request to `compile` or `plan`. Plans carry it, so that nothing is lost when a plan is made again.
 
     Attributes:
         target: f and its domain.
@@ -33,12 +33,12 @@ class Request:
         max_bytes: the most that all tensors of the head's state_dict may take together.
         method: the name of a method, "auto" for the smallest head.
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
-        declared: what the caller says of f.
+        declared: what the caller declares about f.
         precision: of the head's dtype. hard_sharpness: κ of a hard head. is_auto: whether the planner chooses the method.
         box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
         domain_factor: `(volume · outputs)^{1/p}`, what carries a supremum over to L_p.
         aim: the tolerance for the supremum: what meets it meets the tolerance in the norm asked for.
-        progress: told while `knowledge` and `slopes` are found out.
+        progress: called while `knowledge` and `slopes` are computed.
     """
 
     target: Target
@@ -78,12 +78,12 @@ class Request:
 
     @property
     def knowledge(self) -> Knowledge | None:
-        """What is known of how fast f moves; None where nothing is (`obstacle` says why)."""
+        """What is known about how fast f changes; None if nothing is (`obstacle` says why)."""
         return self._gathered()[0]
 
     @property
     def obstacle(self) -> PartitaError | None:
-        """Why nothing is known of f."""
+        """Why nothing is known about f."""
         return self._gathered()[1]
 
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:

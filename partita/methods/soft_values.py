@@ -36,7 +36,7 @@ class SoftValues(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a cloud of points")
+            return Refusal("needs a box, not a point cloud")
         return None
 
     @abstractmethod
@@ -95,7 +95,7 @@ def soft_construction(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Construction:
-    """The head of a draft with what can be said of it: proved where f is an expression, estimated from fresh samples where not."""
+    """The head of a draft with its certificate: proved where f is an expression, estimated from fresh samples where not."""
     target, values = request.target, draft.values
     assert values is not None
     spread, largest = float(np.ptp(values, axis=0).max()), float(np.abs(values).max())

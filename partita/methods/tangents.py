@@ -41,9 +41,9 @@ class Tangents(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if request.declared.curvature is None or request.target.graph is not None:
-            return Refusal("for black boxes with a declared bound of second derivatives (hessian=)")
+            return Refusal("for black boxes with a declared bound on the second derivatives (hessian=)")
         if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a cloud of points")
+            return Refusal("needs a box, not a point cloud")
         return None
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
@@ -60,7 +60,7 @@ class Tangents(Method):
             draft=draft,
             why=(
                 keys_text(draft.counts),
-                f"affine: every cell stores the tangent of f, which f leaves by {bent} at most, as declared",
+                f"affine: every cell stores the tangent of f, and as declared, f differs from it by at most {bent}",
                 halving_text(draft.counts),
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
@@ -73,7 +73,7 @@ class Tangents(Method):
         """The head and its claim.
 
         Raises:
-            CurvatureContradictedError: three points between which f bends more than declared.
+            CurvatureContradictedError: f bends more than declared between three points.
         """
         request, box = plan.request, plan.request.box
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
@@ -84,7 +84,7 @@ class Tangents(Method):
         known = {"curvature": curvature.constant, "differences": step, "scale": scale}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
         lines = f"second differences along {_ATTACKS:,} random lines"
-        repeats = "f answers the same question the same way everywhere, within 2⁻⁵¹ of its value"
+        repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
         certificate = claim(
             head,
             describe_function(target, *some_answers(target)),
@@ -108,7 +108,7 @@ class Tangents(Method):
 
 def _declared(request: Request) -> Curvature:
     if request.declared.curvature is None:
-        raise UnsupportedError("tangents need a declared bound of second derivatives, hessian=M.")
+        raise UnsupportedError("tangents need a declared bound on the second derivatives: pass hessian=M.")
     return request.declared.curvature
 
 
@@ -159,7 +159,7 @@ def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:
     if ratio[i] > 1 + 1e-9:
         raise CurvatureContradictedError(
             f"{target.label} bends by {bend[i]:.6g} between {first[i].tolist()} and {last[i].tolist()}, {ratio[i]:.4g} times what "
-            f"the declared bound {curvature.constant:g} of its second derivatives allows; declare at least "
+            f"the declared bound {curvature.constant:g} on its second derivatives allows; declare at least "
             f"{ratio[i] * curvature.constant:.6g}."
         )
     return float(ratio[i])

@@ -1,4 +1,4 @@
-"""Many variables: a head with more keys than could be stored, its values a tensor train."""
+"""Many variables: a head with more keys than could be stored, whose values are a tensor train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MANY = 5  # variables from which on "auto" looks for a train
 class Train(Method):
     """`net(z) = Π_i Σ_k w_{i,k}(z_i) G_i[k]`, a product of m small matrices. *Theorem*: `tensor-train`.
 
-    The matrices come from cross approximation. Nothing is proved: the error is estimated at points that had no part in the fit.
+    The matrices come from cross approximation. Nothing is proved: the error is estimated at points that were not used in the fit.
     """
 
     name = "train"
@@ -40,7 +40,7 @@ class Train(Method):
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         if request.target.domain.dimension >= _MANY and all(p.kind == "estimated" for p in plans):
             return None
-        return Refusal("for five variables and more, where nothing stronger is found")
+        return Refusal("for five variables or more, if no stronger claim was found")
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         box, precision = request.box, request.precision
@@ -74,7 +74,7 @@ class Train(Method):
                 f"{shape} = {count_text(keys)} keys, kept as a tensor train of rank {max(fit.ranks)}",
                 f"train: values by cross approximation from {fit.evaluations:,} evaluations of f",
                 f"the held-out error is {fit.error_estimate:.3g}",
-                "nothing is proved: the error was looked for at fresh points, corners, and where f is large or small",
+                "nothing is proved: the error was sampled at fresh points, at corners, and where f is large or small",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_estimate=fit.error_estimate,

@@ -1,4 +1,4 @@
-"""What is made of several heads: feed-forward networks as attention, gradient descent in context."""
+"""Networks of several heads: feed-forward networks as attention, gradient descent in context."""
 
 from partita.moved import forward
 from partita.networks.blocks import EncoderRamp, PrefixRamp, descent_attention, encoder_ramp, prefix_ramp

@@ -1,4 +1,4 @@
-"""Into standard blocks: ramps as `nn.MultiheadAttention` under a causal mask, and inside `nn.TransformerEncoderLayer`."""
+"""Ramps in standard blocks: as `nn.MultiheadAttention` under a causal mask, and inside `nn.TransformerEncoderLayer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gates: one small head per neuron. `u ↦ Σ_j softmax_j(α_j u + β_j)·(γ_j u + ε_j)`, and what is proved of each activation.
+"""Gates: one small head per neuron. `u ↦ Σ_j softmax_j(α_j u + β_j)·(γ_j u + ε_j)`, and what is proved about each activation.
 
 In the graph of a network a gate is matrix products, additions and a softmax. Its query is (u, 1), its keys are (α_j, β_j).
 """
@@ -77,7 +77,7 @@ class WideGate(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """A gate's module and what is proved of it, elementwise on intervals of its input.
+    """A gate's module and what is proved about it, elementwise on intervals of its input.
 
     Attributes:
         enclose: the activation's exact range over an interval.

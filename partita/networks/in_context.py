@@ -35,7 +35,7 @@ class GradientDescent(nn.Module):
 
     Attributes:
         layer: the attention layer, applied once per step.
-        slope: what is known of the loss's slope.
+        slope: what is known about the loss's slope.
         facts: step size, ridge, ε and the sizes that the bounds use.
         boxes: the boxes of x, y and w, kept as `x_box`, `y_box` and `w_box`.
         steps: T.

@@ -1,4 +1,4 @@
-"""Losses for gradient descent in context: what the network computes of `∂ℓ/∂s`, and how it bends."""
+"""Losses for gradient descent in context: how the network computes `∂ℓ/∂s`, and bounds on its derivative."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> 
 
     Raises:
         NotContinuousError: the slope jumps: ℓ is not C¹.
-        ExpressionError: no expression.
+        ExpressionError: the loss is not a valid expression.
     """
     if loss == "squared":
         return squared_slope(s, y)
@@ -213,6 +213,6 @@ def _require_continuous(
         raise NotContinuousError(
             f"the loss {loss} could not be shown to be continuously differentiable in s: near {lo[0].tolist()} "
             f"its slope may jump by "
-            f"{width[0]:.3g}. Round the corner off, or write branches whose slopes meet, as in where(abs(r) - 1, "
+            f"{width[0]:.3g}. Smooth the corner, or write branches whose slopes meet, as in where(abs(r) - 1, "
             f"abs(r) - 0.5, 0.5*r^2)."
         )

@@ -77,7 +77,9 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     """
     head = construction.head
     if not isinstance(head, ScatteredHead):
-        raise UnsupportedError("this head has no token-wise layers; only the heads of Propositions 3.2 and 3.3 have.")
+        raise UnsupportedError(
+            "this head has no token-wise layers; only the heads of Propositions 3.2 and 3.3 have them."
+        )
     sharpness = math.log(max(tokens - 1, 1) / token_leak)
     return tokenwise_layers(head, tokens, token_sharpness=sharpness)
 

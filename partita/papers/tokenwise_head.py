@@ -53,7 +53,7 @@ def build_tokenwise(
             f"tolerance {tolerance:g} is below what can be proved in {Precision.of(dtype).name}: {total(terms):.3g}, of which "
             f"{total(terms[1:]):.3g} is rounding. Use a larger tolerance."
         )
-    promise = f"the best score leads by at least {margin:g} (nothing is claimed nearer to a boundary)"
+    promise = f"the best score leads by at least {margin:g} (the claim does not cover points nearer to a boundary)"
     certificate = claim(
         head,
         {"type": "piecewise", "cells": partition.num_cells},

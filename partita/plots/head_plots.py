@@ -31,8 +31,8 @@ def plot_head(
 ) -> Path:
     """Write a figure (.svg, .png or .pdf): in 1-D curves, in 2-D a map, its cells and the error.
 
-    In higher dimensions the slice through the middle of the domain is shown. Nothing is drawn where nothing is claimed: off a
-    point cloud the map stays empty, and the function is not asked there.
+    In higher dimensions the slice through the middle of the domain is shown. Nothing is drawn where nothing is claimed: outside a
+    point cloud the map stays empty, and the function is not evaluated there.
 
     Args:
         output: which scalar output.

@@ -116,11 +116,11 @@ def _views(heads: CapturedHeads) -> dict[tuple[str, int], PlaneView]:
 
 def _counts(report: ModelReport) -> str:
     whole = report.model()
-    dead = "not asked (biases depend on positions)" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
+    dead = "not computed (biases depend on positions)" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
     return (
         f"{len(report.heads)} heads in {len(report.layers())} layers read {whole['queries']:,.0f} queries against "
         f"{whole['keys']:,.0f} keys. "
-        f"Keys that no query can reach: {dead}; that none did reach: {whole['unvisited']:,.0f}."
+        f"Keys that no query can reach: {dead}; that no query reached: {whole['unvisited']:,.0f}."
     )
 
 

@@ -103,7 +103,7 @@ def series(
     every: int | None = None,
     **more: Any,
 ) -> None:
-    """A line with its marks; with `spread` a band of ± that much around it. `every`: draw each so-manieth marker only."""
+    """A line with its marks; with `spread` a band of ± that much around it. `every`: draw only every n-th marker."""
     look = {**mark(number), **more}
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if every is None:
@@ -132,7 +132,7 @@ def ticks(panel: Any, values: Any, *, axis: str = "x") -> None:
 
 
 def require_vector_or_pixels(path: str | os.PathLike[str]) -> Path:
-    """The path, or the error that says which endings a figure may have."""
+    """The path, or an error that lists the file types a figure may have."""
     place = Path(path)
     if place.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UnsupportedError(f"{path}: expected a file name that ends in .svg, .png or .pdf.")

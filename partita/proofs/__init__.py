@@ -1,4 +1,4 @@
-"""What is claimed of heads and why it is true: certificates, proofs by name, and the search for points that refute them."""
+"""What is claimed about heads, and why it is true: certificates, proofs by name, and the search for points that refute a claim."""
 
 from partita.errors import UnsupportedError
 from partita.heads.head import FoldedHead
@@ -28,11 +28,11 @@ PROOFS: dict[str, Proof] = {
 
 
 def proof_for(head: FoldedHead) -> Proof:
-    """The proof that bounds any such head against any expression."""
+    """The proof that bounds the error of a head of this type against any expression."""
     for proof in PROOFS.values():
         if proof.handles(head):
             return proof
-    raise UnsupportedError(f"nothing is proved of a {type(head).__name__}; grids and scattered heads are.")
+    raise UnsupportedError(f"there is no proof for a {type(head).__name__}; expected a grid head or a scattered head.")
 
 
 __all__ = [

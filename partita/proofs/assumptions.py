@@ -1,4 +1,4 @@
-"""What a claim rests on besides arithmetic: moduli of f, attacked where the caller vouches for them, and where f has a value."""
+"""What a claim assumes besides arithmetic: moduli of f, which are attacked if the caller declared them, and where f is defined."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
         found = [Assumption(s, "caller", ratio, attack, "regularity") for s in statements]
     found += partial
     if target.graph is None:
-        text = "f answers the same question the same way everywhere, as it did when probed"
+        text = "f always returns the same value at the same point, as it did when probed"
         found.append(Assumption(text, "caller", about="function"))
     return found
 
 
 def undefined_roots(target: Target) -> list[Assumption]:
-    """What a claim about an expression with square roots is about."""
+    """The assumption about points where a square root is undefined, if the expression has square roots."""
     if target.graph is None or all(node.operation != "sqrt" for node in target.graph.nodes):
         return []
-    return [Assumption("where a square root has no value, the claim is about its extension by 0", "construction")]
+    return [Assumption("where a square root is undefined, the claim takes its value to be 0", "construction")]
 
 
 def _undefined_places(target: Target) -> list[Assumption]:
-    """A modulus of f speaks of where f has a value; said unless it is proved to have one everywhere."""
+    """A modulus of f covers the points where f is defined; stated unless f is proved to be defined everywhere."""
     if target.graph is None:
         return []
     box = target.box
@@ -63,12 +63,12 @@ def _undefined_places(target: Target) -> list[Assumption]:
     centers = np.stack([g.ravel() for g in np.meshgrid(*middles, indexing="ij")], axis=1)
     if np.isfinite(target.graph.taylor(centers, np.broadcast_to(reach, centers.shape), 1).remainder).all():
         return []
-    return [Assumption("the claim is about the points of the domain at which f has a value", "construction")]
+    return [Assumption("the claim covers only the points of the domain at which f is defined", "construction")]
 
 
 @dataclass(frozen=True, eq=False)
 class PairTable:
-    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`; `scale` is max|f|, to which f's own rounding relates."""
+    """Pairs of points `(n, m)` and how far f moves between them, `(n,)`; `scale` is max|f|, which f itself rounds relative to."""
 
     x: Array
     y: Array
@@ -100,8 +100,8 @@ def worst_ratio(label: str, known: Known, table: PairTable) -> float:
             raise LipschitzContradictedError(
                 f"{label} moves by {table.moved[i]:.6g} between {table.x[i].tolist()} and {table.y[i].tolist()} "
                 f"(distance {distance[i]:.3g}), {ratio[i]:.4g} times what the declared {text} allows; "
-                f"the smallest value consistent with the samples is {ratio[i]:.6g} times larger. "
-                "(Rounding inside f counts too: a function that answers in float32 needs a little more than its exact constant.)"
+                f"the smallest value consistent with the samples is {ratio[i]:.6g} times as large. "
+                "(Rounding inside f counts too: a function that returns float32 needs a little more than its exact constant.)"
             )
     return worst
 

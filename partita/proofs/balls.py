@@ -1,4 +1,4 @@
-"""A graph at a point in ball arithmetic: f to as many digits as asked for, whatever cancels in it. Needs python-flint."""
+"""Evaluates a graph at a point in ball arithmetic, to as many digits as requested, even if terms cancel. Needs python-flint."""
 
 from __future__ import annotations
 

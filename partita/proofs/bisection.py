@@ -79,7 +79,7 @@ class BisectionProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
-            raise UnsupportedError("a proof by bisection is about a scattered head and an expression.")
+            raise UnsupportedError("a proof by bisection needs a scattered head and an expression.")
         box, aim = target.box, given.tolerance if given.aim is None else given.aim
         axes = self._axes(head, given)
         limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
@@ -109,7 +109,7 @@ class BisectionProof(Proof):
             return None
         axes = stated.reshape(m, m) if stated.size == m * m else None
         if axes is None or np.abs(axes @ axes.T - np.eye(m)).max() > 1e-12:
-            raise FormatError("the certificate's directions of boxes are not orthogonal.")
+            raise FormatError("the axes of the boxes in the certificate are not orthogonal.")
         return axes
 
 
@@ -157,7 +157,8 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
     u = Precision.of(head.dtype).unit
     if proof.unit_roundoff < u:
         raise UnsupportedError(
-            f"this proof is about arithmetic with roundoff {proof.unit_roundoff:.3g}; the head runs with {u:.3g}, prove it so."
+            f"this proof assumes arithmetic with roundoff {proof.unit_roundoff:.3g}, but the head runs with {u:.3g}. "
+            "Prove the bound for that roundoff."
         )
     cells = CellTable.of(head, box, u)
     largest, far = cells.largest(box), float((cells.farthest(box) ** 2).sum(axis=1).max())
@@ -210,7 +211,7 @@ class _Search:
         self.settled = self.open.take(np.arange(0))
 
     def refine(self, budget: int) -> bool:
-        """Halve the most pressing boxes; False when none is left that should be."""
+        """Halve the boxes that matter most; False if none is left to halve."""
         done = self._is_settled(self.open)
         if done.any():
             self.hopeless += int((self.open.least[done] > self.target).sum())

@@ -1,4 +1,4 @@
-"""What `box_proof` looks at: the stored cells, boxes with lists of the cells that matter there, and f on boxes."""
+"""The data of a proof by bisection: the stored cells, boxes with lists of the cells that matter there, and f on boxes."""
 
 from __future__ import annotations
 

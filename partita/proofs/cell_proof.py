@@ -1,4 +1,4 @@
-"""Heads on a grid whose cells hold affine functions: every cell's own function against f, on the cell and a little beyond."""
+"""Proofs for grid heads with affine values: the function of every cell is compared with f, on the cell and a little beyond."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CellProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head = _with_slopes(head)
         if target.graph is None:
-            raise UnsupportedError("a proof cell by cell is about an expression.")
+            raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, progress=given.progress)
         terms = _affine_terms(grid_head, error, box, given)
@@ -93,7 +93,7 @@ class CurvatureProof(Proof):
 
 def _with_slopes(head: FoldedHead) -> GridHead:
     if not isinstance(head, GridHead) or head.value_slopes is None:
-        raise UnsupportedError("a proof cell by cell is about a grid head with affine values.")
+        raise UnsupportedError("a proof cell by cell needs a grid head with affine values.")
     return head
 
 

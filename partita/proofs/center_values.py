@@ -127,7 +127,7 @@ class MomentProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or given.known is None:
-            raise UnsupportedError("a proof by moments is about a grid head and a function whose modulus is known.")
+            raise UnsupportedError("a proof by moments needs a grid head and a function whose modulus is known.")
         error = given.value_error
         if error is None:
             error = value_error(head, target, self.centers(head, target), given.known)
@@ -231,8 +231,8 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
     """
     if math.isinf(norm):
         raise UnsupportedError(
-            "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other): "
-            "ask for an L_p norm, norm=1 or norm=2."
+            "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other). "
+            "Use an L_p norm: norm=1 or norm=2."
         )
     rounded = mul_up(PRECISIONS[facts.semantics].unit, facts.reach)  # an input may be rounded across the jump
     reach, beyond = [], []
@@ -356,7 +356,7 @@ def value_table(
 ) -> tuple[torch.Tensor, float]:
     """`V_j = f(v_j)` in `dtype`, `(count, out)`, and a bound of |V_j − f(v_j)|.
 
-    A graph is evaluated in intervals, so its rounding is enclosed; a black box is what it answers, and only storing it rounds.
+    A graph is evaluated in intervals, so its rounding is enclosed; for a black box only storing its values rounds.
 
     Args:
         centers: (start, stop) to the flat centers of those cells.
@@ -402,7 +402,7 @@ def value_size(values: torch.Tensor) -> tuple[float, float]:
 
 
 def value_error(head: FoldedHead, target: Target, centers: Callable[[int, int], Array], known: Known) -> float:
-    """`max |V_j − f(v_j)|` of a stored head, f enclosed at the centers; a black box stays what it answered, so infinite for it."""
+    """`max |V_j − f(v_j)|` of a stored head, f enclosed at the centers; infinite for a black box, which cannot be checked."""
     if target.graph is None:
         return math.inf
     rough = known.jumps if isinstance(known.jumps, RoughBoxes) else None

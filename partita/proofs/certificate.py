@@ -119,11 +119,11 @@ class Certificate:
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
-        lines = [f"{self.kind}: {norm} error {self.claim} (asked: {self.tolerance:g}), {self.semantics} arithmetic"]
+        lines = [f"{self.kind}: {norm} error {self.claim} (tolerance {self.tolerance:g}), {self.semantics} arithmetic"]
         if self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
-                f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved of its supremum"
+                f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved about its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         if self.function.get("meaning"):
@@ -193,7 +193,7 @@ class Certificate:
             certificate = cls(**fields)
             problem = next(certificate._faults(), None)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise FormatError(f"certificate.json is no certificate: {type(error).__name__}: {error}") from None
+            raise FormatError(f"certificate.json is not a valid certificate: {type(error).__name__}: {error}") from None
         if problem is not None:
             raise FormatError(f"certificate.json: {problem}.")
         return certificate
@@ -204,7 +204,7 @@ class Certificate:
             yield f"kind is {self.kind!r}, expected one of {', '.join(get_args(Kind))}"
         estimated = self.kind == "estimated"
         if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
-            yield "an estimate has an infinite bound and a number seen, a proof a finite bound and no estimate"
+            yield "error_bound and error_estimate do not fit the kind; an estimate has no finite bound, and a proof has no estimate"
         if self.semantics not in ("float64", "float32"):
             yield f"semantics is {self.semantics!r}, expected float64 or float32"
         if self.norm != "inf" and not float(self.norm) >= 1:
@@ -218,14 +218,14 @@ class Certificate:
             if not (isinstance(value, float) and 0 <= value < math.inf):
                 yield f"{name} is {value!r}, expected a finite number ≥ 0"
         if len({t.name for t in self.terms}) != len(self.terms) or not self.terms:
-            yield "terms are missing or have the same name twice"
+            yield "there are no terms, or two of them have the same name"
         for name in ("function", "domain", "model", "known", "facts", "environment", "proof"):
             if not isinstance(getattr(self, name), Mapping):
                 yield f"{name} is {getattr(self, name)!r}, expected an object"
         if self.witness is not None and not all(
             isinstance(x, float) for x in (*self.witness.point, self.witness.error)
         ):
-            yield f"the witness {self.witness!r} is no point with an error"
+            yield f"the witness is {self.witness!r}, expected a point and an error"
 
 
 def _upgrade(fields: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Construction:
-    """A head, the partition it makes, and what is claimed of it."""
+    """A head, the partition it makes, and what is claimed about it."""
 
     head: FoldedHead
     partition: Partition
@@ -67,7 +67,7 @@ def claim(
     Args:
         function: what is approximated, as JSON (`describe_function`).
         details: what the model is, as JSON; its hash is added.
-        tolerance: the error asked for; None for the bound itself.
+        tolerance: the error allowed; None for the bound itself.
         known: the moduli that the terms use. facts: numbers that people ask for. proof: what is needed to do the proof again.
     """
     precision = PRECISIONS[str(dtype)]
@@ -100,12 +100,12 @@ def claim(
 
 
 _SAME_ANSWERS = Assumption(
-    "f answers the same question the same way everywhere, as it did when probed", "caller", about="function"
+    "f always returns the same value at the same point, as it did when probed", "caller", about="function"
 )
 
 
 def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
-    """The graph itself, or a black box known by the hash of some of its answers."""
+    """The graph itself, or for a black box the hash of some of its values."""
     if target.graph is not None:
         graph = {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
         return {**graph, "meaning": target.meaning} if target.meaning else graph
@@ -113,7 +113,7 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
 
 
 def function_of(target: Target) -> dict[str, Any]:
-    """`describe_function` with answers at random points, where the head's own centers tell nothing of f."""
+    """`describe_function` with values at random points, for heads whose own centers do not identify f."""
     if target.graph is not None:
         return describe_function(target, _NO_POINTS, _NO_POINTS)
     return describe_function(target, *some_answers(target))
@@ -123,7 +123,7 @@ _NO_POINTS = np.zeros((0, 1))
 
 
 def some_answers(target: Target) -> tuple[Array, Array]:
-    """Some answers of a black box, by which a certificate knows it; none of a graph, which is known itself."""
+    """Some values of a black box, which identify it in a certificate; none for a graph, which is stored itself."""
     points = target.domain.sample(256, np.random.default_rng(0))[: 0 if target.graph is not None else None]
     return points, target(points)
 

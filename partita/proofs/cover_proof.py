@@ -63,7 +63,7 @@ class CoverProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         known = given.known
         if not isinstance(target.domain, PointCloud) or known is None or known.modulus is None:
-            raise UnsupportedError("a proof by a cover is about a PointCloud and a modulus for the Euclidean distance.")
+            raise UnsupportedError("a proof by a cover needs a PointCloud and a modulus for the Euclidean distance.")
         error = given.value_error
         if error is None:
             error = value_error(head, target, self.centers(head, target), known)
@@ -88,7 +88,7 @@ class CoverProof(Proof):
 def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
     """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
     if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
-        raise UnsupportedError("a proof by a cover is about a scattered head and a PointCloud.")
+        raise UnsupportedError("a proof by a cover needs a scattered head and a PointCloud.")
     _, labels = scipy.spatial.KDTree(cloud.flat).query(head.centers.double().numpy())
     centers = cloud.flat[labels]
     distance, _ = scipy.spatial.KDTree(centers).query(cloud.flat)
@@ -139,7 +139,8 @@ def _require_squares(cloud: PointCloud) -> None:
     size = float(np.abs(cloud.flat).max()), float(np.ptp(cloud.flat, axis=0).max())
     if size[0] > _LARGEST or 0 < size[1] < 1 / _LARGEST:
         raise DomainError(
-            f"the points of the cloud reach {size[0]:.3g} and lie {size[1]:.3g} apart: squared distances overflow or underflow",
+            f"the points of the cloud have coordinates up to {size[0]:.3g} and extend over {size[1]:.3g}, "
+            "so squared distances overflow or underflow",
             "Rescale the variables.",
         )
 

@@ -75,7 +75,7 @@ def bound_ranges(
 
     `Σ|c_α| + remainder` bounds a polynomial. Where that exceeds the goal, or 1.05 times a value that is attained, the cube is
     halved along the axis that moves the polynomial most; the excess falls with the square of the width. Once a value beyond the
-    goal is attained, or progress says that the time is over, there is nothing left to do, and the bounds stay as they are.
+    goal is attained, or progress stops the search, there is nothing left to do, and the bounds stay as they are.
 
     Args: coefficients `(N, batch)`; remainder `(batch,)`; exponents graded, constants first; least: a value attained elsewhere.
     """

@@ -75,7 +75,7 @@ class Proof(ABC):
         """The terms of the bound.
 
         Raises:
-            UnsupportedError: this proof is not about such a head or function, or subnormal numbers are flushed to zero here.
+            UnsupportedError: this proof does not apply to such a head or function, or subnormal numbers are flushed to zero here.
             DomainError: a number that the head stores or forms overflows its dtype, or is too small for relative precision.
         """
         require_gradual_underflow()

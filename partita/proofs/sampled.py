@@ -1,4 +1,4 @@
-"""What sampling can say of a finished head: the largest error seen at points that had no part in making it."""
+"""Sampled errors of a finished head: the largest error seen at points that were not used to build it."""
 
 from __future__ import annotations
 

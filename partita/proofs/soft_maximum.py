@@ -1,4 +1,4 @@
-"""What is proved of a head made of affine pieces: its keys, its stored numbers against the exact ones, the terms of its bound."""
+"""What is proved about a head made of affine pieces: its keys, its stored numbers against the exact ones, and its bound."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class PiecesProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
-            raise UnsupportedError("a proof by pieces is about a scattered head and an expression.")
+            raise UnsupportedError("a proof by pieces needs a scattered head and an expression.")
         facts: PieceFacts | None = given.earlier
         box = target.box
         terms = facts.terms() if facts else pieces_terms(head, target.graph, box, progress=given.progress)
@@ -184,7 +184,7 @@ def key_labels(pieces: PiecewiseAffine, rate: Fraction, *, progress: Progress | 
     rows, labels = np.zeros((1, 1 + len(pieces.middle)), dtype=object), np.zeros((1, 0), dtype=np.int64)
     for factor in pieces.factors:
         if len(rows) * len(factor) > MAX_KEYS:
-            raise SizeError(f"these pieces make more than {MAX_KEYS:,} keys; a grid will need fewer.")
+            raise SizeError(f"these pieces need more than {MAX_KEYS:,} keys; a grid needs fewer.")
         rows = (rows[:, None] + factor[None]).reshape(-1, rows.shape[1])
         labels = np.column_stack([np.repeat(labels, len(factor), axis=0), np.tile(np.arange(len(factor)), len(labels))])
         kept = within(rows, margin, progress=progress)

@@ -40,7 +40,7 @@ class TaylorProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
-            raise UnsupportedError("a Taylor proof is about a grid head and an expression.")
+            raise UnsupportedError("a Taylor proof needs a grid head and an expression.")
         box = target.box
         lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box)

@@ -1,4 +1,4 @@
-"""Looking for the worst point: a lower end for every bracket, and the enemy of every claim."""
+"""Searches for the worst point of a head: its error is a lower end for the bracket of a claim, and may refute the claim."""
 
 from __future__ import annotations
 

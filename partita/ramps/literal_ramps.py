@@ -1,4 +1,4 @@
-"""A ramp as the paper's layers, every tensor in the open: dot-product scores, and so only as many anchors as the dtype carries."""
+"""A ramp as the paper's layers, every tensor named: scores are dot products, so the dtype limits the number of anchors."""
 
 from __future__ import annotations
 

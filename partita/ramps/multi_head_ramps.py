@@ -73,7 +73,7 @@ class MultiHeadRamp(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class SharedRamp:
-    """A multi-head ramp and what is proved of it."""
+    """A multi-head ramp and what is proved about it."""
 
     network: MultiHeadRamp
     certificate: Certificate
@@ -111,7 +111,7 @@ def multi_head_ramp(
     """`Range_[a,b](w_i·x_i + t_i)` for all n tokens by H heads over the n columns they have: spacing `(b − a)/((n − 2)H − 1)`.
 
     Head h holds n − 2 neighbouring anchors and, as *sentinels* of value 0, the anchors next to them in the neighbouring heads;
-    where u lies elsewhere a sentinel wins and the head answers 0, and the heads' answers add up. (An outer head repeats its end
+    where u lies elsewhere a sentinel wins and the head returns 0; the outputs of the heads add up. (An outer head repeats its end
     anchor, lowered, in place of the sentinel that it lacks.) `|net − ramp| ≤ Δ·C(p, κ) + (b − a)·S(κ)`, `S(κ) ≈ e^{−κ}`: the
     sharing costs `(p − 1)e^{−κ}` spacings, so κ must grow like ln p (`sharpness_needed`).
 

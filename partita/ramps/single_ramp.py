@@ -26,7 +26,7 @@ MOST_ANCHORS = {torch.float64: 1 << 40, torch.float32: 1 << 20}  # their numbers
 
 @dataclass(frozen=True, eq=False)
 class Ramp:
-    """A ramp head, the partition of its u-axis into the anchors' cells, and what is proved of it on `domain`."""
+    """A ramp head, the partition of its u-axis into the anchors' cells, and what is proved about it on `domain`."""
 
     head: RampHead
     partition: ProductGrid

@@ -1,4 +1,4 @@
-"""Dimension: keys and stored numbers at a fixed error from 2 to 10 dimensions: the theorem's grid, and what moves its law."""
+"""Keys and stored numbers at a fixed error in 2 to 10 dimensions: the theorem's grid, fitted grids and tensor trains."""
 
 from __future__ import annotations
 

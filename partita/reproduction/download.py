@@ -1,4 +1,4 @@
-"""Image files fetched on request: never unasked, checked against their published MD5 sums before they are put in place."""
+"""Downloads image files, only on request, and checks their published MD5 sums before they are put in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def download_images(folder: Path, name: str, *, fetch: Fetch = _from_the_network
     """Put a set's files into `folder`, if they are not there already.
 
     Raises:
-        DataFileError: the address does not answer, or what it sends has another checksum than the publisher's.
+        DataFileError: the address does not respond, or the checksum of the file is not the published one.
     """
     source = IMAGE_SETS[name]
     try:

@@ -1,4 +1,4 @@
-"""An experiment: a claim of a paper, the criterion by which it is judged, the run, and data of which the claim is false."""
+"""An experiment: a claim of a paper, the criterion by which it is judged, the run, and data for which the claim is false."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Experiment:
         method: what is run, and what the paper leaves open.
         run: Setup to tables.
         verdict: tables to Verdict.
-        control: seed to tables of which the claim is false.
+        control: seed to tables for which the claim is false.
         settings: one dataclass per size.
         seconds: what each size takes, roughly, on two cores.
         revision: raised when the same settings would give other tables.

@@ -88,7 +88,7 @@ def verdict(tables: Tables) -> Verdict:
 
 
 def control(seed: int) -> Tables:
-    """Heads that do not know of the noise."""
+    """Heads that do not depend on the noise."""
     rng = np.random.default_rng(seed)
     return {
         "heads": Table.of(

@@ -39,8 +39,8 @@ def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]
         Text(
             f"Every verdict below was computed from the tables beside it by a criterion fixed before the run: {counts['holds']} "
             f"claims hold, {counts['mixed']} hold in part, {counts['fails']} fail. Neither paper publishes tables, so trends are "
-            "what can be matched. Each criterion has a synthetic control of which the claim is false, and says so there (the "
-            "tests run them). Times are of one processor core unless a device is named."
+            "what can be matched. Each criterion has a synthetic control for which the claim is false, and the tests check that "
+            "the criterion rejects it. Times are for one processor core unless a device is named."
         ),
         Code(
             "partita reproduce --all --out DIR --data IMAGES   # this page; --list shows the names, --full the large sizes"

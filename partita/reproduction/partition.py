@@ -118,8 +118,8 @@ def verdict(tables: Tables) -> Verdict:
     sentence = (
         f"{len(cells)} cells cover the box{'' if missing < 1e-7 else f' up to {missing:.1g}'}; {int(inside.sum())} of "
         f"{len(heads)} heads are within their proved bound where one score leads; at tolerance "
-        f"{heads['tolerance'][-1]:g} the largest error seen is {seen:.1e} there and {near:.1g} beside the edges, of "
-        "which nothing is claimed."
+        f"{heads['tolerance'][-1]:g} the largest error seen is {seen:.1e} there and {near:.1g} beside the edges, "
+        "which the claim does not cover."
     )
     return Verdict(outcome, sentence, {"area_missing": missing, "within_bound": float(inside.mean())})
 

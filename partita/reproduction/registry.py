@@ -44,7 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT 
 
 
 def find_experiment(name: str) -> Experiment:
-    """By name; a misspelt one is answered with the nearest."""
+    """The experiment of this name; the error for a misspelt name suggests the nearest."""
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

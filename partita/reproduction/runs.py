@@ -1,4 +1,4 @@
-"""Running an experiment: what is finished is read, what is not is run, judged and written before anything else begins."""
+"""Running an experiment: a finished result is read; otherwise it is run, judged and written before the next one begins."""
 
 from __future__ import annotations
 

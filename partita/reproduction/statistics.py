@@ -1,4 +1,4 @@
-"""What verdicts are computed with: slopes with confidence intervals, rank correlations and sign tests with p-values."""
+"""Statistics for the verdicts: slopes with confidence intervals, rank correlations and sign tests with p-values."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _peaks_in_words(norms: Table) -> str:
 
 
 def control(seed: int) -> Tables:
-    """Norms that know nothing of the noise: every set's plain runs are one number and its scatter."""
+    """Norms that do not depend on the noise: every set's plain runs are one number and its scatter."""
     rng, rows = np.random.default_rng(seed), []
     for name in ("one", "two"):
         for level in _LEVELS:

@@ -1,4 +1,4 @@
-"""The search for few cells: leaves are grown, most of them dropped, and samples and proofs say where they are too few."""
+"""The search for few cells: leaves are grown, most of them are dropped, and samples and proofs show where there are too few."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveDraft:
-    """A head on scattered centers as it is stored, and what is known of it.
+    """A head on scattered centers as it is stored, and what is known about it.
 
     Attributes:
         centers `(N, m)`, powers `(N,)` or None if equal, values `(N, out)`, slopes `(N, out, m)` or None, rate R: rounded to dtype.
@@ -106,7 +106,7 @@ class AdaptiveDraft:
 
 
 class Adaptation:
-    """Grows leaves, keeps few of them as cells, and lets samples and proofs say where they are too few."""
+    """Grows leaves, keeps few of them as cells, and uses samples and proofs to find out where there are too few."""
 
     def __init__(
         self, target: Target, tolerance: float, dtype: torch.dtype, budget: Budget, progress: Progress | None
@@ -122,7 +122,7 @@ class Adaptation:
         return not self._tree(affine).failed
 
     def run(self, *, affine: bool) -> AdaptiveDraft:
-        """The best head found; where time is over, the first that holds is enough."""
+        """The best head found; once the time is used up, the first that meets the tolerance is enough."""
         found: list[AdaptiveDraft] = []
         try:
             self._search(affine, found)
@@ -153,7 +153,7 @@ class Adaptation:
             raise ToleranceError(
                 f"tolerance {self.tolerance:g} is not above what {precision.name} can promise for {self.target.label}: sums of "
                 f"values up to {largest:.3g} round by about {rounding:.2g}",
-                f"Ask for more than {2 * rounding:.2g}.",
+                f"Use a tolerance above {2 * rounding:.2g}.",
             )
         return self.tolerance - max(rounding, 1e-5 * self.tolerance)
 
@@ -318,10 +318,11 @@ def _usable_box(target: Target) -> Box:
     """The domain, if it is a box whose squared sides are ordinary numbers."""
     box = target.domain
     if not isinstance(box, Box):
-        raise UnsupportedError(f"adaptive centers need a box, found {box!r}; small_domain covers point clouds.")
+        raise UnsupportedError(f"adaptive centers need a box, found {box!r}. For a point cloud use method='hard'.")
     if box.sides.min() < 1e-100 or box.sides.max() > 1e100:
         raise DomainError(
-            f"sides from {box.sides.min():.3g} to {box.sides.max():.3g}: squares of them overflow; rescale the variables."
+            f"the sides of the box are {box.sides.min():.3g} to {box.sides.max():.3g} long; expected 1e-100 to 1e100. "
+            "Rescale the variables."
         )
     return box
 
@@ -344,7 +345,7 @@ def adaptive_cells(
 ) -> AdaptiveDraft:
     """Few cells whose affine (or constant) values are within the tolerance, found by sampling, and proved where f is a graph.
 
-    When a budget is spent, or f jumps, the best head found comes back with the bound it reached: `draft.holds` tells.
+    When a budget is spent, or f jumps, the best head found is returned with the bound it reached: see `draft.holds`.
 
     Args:
         affine: None for whichever stores fewer numbers.
@@ -353,7 +354,7 @@ def adaptive_cells(
         progress: called with (what, done, of).
 
     Raises:
-        UnsupportedError: the domain is no box. ToleranceError: below what the dtype rounds.
+        UnsupportedError: the domain is not a box. ToleranceError: the tolerance is below the rounding errors of the dtype.
         NonFiniteValueError: f is NaN or infinite, or has no finite bound.
 
     >>> from partita.functions.target import make_target

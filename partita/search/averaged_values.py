@@ -1,8 +1,8 @@
-"""Values without a solve: f at the centers at a well chosen temperature, and the same with one correction.
+"""Values found without solving a system: f at the centers at a well-chosen temperature, and the same with one correction.
 
 On a long uniform grid a softmax of sharpness κ averages neighbours with variance `σ²(κ) h²` and a first moment that never exceeds
 `ρ₁(κ) h`: the odd terms cancel, the error of `V_j = f(v_j)` is `½ f″ h² σ² + f′ h ρ₁`, not O(h). *Theorem*: `tuned-values`.
-Taking the known bias off, `V_j = f_j − δ²f_j/(2κ)`, leaves O(h⁴). *Theorem*: `corrected-values`.
+Subtracting the known bias, `V_j = f_j − δ²f_j/(2κ)`, leaves O(h⁴). *Theorem*: `corrected-values`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _leading_error(h: float, first: float, second: float, fourth: float, method:
 
 
 def tuned_values(target: Target, grid: ProductGrid) -> Array:
-    """`V_j = f(v_j)` inside; beyond the box `f(p) + ∇f(p)·(v − p)`, p the nearest point of the box: f is never asked outside."""
+    """`V_j = f(v_j)` inside; beyond the box `f(p) + ∇f(p)·(v − p)`, p the nearest point of the box; f is not evaluated outside."""
     centers = grid.centers_of(np.arange(grid.num_cells))
     inside = grid.box.clamp(centers)
     values = target(inside)
@@ -222,7 +222,7 @@ def averaged_grid(
     """The smallest tuned or corrected grid whose sampled error meets the tolerance, or the reason why there is none."""
     box = target.box
     if not slopes.finite:
-        return "its derivatives are not finite everywhere"
+        return "the derivatives of f are not finite everywhere"
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
     truth = target(test)
     need = slopes.cells_needed(box, tolerance)
@@ -261,7 +261,9 @@ def smallest_scale(at: Callable[[float], Grid | None], aim: float, max_cells: in
     while best is None:
         found = at(scale)
         if found is None:
-            reached = "" if last is None else f"; {math.prod(last.counts):,} keys leave {last.error_estimate:.3g}"
+            reached = (
+                "" if last is None else f"; {math.prod(last.counts):,} keys leave an error of {last.error_estimate:.3g}"
+            )
             return f"more than {max_cells:,} keys{reached}"
         last = found
         if found.error_estimate <= aim:
@@ -270,7 +272,7 @@ def smallest_scale(at: Callable[[float], Grid | None], aim: float, max_cells: in
             low, scale = scale, scale * (2 if found.error_estimate > 16 * aim else 1.5)
             if scale > 64 * max(found.counts):  # sizes do not grow with the scale
                 keys = math.prod(found.counts)
-                return f"f moves where its slopes were not sampled; {keys:,} keys leave {found.error_estimate:.3g}"
+                return f"f varies where its slopes were not sampled; {keys:,} keys leave an error of {found.error_estimate:.3g}"
     high = scale
     while high - low > max(0.5, 0.01 * high):
         middle = (low + high) / 2

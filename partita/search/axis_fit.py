@@ -72,7 +72,7 @@ class AxisSearch:
         tolerance: in the units of the lines.
         most_spread: values that spread farther count as errors.
         most_keys: no more are considered, nor more than the samples can judge; a third of them where f is rough.
-        watch: told before every batch of least squares.
+        watch: called before every batch of least squares.
 
     Attributes:
         degree: the Chebyshev degree that resolves f on the lines.

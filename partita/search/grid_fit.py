@@ -1,7 +1,7 @@
 """Fitted heads: the smallest product grid of softmax keys, and values on it, that stay within a tolerance of f on a box.
 
-f is asked inside the box only, and taken in relative terms: boxes far from zero, sides and values of any scale. Errors
-here are sampled: estimates, not bounds.
+f is evaluated only inside the box, in relative units, so the box may be far from zero, and its sides and the values of f may
+have any scale. Errors here are sampled: estimates, not bounds.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class GridFit:
     Attributes:
         status: "fitted"; "stagnates": a kink, a jump or noise keeps the error from falling, or an axis would need more
             keys than are considered (204 in one dimension, 128 in two, 48 in three); "too many samples": f would have
-            to be asked more often than allowed; "rounding": the dtype or the allowed spread has no room for such values.
+            to be evaluated more often than allowed; "rounding": the dtype or the allowed spread has no room for such values.
         counts, ghosts, sharpness, rates: on each axis P_i (ghosts included), g_i at each end, κ_i = R_i h_i², R_i.
         values: `(ΠP_i, out)`, cells numbered as by ProductGrid; empty when nothing could be tried.
         error_estimate: the largest |f − net| seen at the fit's samples and at others kept out of it; infinite without values.
-        samples: how many points f was asked.
+        samples: the number of points at which f was evaluated.
     """
 
     status: Status
@@ -92,7 +92,7 @@ def fit_grid(
         tolerance: in the units of f; nine tenths of it are used.
         storage: centers, rates and values are rounded to this dtype before the error is estimated.
         max_spread: the largest max V − min V that the caller's arithmetic can bear.
-        max_samples: how many points f may be asked.
+        max_samples: the largest number of points at which f may be evaluated.
 
     Raises:
         ToleranceError: a tolerance that is not a positive number.

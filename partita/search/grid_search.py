@@ -1,4 +1,4 @@
-"""The search for the smallest fitted grid: sizes foretold by lines, tried on a tensor of samples, tested elsewhere."""
+"""The search for the smallest fitted grid: sizes are predicted from lines, fitted to a tensor of samples, tested elsewhere."""
 
 from __future__ import annotations
 

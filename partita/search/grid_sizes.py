@@ -1,4 +1,4 @@
-"""Which sizes of a fitted grid to try: those that lines along the axes foretell to be good enough, the cheapest first."""
+"""Which sizes of a fitted grid to try: those that lines along the axes predict to be good enough, the cheapest first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sizes:
     """Numbers of keys on the axes in order of their product, among those with `ratio·Σ_i error_i(P_i) ≤ target`.
 
     The errors are what least squares leaves on lines along axis i. A grid's largest error can be less than their sum, since
-    its values are fitted to that, or more, if they must stay small: the ratio starts low and is learnt from failures.
+    its values are fitted to that, or more, if they must stay small: the ratio starts low and is learned from failures.
     """
 
     def __init__(self, axes: list[AxisSearch], target: float) -> None:

@@ -1,4 +1,4 @@
-"""From leaves to few cells: a subset of the leaves whose neighbours can do their work, or the longest intervals on a line."""
+"""From leaves to few cells: a subset of the leaves that can replace the others, or the longest intervals on a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a function is hard: boxes halved until an affine piece fits each, in coordinates that the function really depends on."""
+"""Boxes that are halved until an affine piece fits each of them, in coordinates on which the function really depends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Frame:
 
 
 class Questions:
-    """f, and how often it was asked."""
+    """f, and how often it was evaluated."""
 
     def __init__(self, target: Target, progress: Progress | None = None) -> None:
         self.target, self.progress, self.count = target, progress, 0
@@ -61,14 +61,14 @@ class Questions:
 
 
 class Sampler:
-    """Asks f at points given in a frame."""
+    """Evaluates f at points given in a frame."""
 
     def __init__(self, questions: Questions, box: Box, frame: Frame) -> None:
         self.questions, self.box, self.frame = questions, box, frame
         self.rng = np.random.default_rng(0)
 
     def ask(self, wanted: Array) -> tuple[Array, Array]:
-        """The points of the domain nearest to these, `(n, m)`, and the answers there, `(n, out)`."""
+        """The points of the domain nearest to these, `(n, m)`, and the values of f there, `(n, out)`."""
         z = self.box.clamp(self.frame.leave(wanted))
         return self.frame.enter(z), self.questions(z)
 

@@ -1,6 +1,6 @@
-"""Cells of a power diagram with affine values fitted to samples, and which of them can be spared.
+"""Cells of a power diagram with affine values fitted to samples, and which of them can be removed.
 
-A cell is fitted to the samples it wins, and to those where it comes so close to winning that the softmax gives it a say.
+A cell is fitted to the samples it wins, and to those where it comes so close to winning that the softmax gives it some weight.
 """
 
 from __future__ import annotations

@@ -28,16 +28,16 @@ _BISECTIONS = 40
 
 
 class SamplesSpent(PartitaError):
-    """One more batch of points would be more than f may be asked."""
+    """One more batch would exceed the number of points at which f may be evaluated."""
 
 
 @dataclass(eq=False)
 class Sampled:
-    """`(f − offset)/scale` on a box, offset and scale such that its values are of order 1, and how many points f was asked.
+    """`(f − offset)/scale` on a box, offset and scale such that its values are of order 1, and how often f was evaluated.
 
     Attributes:
         size: the largest |f|/scale among the first points: rounding inside f is about this times 1e-16.
-        asked, most: points asked so far and allowed.
+        asked, most: points evaluated so far, and allowed.
     """
 
     ask: Ask
@@ -63,12 +63,14 @@ class Sampled:
     def at(self, points: Array) -> Array:
         """Relative values `(n, out)` at flat points `(n, m)` of the box."""
         if len(points) > self.left:
-            raise SamplesSpent(f"{self.asked:,} points asked, {len(points):,} more wanted, {self.most:,} allowed.")
+            raise SamplesSpent(
+                f"f was evaluated at {self.asked:,} points; {len(points):,} more exceed the {self.most:,} that are allowed."
+            )
         self.asked += len(points)
         values = np.asarray(self.ask(points), dtype=np.float64)
         if values.shape != (len(points), self.outputs):
             raise ShapeError(
-                f"f answered {values.shape} to {len(points)} points; expected {(len(points), self.outputs)}."
+                f"f returned shape {values.shape} for {len(points)} points; expected {(len(points), self.outputs)}."
             )
         return (values - self.offset) / self.scale
 
@@ -88,7 +90,9 @@ class Sampled:
         """Relative values on a product of points, `(n_1, …, n_m, out)`."""
         shape = tuple(len(a) for a in axes)
         if math.prod(shape) > self.left:
-            raise SamplesSpent(f"{self.asked:,} points asked, a grid {shape} more wanted, {self.most:,} allowed.")
+            raise SamplesSpent(
+                f"f was evaluated at {self.asked:,} points; a grid {shape} exceeds the {self.most:,} that are allowed."
+            )
         return self.at(_product(axes)).reshape(*shape, self.outputs)
 
     def first_lines(self) -> Array:
@@ -168,7 +172,7 @@ class Tests:
 
 
 def landmarks(box: Box, most: int) -> Array:
-    """Where functions made by people have their kinks: all combinations of ends, quarters, middle and 0, if not too many."""
+    """Likely places of kinks: all combinations of ends, quarters, middle and 0, if not too many."""
     shares = (0.0, 0.25, 0.5, 0.75, 1.0) if box.dimension <= 4 else (0.0, 0.5, 1.0)
     places = []
     for lo, hi in zip(box.lo.ravel(), box.hi.ravel()):

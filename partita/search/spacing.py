@@ -1,4 +1,4 @@
-"""How wide cells may be: from a tolerance and what is known of f to the fewest cells per axis."""
+"""How wide cells may be: the fewest cells per axis for a tolerance, from what is known about f."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class SpacingRule:
                 if self.known.per_axis is not None:
                     found.append(self._per_axis(self.known.per_axis, tolerance))
         except (OverflowError, ZeroDivisionError, ValueError):  # a count that no integer arithmetic of floats can hold
-            raise SizeError(f"tolerance {tolerance:g} needs more keys than can be counted; ask for more.") from None
+            raise SizeError(
+                f"tolerance {tolerance:g} needs more keys than can be counted; use a larger tolerance."
+            ) from None
         return min(found, key=math.prod)
 
     def rates(self, counts: Sequence[int]) -> Array:
@@ -73,11 +75,11 @@ class SpacingRule:
         price = (
             f"halving the tolerance multiplies the keys by about {2**order:.3g}"
             if order < 60
-            else "halving it is hopeless"
+            else "halving the tolerance is hopeless"
         )
         return [
-            f"cells are {widths} wide, for the error is at most {bound}",
-            f"{price}: the price of {split} dimension{'' if split == 1 else 's'} in which f varies",
+            f"cells are {widths} wide, because the error is at most {bound}",
+            f"{price}, because f varies in {split} dimension{'' if split == 1 else 's'}",
         ]
 
     def _bound_in_words(self, approximation: Term, m: int) -> str:
@@ -132,8 +134,8 @@ class SpacingRule:
         first, last = 0, len(_FRACTIONS) - 1
         if self._jump_bound(last) > tolerance:
             raise ToleranceError(
-                f"tolerance {tolerance:g} in L{self.norm:g} is below what is known of the jumps allows, "
-                f"{self._jump_bound(last):.3g}. Ask for more, or declare lipschitz= and jumps= yourself."
+                f"tolerance {tolerance:g} in L{self.norm:g} is below {self._jump_bound(last):.3g}, the least that is possible with "
+                "what is known about the jumps. Use a larger tolerance, or declare lipschitz= and jumps= yourself."
             )
         while first < last:
             middle = (first + last) // 2

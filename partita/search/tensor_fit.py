@@ -1,4 +1,4 @@
-"""Values on a product grid: least squares axis by axis, and the step from there to the smallest largest error.
+"""Values on a product grid: least squares axis by axis, and then steps towards the least maximum error.
 
 Tensors are `(n_1, …, n_m, out)`. `A = ⊗A_i` is never formed: every product contracts one axis at a time.
 """

@@ -1,4 +1,4 @@
-"""One axis of a tensor train: f asked within limits, fibers through landmarks, and the keys that fit them."""
+"""One axis of a tensor train: f evaluated within limits, fibers through landmarks, and the keys that fit them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Spent(Exception):
 
 
 class Asked:
-    """f on a box, its answers checked and counted, refused beyond the limits; what the last word takes is set aside."""
+    """f on a box, its values checked and counted, refused beyond the limits; those for the final error check are set aside."""
 
     def __init__(self, ask: Ask, box: Box, outputs: int, limits: TrainLimits, progress: Progress | None) -> None:
         self.ask, self.box, self.outputs, self.limits, self.progress = ask, box, outputs, limits, progress
@@ -83,7 +83,7 @@ class Asked:
         bad = np.flatnonzero(~np.isfinite(answers).all(axis=1))
         if bad.size:
             raise NonFiniteValueError(
-                f"f is NaN or infinite at {bad.size:,} of {len(points):,} points asked, the first at "
+                f"f is NaN or infinite at {bad.size:,} of {len(points):,} points, the first at "
                 f"{points[bad[0]].tolist()}; expected finite values on the whole box."
             )
         self.count += len(points)

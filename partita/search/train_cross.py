@@ -143,7 +143,7 @@ def cross_approximation(
     known: Index | None = None,
     seed: int = 0,
 ) -> Cross:
-    """A train that agrees with a tensor of which only entries can be asked, to the tolerance where it was looked at.
+    """A train for a tensor of which only single entries can be evaluated, within the tolerance at all entries that were checked.
 
     Sweeps to and fro pick on every bond the rows of largest volume (maxvol) among a few fibers; after each sweep the worst
     entries of a search enrich all bonds, until the search finds nothing above the tolerance.

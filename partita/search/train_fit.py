@@ -1,7 +1,7 @@
 """Many variables: the values of a product-grid head as a tensor train, fitted to a black box by cross approximation.
 
 On a grid of Chebyshev points the samples of f are a tensor with one mode per variable. If its ranks are low, a few of its
-fibers determine it. Nothing here is proved: errors are seen on held-out points, estimates and never bounds.
+fibers determine it. Nothing here is proved: errors are sampled at held-out points and are estimates, not bounds.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ def fit_train(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TrainFit:
-    """A head with `Π P_i` keys for a function of many variables, its values a tensor train.
+    """A head with `Π P_i` keys, whose values are a tensor train, for a function of many variables.
 
     Chebyshev points, centers and temperatures of each axis are chosen on fibers of f; f on the grid of Chebyshev points is
     approximated by a train (`cross_approximation`) and rounded; the frame fit `V = A⁺f` of each axis turns samples into values
-    core by core; fresh points say what came of it. If the train met its share of the tolerance and the head did not, everything
-    is done again more finely. f is asked inside the box only.
+    core by core; fresh points show the error. If the train met its share of the tolerance and the head did not, everything
+    is done again more finely. f is evaluated only inside the box.
 
-    Hypotheses: none is checked beyond the points asked; the error is an *estimate*, whatever the status.
+    Hypotheses: none is checked beyond the points evaluated; the error is an *estimate*, whatever the status.
 
     Args:
         ask: flat points `(n, m)` to values `(n, outputs)`.

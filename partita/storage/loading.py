@@ -86,7 +86,7 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError, OverflowError) as error:
         raise FormatError(
-            f"{place} does not hold a head as docs/format.md says: {type(error).__name__}: {error}"
+            f"{place} does not contain a valid head (see docs/format.md): {type(error).__name__}: {error}"
         ) from None
     return head, certificate, target, outside, why
 
@@ -98,7 +98,7 @@ def _require_agreement(
     function, model = certificate.function, certificate.model
     named = ("text" if target.graph is not None else "label"), target.label
     pairs: list[tuple[str, Any, Any]] = [
-        ("tensors, by their sha256,", model.get("sha256"), model_digest(head.state_dict())),
+        ("sha256 of the tensors", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
         ("domain", list(certificate.domain.get("arguments", [])), [d.description for d in target.domains]),
         ("arithmetic", certificate.semantics, str(head.dtype).removeprefix("torch.")),
@@ -106,7 +106,7 @@ def _require_agreement(
         ("name of the function", function.get(named[0]), named[1]),
     ]
     if target.graph is not None:
-        pairs.append(("function, by its sha256,", function.get("sha256"), target.graph.sha256))
+        pairs.append(("sha256 of the function", function.get("sha256"), target.graph.sha256))
         pairs.append(("function", function.get("graph"), target.graph.to_json()))
     for what, certified, found in pairs:
         if certified != found:
