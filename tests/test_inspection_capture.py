@@ -504,7 +504,7 @@ def test_captures_nest_and_an_error_in_the_model_leaves_nothing_behind(x):
     from torch.nn.modules import module as torch_module
     from torch.overrides import _get_current_function_mode
 
-    assert not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
+    assert not torch_module._has_any_global_hook()
     assert _get_current_function_mode() is None
 
 

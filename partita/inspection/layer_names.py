@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 __all__ = ["LayerNames"]
@@ -51,6 +52,8 @@ class LayerNames:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+            # torch forgets this entry, and warns of global hooks at every later call of a compiled module
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
         while self._frames:  # an interrupt left some open
             self._close(self._frames.pop())
 
