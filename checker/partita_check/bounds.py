@@ -100,11 +100,8 @@ class Gaps:
                 return Measured(up(self._moment(gap, power, balls(ends)[0][0] * extent, between) / unit), 0)
 
             parts = [measure(((k / PARTS, (k + 1) / PARTS),), None).bound for k in range(PARTS)] if average else []
-            top = (
-                max(parts)
-                if parts
-                else search(measure, ((0.0, 1.0),), lambda: best * (1 + finest), time.monotonic() + 10)[0]
-            )
+            until = time.monotonic() + min(10.0, clock.left() / 4)
+            top = max(parts) if parts else search(measure, ((0.0, 1.0),), lambda: best * (1 + finest), until)[0]
             found.append(sum(map(arb, parts), arb(0)) / PARTS if average and self.inside else arb(top))
             if not top <= 1:
                 return INF
