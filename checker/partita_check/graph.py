@@ -38,6 +38,7 @@ _KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
     "min": lambda x, y: (x - y, y, x),
     "where": lambda c, x, y: (c, x, y),
 }
+NAN = arb("nan")
 _PLAIN: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -45,7 +46,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "mul": lambda x, y: _power(x, 2) if x is y else x * y,
     "div": lambda x, y: x / y if _apart_from_zero(y) else NAN,
 }
-NAN = arb("nan")
 Choices = Mapping[tuple[int, int], bool]
 
 

@@ -31,9 +31,8 @@ __all__ = ["AVAILABLE", "WORTH", "grid_sum", "worth_it"]
 
 AVAILABLE = find_spec("numba") is not None  # the torch path does the same, slower
 
-WORTH = (
-    1 << 23
-)  # stored numbers read by a batch from which on it is run natively: half a second by torch. 0: every batch
+# A batch that reads so many stored numbers is run natively: torch would need half a second. 0: every batch
+WORTH = 1 << 23
 _LEAST_READS = 1 << 8  # a query costs torch as much as so many reads, or more
 _BLOCK = 128  # queries whose weights are held at once
 _BLOCK_ENTRIES = 1 << 15  # window rows held at once: wide windows get smaller blocks
@@ -43,14 +42,12 @@ _CHUNK = 2048  # queries that are worth a thread
 _SECONDS = 5  # that compiling takes on one core
 
 Floats = NDArray[Any]  # float64 or float32, as the head
-Axes = tuple[
-    Floats, NDArray[np.int64], NDArray[np.int64], Floats, NDArray[np.int64]
-]  # centers, firsts, counts, rates, widths
+# centers, firsts, counts, rates, widths
+Axes = tuple[Floats, NDArray[np.int64], NDArray[np.int64], Floats, NDArray[np.int64]]
 Tables = tuple[Floats, Floats, Floats]  # values, slopes, origin
 
-_loaded: set[tuple[np.dtype[Any], bool]] = (
-    set()
-)  # loops that this process has used: their dtype, whether they run over all cells
+# loops that this process has used: their dtype, whether they run over all cells
+_loaded: set[tuple[np.dtype[Any], bool]] = set()
 
 
 if hasattr(os, "register_at_fork"):
