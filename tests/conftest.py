@@ -1,8 +1,16 @@
 """One thread per test process: `make test` runs two of them, and threads that wait for each other take most of the time."""
 
+import gc
 import os
 
 for library in ("OMP", "MKL", "OPENBLAS", "NUMBA"):  # before torch and numpy are imported; children inherit it
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 collect_ignore = ["conftest.py"]  # the checker has one too, and doctest imports both under one name
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of torch and sympy are there to stay; looking through them again and again takes 5 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

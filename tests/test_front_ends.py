@@ -240,7 +240,9 @@ ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.GELU(), nn.GELU("tanh
 @pytest.mark.parametrize(
     "activation",
     [
-        pytest.param(a, marks=[pytest.mark.slow] * isinstance(a, nn.LeakyReLU | nn.Sigmoid | nn.SiLU))
+        pytest.param(
+            a, marks=[pytest.mark.slow] * (isinstance(a, nn.LeakyReLU | nn.Sigmoid | nn.SiLU) or "tanh" in str(a))
+        )
         for a in ACTIVATIONS
     ],
     ids=str,

@@ -257,6 +257,7 @@ LONG_EXAMPLES = {"inspect_digits.py"}  # trains a model
     [
         pytest.param(p, marks=[pytest.mark.slow] * (p.name in LONG_EXAMPLES), id=p.name)
         for p in sorted((ROOT / "examples").glob("*.py"))
+        if p.name != "demo.py"  # test_wheels.py runs it
     ],
 )
 def test_examples_run(example, tmp_path, monkeypatch, capfd):

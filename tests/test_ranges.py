@@ -215,7 +215,9 @@ def test_ramps_keep_their_bound_or_refuse(dtype):
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE], ids=str)
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.Hardtanh])
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU, nn.Tanh, nn.SiLU, pytest.param(nn.GELU, marks=pytest.mark.slow), nn.Hardtanh]
+)
 def test_networks_keep_their_bound_or_refuse(activation, dtype):
     torch.manual_seed(1)
     kept = 0

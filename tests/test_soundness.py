@@ -92,7 +92,7 @@ def test_the_log_form_of_cross_attention_refuses_affine_values():
 
 
 @pytest.mark.parametrize("width", [1e-2, 1e-4, 1e-6])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
 def test_hidden_spikes_never_slip_into_a_proved_claim(seed, width):
     """A spike in an expression is either resolved, or refused for its size: never certified away."""
     place = float(np.random.default_rng(seed).uniform(-1, 1))

@@ -162,7 +162,7 @@ def test_traps_are_not_all_refused() -> None:
         assert "true" in {verdict(text, 1, place, 1e-6, method=m) for m in ("affine", "hard")}, name
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "tent", "bump"])
+@pytest.mark.parametrize("kind", ["tent", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gaussian", "bump"))])
 def test_negative_control_a_claim_that_overlooks_the_spike_is_refuted(kind: str) -> None:
     """The head of the function without its spike, with its true claim, handed over to the function with it."""
     text, place = hidden(kind, 1, 1e-6, seed=7)
