@@ -426,6 +426,7 @@ def test_constructions_are_proved_and_small(name):
     assert np.array_equal(c.partition.cell(c.head.centers.numpy()[:1]), np.array([0])) or recipe.keys > 1
 
 
+@pytest.mark.slow
 def test_a_narrow_peak_takes_few_keys():
     target = make_target("exp(-((x - 0.3)^2 + (y + 0.7)^2)/(2*0.01^2))", SQUARE)
     recipe = adaptive_recipe(target, tolerance=1e-2, polish=0)

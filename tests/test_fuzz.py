@@ -370,7 +370,9 @@ def test_casts_are_followed_or_refused() -> None:
     assert found["read"] > 100 and found["refused"] > 100 and not found["another value"]
 
 
-@pytest.mark.parametrize("guard", ["_require_no_rounding", "_is_narrower", "_rounded"])
+@pytest.mark.parametrize(
+    "guard", ["_rounded", *(pytest.param(g, marks=pytest.mark.slow) for g in ("_require_no_rounding", "_is_narrower"))]
+)
 def test_negative_control_casts_that_are_dropped_are_caught(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lax = {"_require_no_rounding": lambda *_: None, "_is_narrower": lambda *_: False, "_rounded": lambda x, _: x}
     monkeypatch.setattr(tracing, guard, lax[guard])

@@ -234,7 +234,7 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads peak memory from /proc")
-@pytest.mark.parametrize("path", ["native", "torch"])
+@pytest.mark.parametrize("path", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_many_queries_on_ten_million_cells_fit_in_a_gibibyte(path):
     answer = subprocess.run([sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True)
     assert int(answer.stdout) < 1 << 20  # KiB

@@ -38,7 +38,12 @@ def name_of(method: Method) -> str:
     return type(method).__name__
 
 
-TABLE = pytest.mark.parametrize(("method", "case"), [pytest.param(m, c, id=f"{name_of(m)}-{c.name}") for m, c in PAIRS])
+# a third kink, a second smooth square, a third L_p
+LONGER = {"cone 3-D", "mixed", "L3.5 typed"}
+TABLE = pytest.mark.parametrize(
+    ("method", "case"),
+    [pytest.param(m, c, id=f"{name_of(m)}-{c.name}", marks=[pytest.mark.slow] * (c.name in LONGER)) for m, c in PAIRS],
+)
 
 
 @pytest.fixture

@@ -115,8 +115,10 @@ def test_f_is_never_asked_outside():
         ("0.00000001*sin(3*x0)*x1", SQUARE, 1e-13),
         ("sin(x0)", pa.Box([1e6], [1e6 + 2]), 1e-5),
         ("sin(x0/10000)*x1", pa.Box([-1e4, -1], [1e4, 1]), 1e-5),
-        ("x0*x1*x2*x3", pa.Box([-1] * 4, [1] * 4), 1e-1),
-        pytest.param("x0*x1*x2*x3*x4", pa.Box([-1] * 5, [1] * 5), 1e-1, marks=pytest.mark.slow),
+        *(
+            pytest.param("*".join(f"x{k}" for k in range(m)), pa.Box([-1] * m, [1] * m), 1e-1, marks=pytest.mark.slow)
+            for m in (4, 5)
+        ),
     ],
 )
 def test_unusual_functions_get_small_proved_heads(expression, box, tolerance):

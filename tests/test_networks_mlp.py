@@ -36,6 +36,10 @@ ACTIVATIONS = {
     "silu": nn.SiLU(),
 }
 
+EVERY_ACTIVATION = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "gelu tanh")) for n in ACTIVATIONS]
+)
+
 
 def mlp(activation: nn.Module, width: int = 16, scale: float = 1.0, inputs: int = 2) -> nn.Sequential:
     torch.manual_seed(3)
@@ -77,7 +81,7 @@ def attack(net, model, box=BOX, seed=0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@EVERY_ACTIVATION
 def test_the_network_is_within_its_bound(name, scale):
     model = mlp(ACTIVATIONS[name], scale=scale)
     net = pa.attention_from_mlp(model, BOX, 1e-3)
@@ -97,7 +101,7 @@ def test_in_single_precision(name):
     assert (errors <= net.error_bound_at(points)).all() and errors.max() <= net.error_bound <= 0.05
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@EVERY_ACTIVATION
 def test_the_graph_is_products_additions_and_softmax(name):
     net = pa.attention_from_mlp(mlp(ACTIVATIONS[name], scale=4.0), BOX, 1e-2)
     x = torch.zeros(5, 2, dtype=torch.float64)

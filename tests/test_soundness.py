@@ -24,7 +24,7 @@ from partita.heads import AffineScores, GridHead, log_cross
 from partita.papers import reassignment
 
 
-@pytest.mark.parametrize("tolerance", [2.0, 0.6])
+@pytest.mark.parametrize("tolerance", [pytest.param(2.0, marks=pytest.mark.slow), 0.6])
 def test_a_small_circle_has_a_disc_around_it(tolerance):
     """f = 1 inside a circle of radius 0.02: its length alone would promise too much; the tube of a curve does not."""
     tube = (2 * 2 * np.pi * 0.02, np.pi)
