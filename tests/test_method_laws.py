@@ -328,8 +328,8 @@ def test_a_forged_bound_fails_the_recheck(method: Method, tmp_path: Path) -> Non
 
 @TABLE
 def test_the_independent_checker_does_not_disagree(method: Method, case: Case, c: pa.Compiled, tmp_path: Path) -> None:
-    """Within two seconds it verifies the claim or leaves it open: kinks and four variables can take it minutes."""
-    report, code = run(c.save(tmp_path / "head"), budget=0.5)
+    """In a third of a second it verifies the claim or leaves it open: kinks and four variables can take it minutes."""
+    report, code = run(c.save(tmp_path / "head"), budget=0.3)
     assert code in (VERIFIED, UNKNOWN) and (code == UNKNOWN or c.certificate.kind != "estimated"), report
     assert code == UNKNOWN or ("given" in str(report["verdict"])) == (c.certificate.kind == "proved_given")
 

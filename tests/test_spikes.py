@@ -112,8 +112,8 @@ def verdict(text: str, dim: int, place: list[float], width: float, *, tolerance:
     return "false" if is_refuted(c, points) else "true"
 
 
-CI = [("gaussian", 1, 1e-6, 0), ("lorentzian", 1, 1e-4, 1), ("tent", 1, 1e-6, 2), ("clipped", 1, 1e-4, 3)]
-CI += [("bump", 1, 1e-2, 4), ("pulse", 1, 1e-4, 5), ("gaussian", 2, 1e-2, 6), ("lorentzian", 2, 1e-3, 7)]
+CI = [("gaussian", 1, 1e-6, 0), ("tent", 1, 1e-6, 2), ("clipped", 1, 1e-4, 3)]
+CI += [("pulse", 1, 1e-4, 5), ("gaussian", 2, 1e-2, 6), ("lorentzian", 2, 1e-3, 7)]
 ALL = [(k, d, w, s) for s in (10, 11) for k in SPIKES for d in (1, 2) for w in (1e-2, 1e-4, 1e-6)]
 QUICK = ("hard",)  # in two dimensions: the others take seconds
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HEADS
 from forging import Files, forge, put_together, take_apart
 from partita_check import cells, soft, verdict
 from partita_check.cli import main, run
+from saved_heads import HEADS
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = 0, 1, 2, 3
 
