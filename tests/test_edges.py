@@ -209,6 +209,13 @@ def test_an_affine_function_whose_scores_overflow_is_refused(width, dtype):
         require_true(unsampled(text, box, tolerance=1e-3, dtype=dtype))
 
 
+def test_a_box_whose_squares_overflow_is_refused_by_every_method():
+    """The advice is to rescale, not to use a larger tolerance."""
+    for method in ("auto", "hard"):
+        with pytest.raises(DomainError, match=r"(?i)rescale"):
+            pa.compile("1e-300*x0", pa.Box([-1e300], [1e300]), tolerance=1e-3, method=method)
+
+
 def test_averaged_slopes_that_underflow_are_counted():
     """Slopes near the smallest float32, on a box so wide that what averaging them loses is a large part of f."""
     text, box = "1e-34*sin(3e-10*x0)", pa.Box([-1e10], [1e10])

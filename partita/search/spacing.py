@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from partita.arithmetic.precision import Precision
-from partita.errors import SizeError, ToleranceError
+from partita.errors import DomainError, SizeError, ToleranceError
 from partita.functions.regularity import AxisLipschitz, Known, Modulus
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
@@ -19,6 +20,7 @@ from partita.proofs.certificate import Term, total
 
 __all__ = ["SpacingRule"]
 
+_LONGEST = math.sqrt(sys.float_info.max)  # sides whose squares float64 holds
 _FRACTIONS = np.geomspace(1, 1e-5, 116)  # of the longest side, tried as spacings where f jumps
 
 
@@ -48,6 +50,10 @@ class SpacingRule:
                 if self.known.per_axis is not None:
                     found.append(self._per_axis(self.known.per_axis, tolerance))
         except (OverflowError, ZeroDivisionError, ValueError):  # a count that no integer arithmetic of floats can hold
+            if (longest := float(self.box.sides.max())) > _LONGEST:
+                raise DomainError(
+                    f"a side of the box is {longest:.3g} long, and its square overflows float64. Rescale the variables."
+                ) from None
             raise SizeError(
                 f"tolerance {tolerance:g} needs more keys than can be counted; use a larger tolerance."
             ) from None
