@@ -51,7 +51,7 @@ def installed(wheels, tmp_path_factory) -> Path:
         ],
         place.parent,
     )
-    packages = next(place.rglob("partita")).parent
+    packages = next(place.rglob("partita/__init__.py")).parent.parent
     shared = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
     (packages / "dependencies.pth").write_text("".join(f"{p}\n" for p in shared))
     return binaries

@@ -17,6 +17,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads import kernels
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
+from partita.heads.trace_modes import is_exporting
 from partita.heads.windows import Windows, displacement
 
 __all__ = ["GridHead"]
@@ -119,7 +120,7 @@ class GridHead(FoldedHead):
         """q_i for the tensors as they are: those given while the tensors are unchanged, else wide enough for the new ones."""
         if not torch.compiler.is_compiling():
             return self._windows.current(self._window_tensors())
-        if not torch.compiler.is_exporting():  # the graph takes the tensors as they will be when it runs
+        if not is_exporting():  # the graph takes the tensors as they will be when it runs
             pairs = zip(self._windows.reference, self._window_tensors())
             unchanged = torch.stack([(old == new).all() for old, new in pairs]).all()
             torch._assert_async(

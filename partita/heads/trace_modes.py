@@ -8,7 +8,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["is_traced"]
+__all__ = ["is_exporting", "is_traced"]
+
+# torch 2.6 has no question of its own for torch.export
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 def is_traced(x: Any) -> bool:

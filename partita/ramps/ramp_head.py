@@ -15,7 +15,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
-from partita.heads.trace_modes import is_traced
+from partita.heads.trace_modes import is_exporting, is_traced
 from partita.ramps.anchors import half_window_for
 
 __all__ = ["RampHead"]
@@ -88,7 +88,7 @@ class RampHead(nn.Module):
         """
         given_for, q = self._given_window
         if is_traced(self.sharpness):  # a graph takes the tensor as it will be when it runs
-            if not torch.compiler.is_exporting():
+            if not is_exporting():
                 message = "RampHead: the sharpness changed after compiling; compile again."
                 torch._assert_async(self.sharpness == given_for, message)
             return min(2 * q, self.anchors)

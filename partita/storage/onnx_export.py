@@ -45,7 +45,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
     examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
-    batch = torch.export.Dim("batch")
+    batch = torch.export.Dim("batch", max=1 << 40)  # without a limit torch 2.6 and 2.7 fix the size of the example
     with _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
         program = torch.onnx.export(
             head.eval(),
