@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= demo-output
 JOBS ?= 2
-TORCH ?= 2.8.0
+TORCH ?= 2.6.0
 EXTRAS := fast,onnx,plot,sklearn,dev
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # One file, one worker: the tests of a file share the heads that they compile.
