@@ -117,11 +117,10 @@ def test_autocast_changes_nothing_in_compiled_graphs(name):
     torch._dynamo.reset()
     inputs = x[None] if "descent" in name else x  # graphs take batches of prompts
     plain = module(inputs).detach()
-    columns = torch._dynamo.config.patch(
-        capture_dynamic_output_shape_ops=True
-    )  # those in use, counted by the indexed form
-    with columns, torch.autocast("cpu", dtype=torch.bfloat16):
-        found = torch.compile(module, backend="aot_eager", fullgraph=True)(inputs).detach()
+    # the indexed form looks up which columns are in use, for which torch before 2.9 leaves the graph
+    whole = name != "indexed form" or hasattr(torch.backends.mkldnn, "matmul")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.compile(module, backend="aot_eager", fullgraph=whole)(inputs).detach()
     torch._dynamo.reset()
     assert found.dtype == SINGLE and torch.allclose(found, plain, rtol=1e-4, atol=1e-5)
 

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["is_exporting", "is_traced"]
+__all__ = ["exporting", "is_exporting", "is_traced"]
 
-# torch 2.6 has no question of its own for torch.export
-is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_ours = False
+
+
+def is_exporting() -> bool:
+    """True under torch.export, whose graphs hold no assertions. In torch 2.6, which cannot tell, only inside `exporting`."""
+    return _ours or (hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting())
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """For exports of the library's own: ONNX has no assertions."""
+    global _ours
+    _ours = True
+    try:
+        yield
+    finally:
+        _ours = False
 
 
 def is_traced(x: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, SizeError
 from partita.heads.head import FoldedHead
+from partita.heads.trace_modes import exporting
 from partita.storage.files import kind_of_file
 
 __all__ = ["export_onnx"]
@@ -46,7 +47,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
     names = ["z"] if len(head.input_shapes) == 1 else ["z_k", "z_q"]
     examples = tuple(torch.zeros(3, *shape, dtype=head.dtype) for shape in head.input_shapes)
     batch = torch.export.Dim("batch", max=1 << 40)  # without a limit torch 2.6 and 2.7 fix the size of the example
-    with _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
+    with exporting(), _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
         program = torch.onnx.export(
             head.eval(),
             examples,
