@@ -90,6 +90,21 @@ def test_a_function_of_single_points_on_request():
     assert abs(float(c(np.array([[0.3]]))[0]) - math.sin(0.3)) <= c.error_bound
 
 
+def test_first_mistakes_get_the_right_advice(tmp_path):
+    with pytest.raises(errors.DomainError, match=r"write Box\(\[-1\], \[1\]\)"):
+        pa.Box(-1, 1)
+    c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.2)
+    with pytest.raises(errors.ShapeError, match=r"z\[:, None\]"):
+        c(np.linspace(0, 1, 3))
+    with pytest.raises(errors.ExpressionError, match="this domain has x0, x1") as caught:
+        pa.compile("x2", pa.Box([0, 0], [1, 1]), tolerance=0.2)
+    assert "did you mean" not in str(caught.value)
+    with pytest.raises(errors.LipschitzContradictedError, match=r"declare at least (1\.9|2)"):
+        pa.compile(lambda z: 2 * z[:, 0], pa.Box([0], [1]), tolerance=0.2, lipschitz=0.1, trace=False)
+    with pytest.raises(errors.FormatError, match="does not exist"):
+        pa.load(tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("lipschitz", [1.0, [1.0, 1.0]])
 def test_a_contradicted_lipschitz_constant_names_the_pair(lipschitz):
     with pytest.raises(errors.LipschitzContradictedError) as caught:

@@ -106,7 +106,7 @@ def test_export_and_verify(head, tmp_path):
         ([], 64, ""),
         (["plan", "x0", "--domain", "[-1,1]", "--tolerance", "-1"], 64, "> 0"),
         (["plan", "x0", "--domain", "[-1,1]^8", "--tolerance", "1e-9", "--method", "hard"], 1, "best tolerance"),
-        (["eval", "nowhere", "points.csv"], 1, "not a folder"),
+        (["eval", "nowhere", "points.csv"], 1, "does not exist"),
     ],
 )
 def test_exit_codes(arguments, code, words, tmp_path):
@@ -152,6 +152,25 @@ def test_eval_of_no_points_says_so(head, tmp_path, text):
     (tmp_path / "points.csv").write_text(text)
     for answer in (partita("eval", head, tmp_path / "points.csv"), partita("eval", head, "-", stdin=text)):
         assert answer.returncode == 64 and "no points" in answer.stderr and answer.stdout == ""
+
+
+def test_of_a_black_box_that_is_not_stored_nothing_is_said_to_be_checked(tmp_path):
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1)
+    assert "second search" in c.explain()
+    folder = c.save(tmp_path / "head")
+    told = partita("verify", folder).stdout
+    assert any(line.startswith("–") and "estimate" in line for line in told.splitlines()) and "✓" in told
+    checks = json.loads(partita("verify", folder, "--json").stdout)["checks"]
+    assert [check["checked"] for check in checks if check["name"] == "estimate"] == [False]
+    answer = partita("attack", folder, "--json")
+    assert answer.returncode == 2 and json.loads(answer.stdout)["claimed"] is False
+    assert "compile it again" in pa.load(folder).report().lower()
+
+
+def test_a_plan_claims_nothing():
+    """Only what was built has a bound: the table of a plan has no ≤."""
+    told = partita("plan", EXPRESSION, "--domain", "[-1,1]^2", "--tolerance", "1e-2").stdout
+    assert "→" in told and "≤" not in told.split("→")[1].splitlines()[0]
 
 
 def test_attack_of_an_estimate_refutes_nothing(tmp_path):

@@ -40,8 +40,6 @@ def plan_command(
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
     options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
     planned = pa.plan(expression, parse_domain(domain), **options)
-    emit(
-        planned.to_json(),
-        as_json,
-        f"{planned}\n\n{report(planned.candidates)}\n\nthe certificate will be {planned.kind} (tolerance {tolerance:g})",
-    )
+    table, kind = report(planned.candidates, built=False), planned.kind
+    text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
+    emit(planned.to_json(), as_json, text)

@@ -19,12 +19,13 @@ def verify_command(folder: Folder, as_json: AsJson = False) -> None:
     checks = pa.recheck(pa.load(folder))
     holds = all(c.holds for c in checks)
     if as_json:
-        lines = [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in checks]
+        lines = [{"name": c.name, "holds": c.holds, "checked": c.checked, "detail": c.detail} for c in checks]
         print(json.dumps({"holds": holds, "checks": lines}, ensure_ascii=False))
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
         for check in checks:
-            table.add_row("[green]✓[/]" if check.holds else "[red]✗[/]", check.name, check.detail)
+            mark = "[red]✗[/]" if not check.holds else "[green]✓[/]" if check.checked else "–"
+            table.add_row(mark, check.name, check.detail)
         stdout.print(table)
     if not holds:
         raise typer.Exit(REFUSED)

@@ -218,7 +218,9 @@ class Compiled:
         >>> c.report().splitlines()[0].split()
         ['method', 'claim', 'keys', 'stored', 'numbers', 'max', '|V|', 'rounding', 'error']
         """
-        return report(self.candidates)
+        if not self.candidates:
+            return "This head was loaded from a file, and files do not store the other methods. Compile it again to compare them."
+        return report(self.candidates, built=True)
 
     def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
         """The worst error found by a search over random points, corners, cell corners and a local search: a lower estimate.

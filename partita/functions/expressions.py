@@ -189,7 +189,8 @@ class _Parser:
         if token.text in FUNCTIONS:
             raise self.error(f"{token.text} is a function: expected {token.text}(…)", token)
         listed = ", ".join(self.variables[:12]) + (", …" if len(self.variables) > 12 else "")
-        hint = _did_you_mean(token.text, [*self.names, *CONSTANTS])
+        numbered = re.fullmatch(r"[a-z]\d+", token.text)  # a variable that the domain does not have
+        hint = "" if numbered else _did_you_mean(token.text, [*self.names, *CONSTANTS])
         raise self.error(f"{token.text} is unknown: this domain has {listed}{hint}", token)
 
     def _call(self, token: _Token, depth: int) -> int:

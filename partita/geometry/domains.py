@@ -75,6 +75,8 @@ class Box:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lo", frozen_array(self.lo))
         object.__setattr__(self, "hi", frozen_array(self.hi))
+        if self.lo.ndim == self.hi.ndim == 0:
+            raise DomainError(f"Box: lo and hi are numbers; for one variable write Box([{self.lo:g}], [{self.hi:g}]).")
         if self.lo.shape != self.hi.shape or self.lo.ndim not in (1, 2) or self.lo.size == 0:
             raise DomainError(
                 f"Box: lo has shape {self.lo.shape}, hi has shape {self.hi.shape}; expected equal shapes, "

@@ -57,7 +57,9 @@ def flatten_inputs(
         z = given if isinstance(given, Tensor) else _as_tensor(given)
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
-            raise ShapeError(f"an input has shape {tuple(z.shape)}; expected (…, {', '.join(map(str, shape))}).")
+            batch = " For a batch of points of one variable pass z[:, None]." if shape == (1,) and z.dim() == 1 else ""
+            wanted = ", ".join(map(str, shape))
+            raise ShapeError(f"an input has shape {tuple(z.shape)}; expected (…, {wanted}).{batch}")
         if lead is not None and z.shape[:cut] != lead:
             raise ShapeError(
                 f"the arguments have batch shapes {tuple(lead)} and {tuple(z.shape[:cut])}; expected the same."

@@ -171,13 +171,13 @@ def _no_head(
     return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
 
 
-def report(candidates: Sequence[Candidate]) -> str:
-    """A table of what was considered, the chosen one marked."""
+def report(candidates: Sequence[Candidate], *, built: bool) -> str:
+    """A table of what was considered, the chosen one marked. Only the bound of a head that was built is proved."""
     rows: list[tuple[str, ...]] = [
         ("", "method", "claim", "keys", "stored numbers", "max |V|", "rounding", "error", "")
     ]
     for c in candidates:
-        sign = "≈ " if c.kind == "estimated" or not c.chosen else "≤ "
+        sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
         figures = (
             "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
             for x in (c.keys, c.parameters, c.largest, c.rounding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,7 +92,7 @@ def worst_ratio(label: str, known: Known, table: PairTable) -> float:
     distance = np.sqrt((step**2).sum(axis=1))
     noise = 1e-14 * table.scale
     worst = 0.0
-    for allowed, text in _allowances(known, step, distance):
+    for allowed, text, least in _allowances(known, step, distance):
         with np.errstate(divide="ignore", over="ignore"):
             ratio = np.where(table.moved > noise, (table.moved - noise) / np.maximum(allowed, 1e-300), 0.0)
         i = int(ratio.argmax())
@@ -100,21 +101,30 @@ def worst_ratio(label: str, known: Known, table: PairTable) -> float:
             raise LipschitzContradictedError(
                 f"{label} moves by {table.moved[i]:.6g} between {table.x[i].tolist()} and {table.y[i].tolist()} "
                 f"(distance {distance[i]:.3g}), {ratio[i]:.4g} times what the declared {text} allows; "
-                f"the smallest value consistent with the samples is {ratio[i]:.6g} times as large. "
+                f"{least(float(ratio[i]))}. "
                 "(Rounding inside f counts too: a function that returns float32 needs a little more than its exact constant.)"
             )
     return worst
 
 
-def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str]]:
-    """How far f may move between points `step` apart, by each thing that is known; across a jump by its height only."""
+def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array, str, Callable[[float], str]]]:
+    """How far f may move between points `step` apart, by each thing that is known; across a jump by its height only.
+
+    With the name of what is known, and what to declare instead if f moves a number of times as far.
+    """
+
+    def at_least(value: float) -> Callable[[float], str]:
+        return lambda ratio: f"declare at least {ratio * value:.6g}"
+
     if known.jumps is not None:
-        return [(np.full_like(distance, known.jumps.height), f"height {known.jumps.height:g} of its jumps")]
+        height = known.jumps.height
+        return [(np.full_like(distance, height), f"height {height:g} of its jumps", at_least(height))]
     found = []
     if known.modulus is not None:
-        found.append(
-            (known.modulus.constant * distance**known.modulus.exponent, f"constant {known.modulus.constant:g}")
-        )
+        constant = known.modulus.constant
+        found.append((constant * distance**known.modulus.exponent, f"constant {constant:g}", at_least(constant)))
     if known.per_axis is not None:
-        found.append((step @ np.array(known.per_axis.constants), f"constants {known.per_axis.constants} per axis"))
+        constants = known.per_axis.constants
+        larger = at_least(constants[0]) if len(constants) == 1 else lambda ratio: f"multiply them by {ratio:.6g}"
+        found.append((step @ np.array(constants), f"constants {constants} per axis", larger))
     return found

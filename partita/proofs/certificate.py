@@ -133,6 +133,7 @@ class Certificate:
             lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")
         if self.witness:
             what = "worst error seen" if self.norm == "inf" else "largest pointwise error seen"
+            what += " in a second search" if self.kind == "estimated" else ""
             lines.append(
                 f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)"
             )

@@ -100,7 +100,7 @@ def minimax_fits(
     weight, least = np.ones(len(basis)), np.full(len(starts), np.inf)
     best = np.zeros((len(starts), basis.shape[1], answers.shape[1]))
     for done in range(rounds if affine else 1):
-        report(progress, "pieces", done, rounds)
+        report(progress, "fitting cells", done, rounds)
         found = _solve(starts, basis, weight, answers)
         residual = answers - np.einsum("pq,pqo->po", basis, found[group])
         middle = 0.5 * (np.maximum.reduceat(residual, starts) + np.minimum.reduceat(residual, starts))

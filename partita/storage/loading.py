@@ -59,9 +59,8 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
     """
     place = Path(folder)
     if not place.is_dir():
-        raise TruncatedFileError(
-            f"{place} is not a folder; expected one with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}."
-        )
+        found = "is not a folder" if place.exists() else "does not exist"
+        raise TruncatedFileError(f"{place} {found}; expected a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}.")
     try:
         description = _checked_description(place)
         certificate = Certificate.from_json(read_json(place / CERTIFICATE))
