@@ -180,7 +180,8 @@ def test_the_best_temperature_is_finite_and_falls_slowly():
 
 def test_reports_show_what_was_not_found_out_as_blank():
     text = report(
-        [Candidate("hard", "", "too large"), Candidate("fitted", "proved", "", 10, 20, 1.0, 1e-9, 1e-6, True)]
+        [Candidate("hard", "", "too large"), Candidate("fitted", "proved", "", 10, 20, 1.0, 1e-9, 1e-6, True)],
+        built=True,
     )
     assert text.splitlines()[1].endswith("too large") and "≤ 1e-06" in text
 

@@ -292,7 +292,9 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("queries", [20_000, 40_000], ids=["torch", "native"])
+@pytest.mark.parametrize(
+    "queries", [pytest.param(20_000, id="torch", marks=pytest.mark.slow), pytest.param(40_000, id="native")]
+)
 def test_forked_children_can_evaluate(queries):
     command = [sys.executable, "-W", "ignore", "-c", FORK, str(queries)]
     threads = {"OMP_NUM_THREADS": "2"}  # forked children have none of them
