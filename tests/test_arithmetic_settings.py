@@ -117,10 +117,10 @@ def test_autocast_changes_nothing_in_compiled_graphs(name):
     torch._dynamo.reset()
     inputs = x[None] if "descent" in name else x  # graphs take batches of prompts
     plain = module(inputs).detach()
-    # the indexed form looks up which columns are in use, for which torch before 2.9 leaves the graph
-    whole = name != "indexed form" or hasattr(torch.backends.mkldnn, "matmul")
+    if name == "indexed form" and not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("torch before 2.9 cannot look up in a graph which columns are in use")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = torch.compile(module, backend="aot_eager", fullgraph=whole)(inputs).detach()
+        found = torch.compile(module, backend="aot_eager", fullgraph=True)(inputs).detach()
     torch._dynamo.reset()
     assert found.dtype == SINGLE and torch.allclose(found, plain, rtol=1e-4, atol=1e-5)
 

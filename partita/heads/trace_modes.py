@@ -16,8 +16,11 @@ _ours = False
 
 
 def is_exporting() -> bool:
-    """True under torch.export, whose graphs hold no assertions. In torch 2.6, which cannot tell, only inside `exporting`."""
-    return _ours or (hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting())
+    """True under torch.export, whose graphs hold no assertions. In torch 2.6, which cannot tell, only inside `exporting`.
+
+    It looks at the flag behind `torch.compiler.is_exporting`, which older versions answer with True under torch.compile too.
+    """
+    return _ours or bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 @contextmanager
