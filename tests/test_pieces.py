@@ -26,7 +26,7 @@ from partita.heads import ScatteredHead
 from partita.methods.pieces import piecewise_affine, softest_pieces
 from partita.proofs.soft_maximum import PieceFacts, pieces_terms
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 0.1, -0.7, 1.25, 1e8, 1e-8])
 
 

@@ -121,6 +121,12 @@ def test_a_planted_error_in_the_slopes_is_noticed(monkeypatch):
 HEADS = [
     ("sin(3*x0) + x0*cos(2*x1)", {"tolerance": 1e-4, "method": "fitted"}),
     ("sin(2*x0) + 0.3*x1", {"tolerance": 0.5, "method": "hard"}),
+    pytest.param(
+        "sin(3*x0) + x0*cos(2*x1)",
+        {"tolerance": 0.3, "method": "hard"},
+        id="thousands of keys",
+        marks=pytest.mark.slow,
+    ),
     ("sin(3*x0)", {"tolerance": 0.02, "method": "affine"}),
     ("max(x0, x1), x0 - x1", {"tolerance": 0.02, "method": "pieces"}),
     ("abs(x0^2 + x1 - 0.2)", {"tolerance": 0.1, "method": "adaptive"}),

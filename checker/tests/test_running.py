@@ -116,7 +116,8 @@ SCALES = [
 
 
 @pytest.mark.parametrize("name", [pytest.param(b, marks=[pytest.mark.slow] * (b == "tuned")) for b in BASES])
-def test_what_is_verified_holds_as_run_at_every_scale(bases, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("budget", [0.5, pytest.param(5.0, marks=pytest.mark.slow)])
+def test_what_is_verified_holds_as_run_at_every_scale(bases, name, budget, tmp_path, monkeypatch):
     for wide, tall in SCALES:
         files = take_apart(bases(name))
         try:
@@ -125,7 +126,7 @@ def test_what_is_verified_holds_as_run_at_every_scale(bases, name, tmp_path, mon
         except (OverflowError, ValueError):  # not even the attacker can write this
             continue
         ordinary = (wide, tall) in SCALES[:3]
-        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=60.0 if ordinary else 0.5)
+        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=60.0 if ordinary else budget)
         assert code != VERIFIED or error <= files.bound, (wide, tall, report)
         if ordinary:
             assert code == VERIFIED, report.get("reason")  # the control: ordinary scales are no obstacle
@@ -156,7 +157,8 @@ def identity(tmp_path_factory):
     return c.save(tmp_path_factory.mktemp("identity") / "head")
 
 
-def test_uneven_grids_are_verified_only_if_their_windows_are_found(identity, tmp_path, monkeypatch):
+@pytest.mark.parametrize("budget", [1.0, pytest.param(20.0, marks=pytest.mark.slow)])
+def test_uneven_grids_are_verified_only_if_their_windows_are_found(identity, budget, tmp_path, monkeypatch):
     source, seen = random.Random(3), {True: 0, False: 0}
     for k in range(14):
         spread, count = source.choice([0.02, 0.3, 1.0, 3.0]), source.choice([6, 24, 40])
@@ -164,7 +166,7 @@ def test_uneven_grids_are_verified_only_if_their_windows_are_found(identity, tmp
         files = take_apart(identity)
         uneven(files, gaps, source.choice([1, 2]))
         folder = put_together(files, tmp_path / str(k))
-        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=1.0)
+        error, (report, code) = as_run(folder, monkeypatch), run(folder, budget=budget)
         assert code != VERIFIED or error <= files.bound, report
         seen[code == VERIFIED] += 1
         if error > files.bound:

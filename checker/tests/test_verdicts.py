@@ -328,8 +328,9 @@ def test_there_are_many_ways_to_lie():
 
 
 @pytest.mark.parametrize("name, change", CASES, ids=[f"{n}: {c.__name__}" for n, c in CASES])
-def test_false_claims_are_rejected(heads, name, change, tmp_path):
-    report, code = run(forge(heads(name), tmp_path / "forged", change), budget=0.6)
+@pytest.mark.parametrize("budget", [0.6, pytest.param(3.0, marks=pytest.mark.slow)])
+def test_false_claims_are_rejected(heads, name, change, budget, tmp_path):
+    report, code = run(forge(heads(name), tmp_path / "forged", change), budget=budget)
     assert code in (REFUTED, UNKNOWN, MALFORMED), report
 
 
@@ -367,9 +368,10 @@ def edit(value, source: random.Random):
 
 
 @pytest.mark.parametrize("name", ["fitted 2-D", "adaptive", "black box"])
-def test_edited_and_resealed_files_never_break_the_checker(heads, name, tmp_path):
+@pytest.mark.parametrize(("count", "budget"), [(25, 0.25), pytest.param(200, 0.5, marks=pytest.mark.slow)])
+def test_edited_and_resealed_files_never_break_the_checker(heads, name, count, budget, tmp_path):
     source = random.Random(7)
-    for k in range(25):
+    for k in range(count):
         files = take_apart(heads(name))
         bound, graph = files.bound, json.dumps([files.description["target"]["graph"], files.description["domains"]])
         tensors = json.dumps(files.tensors)
@@ -379,7 +381,7 @@ def test_edited_and_resealed_files_never_break_the_checker(heads, name, tmp_path
             folder = put_together(files, tmp_path / str(k))
         except Exception:  # not even the attacker can write this
             continue
-        report, code = run(folder, budget=0.25)
+        report, code = run(folder, budget=budget)
         assert code in (0, 1, 2, 3)
         if code == VERIFIED:  # then the change was harmless
             said = json.dumps([files.description["target"]["graph"], files.description["domains"]])

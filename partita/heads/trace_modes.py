@@ -12,26 +12,26 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 __all__ = ["exporting", "is_exporting", "is_traced"]
 
-_ours = False
+_exporting_here = False
 
 
 def is_exporting() -> bool:
-    """True under torch.export, whose graphs hold no assertions. In torch 2.6, which cannot tell, only inside `exporting`.
+    """True under torch.export. Torch 2.6 cannot tell; there it is True only inside `exporting`.
 
-    It looks at the flag behind `torch.compiler.is_exporting`, which older versions answer with True under torch.compile too.
+    This reads the flag behind `torch.compiler.is_exporting`, because older versions return True under torch.compile as well.
     """
-    return _ours or bool(getattr(torch.compiler, "_is_exporting_flag", False))
+    return _exporting_here or bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """For exports of the library's own: ONNX has no assertions."""
-    global _ours
-    _ours = True
+    """Marks an export by the library itself. ONNX has no assertions, so the graph must not contain any."""
+    global _exporting_here
+    _exporting_here = True
     try:
         yield
     finally:
-        _ours = False
+        _exporting_here = False
 
 
 def is_traced(x: Any) -> bool:
@@ -41,6 +41,6 @@ def is_traced(x: Any) -> bool:
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or get_proxy_mode() is not None
-        or torch._C._functorch.peek_interpreter_stack()
-        is not None  # vmap, grad, …: tensors without numbers of their own
+        # vmap, grad, …: tensors without numbers of their own
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
