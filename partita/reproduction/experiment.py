@@ -10,7 +10,7 @@ from typing import Any, Literal
 from partita.errors import UnsupportedError
 from partita.reproduction.table import Table, Tables
 
-__all__ = ["SIZES", "Experiment", "Outcome", "Setup", "Verdict"]
+__all__ = ["SIZES", "Experiment", "Outcome", "Quotation", "Setup", "Verdict"]
 
 SIZES = ("tiny", "default", "full")
 Outcome = Literal["holds", "mixed", "fails"]
@@ -48,6 +48,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Quotation:
+    """A sentence of a paper, word for word, and where it stands. Spaces and line breaks do not count.
+
+    Attributes:
+        text: as it is printed.
+        place: section, page, caption or equation.
+        of_summary: whether a summary of the paper is quoted instead of the paper itself.
+    """
+
+    text: str
+    place: str
+    of_summary: bool = False
+
+    def __str__(self) -> str:
+        return f"“{self.text}” ({'summary, ' if self.of_summary else ''}{self.place})"
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One figure or claim of a paper as a named, seeded run.
 
@@ -55,7 +73,8 @@ class Experiment:
         name: on the command line.
         title: of the figure.
         source: paper and place.
-        claim: what is said there.
+        claim: what is said there, in our words.
+        quotations: what is said there, in the paper's words; the verdict is about these sentences.
         criterion: what `verdict` computes, fixed before the run.
         method: what is run, and what the paper leaves open.
         run: Setup to tables.
@@ -82,6 +101,7 @@ class Experiment:
     revision: int = 1
     needs_data: bool = False
     digest: Callable[[Tables], Table] | None = None
+    quotations: tuple[Quotation, ...] = ()
 
     def __post_init__(self) -> None:
         if set(self.settings) != set(SIZES) or set(self.seconds) != set(SIZES):

@@ -62,6 +62,7 @@ def _section(experiment: Experiment, finished: Finished, out: Path) -> list[Bloc
         Heading(2, experiment.title),
         Text(f"{paper}; {experiment.source.partition(', ')[2]}."),
         Text(experiment.claim, "Claimed."),
+        *(Text(str(quotation), "Quoted.") for quotation in experiment.quotations),
         Text(experiment.method, "Run."),
         Text(experiment.criterion, "Criterion."),
     ]
