@@ -17,7 +17,7 @@ def squeezed(text: str) -> str:
 
 
 def texts_of(paper: str, *, summary: bool) -> list[str]:
-    """The stored texts that are the paper, or its summaries. Summaries name the arXiv number, the full text opens with the title."""
+    """The stored texts that are the paper, or its summaries. The full text opens with the title."""
     titles = {
         "2504.19901": "Attention Mechanism, Max-Affine Partition, and Universal Approximation",
         "2504.15956": "Universal Approximation with Softmax Attention",
