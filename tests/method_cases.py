@@ -89,6 +89,14 @@ CASES = [
     Case("vector 2-D typed", "2-D expression vector", "x0*x1, x0 - x1", square, 0.25),
     Case("cube", "3-D expression smooth", "sin(x0)*x1 + x2", lambda: pa.Box([0] * 3, [1] * 3), 0.4),
     Case("tokens typed", "sequence expression vector", "x0 - x1, x2; x3, x0 - x3", tokens, 1.0, {**SMALL}),
+    Case(
+        "two tokens typed",
+        "sequence expression vector",
+        "sin(x0) - x1; x0*x1",
+        lambda: pa.Box.sequence(-1, 1, tokens=2, dim=1),
+        1.2,
+        {**SMALL},
+    ),
     Case("cross typed", "pair expression vector", "sin(k0) * q0, q0 - k0", lambda: (line(), pa.Box([0], [2])), 0.3),
     Case("tiny scale", "1-D expression scaled", "1e-9*sin(1e6*x0)", lambda: pa.Box([0], [3e-6]), 3e-10),
     Case(

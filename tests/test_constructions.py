@@ -84,7 +84,7 @@ def test_small_domain_takes_a_third_of_the_papers_radius():
     assert 2 <= papers.num_keys / ours.num_keys <= 4
     facts = ours.certificate.facts
     n = ours.num_keys
-    assert facts["paper_count"] == 3 * n + 2 * n + 2 * n + 1  # m N + 2 d n N + 2 d N + n with m = 3 and one output
+    assert facts["paper_count"] == 3 * n + 2 * n + 2 * n + 3  # m N + 2 d n N + 2 d N + 3 n with m = 3 and one output
 
 
 def test_points_of_the_cloud_are_the_only_places_f_is_asked():

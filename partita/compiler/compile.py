@@ -78,7 +78,8 @@ def compile(
             the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
             "affine": f and its slopes in every cell. "adaptive": "affine" on scattered centers, placed where they are
             needed. "pieces": exact, for piecewise affine expressions. "train": a tensor train, for many dimensions.
-            "auto": the smallest head among all of these.
+            "paper": the grid, the temperature and the values of the paper's proof, corrected. "auto": the smallest head
+            among all of these but "paper", which it only lists.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
         dtype: dtype of the head, torch.float64 or torch.float32. Its rounding is part of the bound.
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.

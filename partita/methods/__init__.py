@@ -10,12 +10,13 @@ from partita.methods.cover import BallCover
 from partita.methods.fitted import Fitted
 from partita.methods.hard import Hard
 from partita.methods.method import Method, Plan, Refusal, Size
+from partita.methods.paper import Paper, cells_in_paper_order
 from partita.methods.pieces import Pieces
 from partita.methods.request import Request
 from partita.methods.tangents import Tangents
 from partita.methods.train import Train
 
-__all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size"]
+__all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size", "cells_in_paper_order"]
 
 # in the order in which "auto" tries them: later ones may be spared by what earlier ones found
 METHODS: list[Method] = [
@@ -29,4 +30,5 @@ METHODS: list[Method] = [
     Tuned(),
     Corrected(),
     Train(),
+    Paper(),
 ]

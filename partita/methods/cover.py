@@ -238,11 +238,11 @@ def _cover(request: Request, cloud: PointCloud, modulus: Modulus, shares: _Share
 
 
 def _parameter_counts(target: Target, balls: int) -> dict[str, float]:
-    """Trainable parameters as the paper counts them (3dnN + 2dN + n; it prints 4dnN + …), and as distinct numbers."""
+    """Trainable parameters as Remark C.1 counts them (3dnN + 2dN + 3n; printed: 4dnN + 2dN + n), and as distinct numbers."""
     m, out = target.domain.dimension, target.num_outputs
     d = target.output_shape[-1] if target.output_shape else 1
     n = out // d
     return {
-        "paper_count": float((m + 2 * out + 2 * d) * balls + n),
+        "paper_count": float((m + 2 * out + 2 * d) * balls + 3 * n),
         "distinct_numbers": float((m + out + 1) * balls + 1),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
 from partita.search.spacing import SpacingRule
 
-__all__ = ["Hard", "floor_refusal", "values_at_centers"]
+__all__ = ["Hard", "floor_refusal", "knowledge_of", "predicted_terms", "stored_numbers", "values_at_centers"]
 
 
 class Hard(Method):
@@ -52,22 +52,22 @@ class Hard(Method):
 
     def forecast(self, request: Request) -> Size:
         """By the spacing rule alone: nothing is allocated, however many keys it takes."""
-        knowledge = _known(request)
+        knowledge = knowledge_of(request)
         counts = _rule(request, knowledge).counts(request.tolerance)
         kind = "proved_given" if knowledge.declared else "proved"
         return Size(
-            math.prod(counts), _parameters(request, counts), kind, largest=knowledge.magnitude, error=request.tolerance
+            math.prod(counts), stored_numbers(request, counts), kind, largest=knowledge.magnitude, error=request.tolerance
         )
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         """The coarsest grid whose predicted bound meets the tolerance."""
-        knowledge = _known(request)
+        knowledge = knowledge_of(request)
         rule = _rule(request, knowledge)
         found = _meeting(request, knowledge, rule)
         if isinstance(found, Refusal):
             return found
         draft, terms = found
-        parameters = _parameters(request, draft.counts)
+        parameters = stored_numbers(request, draft.counts)
         window = " × ".join(str(min(2 * q, c)) for q, c in zip(draft.half_windows, draft.counts))
         size = size_text(parameters * request.precision.item_bytes)
         return Plan(
@@ -91,13 +91,17 @@ class Hard(Method):
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
-        return values_at_centers(plan.request, plan.draft, _known(plan.request), progress)
+        return values_at_centers(plan.request, plan.draft, knowledge_of(plan.request), progress)
 
 
 def values_at_centers(
-    request: Request, draft: GridDraft, knowledge: Knowledge, progress: Progress | None = None
+    request: Request,
+    draft: GridDraft,
+    knowledge: Knowledge,
+    progress: Progress | None = None,
+    facts: Mapping[str, float] | None = None,
 ) -> Construction:
-    """Evaluate f at every center, attach the values, and add up the terms of the bound."""
+    """Evaluate f at every center, attach the values, and add up the terms of the bound; `facts` join those of the certificate."""
     target, known, grid = request.target, knowledge.known, draft.grid(request)
     values, error = value_table(
         target,
@@ -133,7 +137,7 @@ def values_at_centers(
             "value_error": error,
         },
         known=known.to_json(),
-        facts=_facts(request, draft, grid, knowledge, proved.bound),
+        facts={**_facts(request, draft, grid, knowledge, proved.bound), **(facts or {})},
         proof=proved.details,
     )
     return Construction(head, grid, certificate)
@@ -153,7 +157,8 @@ def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
     )
 
 
-def _known(request: Request) -> Knowledge:
+def knowledge_of(request: Request) -> Knowledge:
+    """What is known about f, or the error that says why nothing is."""
     if request.knowledge is None:
         raise request.obstacle or ToleranceError("nothing is known about how fast f changes")
     return request.knowledge
@@ -170,7 +175,8 @@ def _rule(request: Request, knowledge: Knowledge) -> SpacingRule:
     )
 
 
-def _parameters(request: Request, counts: Sequence[int]) -> int:
+def stored_numbers(request: Request, counts: Sequence[int]) -> int:
+    """Values, centers and inverse temperatures of a head with so many centers per axis."""
     return math.prod(counts) * request.target.num_outputs + sum(counts) + len(counts)
 
 
@@ -182,7 +188,7 @@ def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple
         if _bytes(request, counts) > request.max_bytes:
             return _too_large(request, knowledge, rule, counts)
         draft = GridDraft(counts, tuple(rule.rates(counts).tolist()), rule.half_windows(counts))
-        terms = _predicted(request, knowledge, draft)
+        terms = predicted_terms(request, knowledge, draft)
         bound = total(terms)
         if bound <= request.tolerance:
             return draft, terms
@@ -193,7 +199,7 @@ def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple
     return floor_refusal(request, terms)
 
 
-def _predicted(request: Request, knowledge: Knowledge, draft: GridDraft) -> list[Term]:
+def predicted_terms(request: Request, knowledge: Knowledge, draft: GridDraft) -> list[Term]:
     """The terms of the bound, with |f| ≤ magnitude in place of the values, which are not known yet."""
     precision, magnitude = request.precision, knowledge.magnitude
     stored = precision.unit if precision.rounds_inputs else 0.0  # a black box's float64 answers are stored as they are
@@ -213,7 +219,7 @@ def _predicted(request: Request, knowledge: Knowledge, draft: GridDraft) -> list
 
 
 def _bytes(request: Request, counts: Sequence[int]) -> int:
-    return _parameters(request, counts) * request.precision.item_bytes
+    return stored_numbers(request, counts) * request.precision.item_bytes
 
 
 def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts: tuple[int, ...]) -> Refusal:
@@ -235,7 +241,7 @@ def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts
         SizeError,
         "proved_given" if knowledge.declared else "proved",
         keys=math.prod(counts),
-        parameters=_parameters(request, counts),
+        parameters=stored_numbers(request, counts),
         largest=knowledge.magnitude,
         reached=request.tolerance,
     )
