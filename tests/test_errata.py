@@ -11,11 +11,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_quotations import PAPERS, squeezed, texts_of
 
 import partita as pa
 from partita.errors import NonFiniteValueError
 from partita.geometry import AxisGeometry, farthest_point_cover, moment_bounds, temperature_for_leakage
 from partita.papers import indicator, reassignment, reassignment_layers
+from partita.reproduction.registry import EXPERIMENTS
 
 
 def hard(function, domain, **options) -> pa.Compiled:
@@ -245,6 +247,22 @@ def test_erratum_2_w_o_drops_columns_not_rows():
     assert layers.linear.constant.shape == (d + cells, cells)
     assert layers.attention.w_q.shape == layers.attention.w_k.shape == (d + 1, d + cells)
     assert np.abs(layers(torch.tensor(points)[None])[0].numpy().T - wanted).max() <= 1e-6
+
+
+@pytest.mark.parametrize("outputs, printed_holds", [(2, False), (3, False), (1, True)])
+def test_erratum_2_w_v_of_proposition_3_3_has_one_row_of_zeros(outputs, printed_holds):
+    """A.3: `W_V = [0_{1×d} V_1 … V_N]` with V_i in R^{d_out}; the zeros need d_out rows."""
+    d, cells = 2, 3
+    columns = np.random.default_rng(2).standard_normal((outputs, cells))
+    printed = [np.zeros((1, d)), *(columns[:, [i]] for i in range(cells))]
+    if printed_holds:
+        assert np.hstack(printed).shape == (1, d + cells)
+    else:
+        with pytest.raises(ValueError):
+            np.hstack(printed)
+    built = reassignment(STAR, columns.T, pa.Box([-2, -2], [2, 2]), margin=0.5, tolerance=1e-6)
+    w_v = reassignment_layers(built, tokens=2).attention.w_v.numpy()
+    assert np.array_equal(w_v, np.hstack([np.zeros((outputs, d)), columns]))
 
 
 # --- 3: Definition B.1 -----------------------------------------------------------------------------------------------
@@ -488,24 +506,155 @@ def test_erratum_7_b_46_and_c_12_use_two_constants(equation, stated, substituted
 # --- 8: a score gap is half a squared length -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("half_side, delta, printed_holds", [(1.0, 0.1, False), (2.0, 0.5, False), (12.0, 3.0, True)])
-def test_erratum_8_j_0_is_a_score_gap_used_as_a_distance(half_side, delta, printed_holds):
-    """(B.19) takes `‖v_j − v_jm‖_∞ ≤ δ` from j ∈ J₀; at δ = 0.1 members are 0.48 away. True once δ ≥ 8/3."""
-    count = math.ceil(2 * half_side / delta) + 1
-    grid = pa.ProductGrid.uniform(pa.Box([-half_side], [half_side]), count)
-    centers, h = grid.axes[0], 2 * half_side / count
-    points = np.linspace(-half_side, half_side, 101)
+def farthest_member(half_side: float, delta: float, count: int) -> float:
+    """`max |v_j − v_jm|` over j in J₀ and z in [−D, D], one axis, the edges of the cells among the z. Exact up to 1e-9."""
+    centers = pa.ProductGrid.uniform(pa.Box([-half_side], [half_side]), count).axes[0]
+    edges = (centers[1:] + centers[:-1]) / 2
+    points = np.concatenate([np.linspace(-half_side, half_side, 101), edges])
     scores = points[:, None] * centers - centers**2 / 2
-    member = scores.max(axis=1, keepdims=True) - scores <= delta
-    apart = np.abs(centers - centers[scores.argmax(axis=1)][:, None])
-    assert (apart[member].max() <= delta) == printed_holds
-    assert apart[member].max() <= math.sqrt(2 * delta + h * h / 4) + h / 2  # what a score gap does say
+    best = scores.max(axis=1, keepdims=True)
+    nearest = centers[(best - scores <= 1e-9).argmax(axis=1)]  # the smallest label, as in the paper
+    return float(np.abs(centers - nearest[:, None])[best - scores <= delta + 1e-9].max())
+
+
+@pytest.mark.parametrize(
+    "half_side, delta, count, printed_holds",
+    [(1.0, 0.1, 21, False), (2.0, 0.5, 9, False), (20.0, 3.0, 24, False), (20.0, 4.0, 19, True), (40.0, 9.0, 9, True)],
+)
+def test_erratum_8_j_0_is_a_score_gap_used_as_a_distance(half_side, delta, count, printed_holds):
+    """(B.19) takes `‖v_j − v_jm‖_∞ ≤ δ` from j ∈ J₀; at δ = 0.1 members are 0.48 away, at δ = 3 still 3.33."""
+    assert count > 2 * half_side / delta  # as the paper chooses g
+    h, farthest = 2 * half_side / count, farthest_member(half_side, delta, count)
+    assert (farthest <= delta) == printed_holds
+    assert farthest <= math.sqrt(2 * delta + h * h / 4) + h / 2 + 1e-9  # what a score gap does say
     if delta == 0.1:
-        assert apart[member].max() > 4 * delta
-    rate = 8 / h**2  # ours: no J₀; the second moment bounds the error of f(x) = x
+        assert farthest > 4 * delta
+    if delta == 3.0:
+        assert farthest == pytest.approx(10 / 3)
+    centers, points = pa.ProductGrid.uniform(pa.Box([-half_side], [half_side]), count).axes[0], np.linspace(-1, 1, 101)
+    points, rate = points * half_side, 8 / h**2  # ours: no J₀; the second moment bounds the error of f(x) = x
     moment, _ = moment_bounds(AxisGeometry.of(centers, -half_side, half_side), rate, 2.0)
     error = np.abs(folded(points[:, None], centers[:, None], centers[:, None], rate)[:, 0] - points).max()
     assert error <= math.sqrt(moment) <= 1.002 * h / 2 <= delta
+
+
+@pytest.mark.parametrize("delta, printed_holds", [(0.5, False), (2.7, False), (3.9, False), (4.0, True), (6.0, True)])
+def test_erratum_8_the_threshold_is_four(delta, printed_holds):
+    """Over all widths h < δ the members of J₀ stay within δ exactly if δ ≥ 4: `k(k−1)h² ≤ 2δ` and kh > δ exclude each other."""
+    widths = delta / np.concatenate([1.0005 + np.linspace(0, 0.999, 40), np.linspace(2, 6, 15)])
+    held = [farthest_member(12 * h, delta, 24) <= delta * (1 + 1e-9) for h in widths]
+    assert all(held) == printed_holds
+    for h, holds in zip(widths, held):  # the formula of the page, cell by cell
+        k = math.floor(delta / h + 1e-12) + 1
+        assert holds == (k * (k - 1) * h * h > 2 * delta + 1e-9)
+    # 8/3, which this page once gave, is not enough
+    assert farthest_member(20.0, 3.0, 24) > 3.0 > 8 / 3
+
+
+def gaps(z: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """g_i of every center at z, `(G, m)`, and which centers are farther than δ = 1 in the ∞-norm."""
+    away = (z - centers) ** 2
+    return away - away[away.sum(axis=1).argmin()], np.abs(z - centers).max(axis=1) > 1.0
+
+
+@pytest.mark.parametrize("dimension, count", [(1, 7), (2, 5), (3, 4), (5, 3)])
+@pytest.mark.parametrize("width", [1.0, 0.8, 0.3])
+def test_erratum_8_the_repaired_gap_holds_in_any_dimension(dimension, count, width):
+    """J₁ = {‖v_j − z‖_∞ > δ}, δ = 1, cells at most δ wide: every g_i ≥ 0 and one > 3δ²/4, so the score trails by 3δ²/8."""
+    half = count * width / 2
+    box = pa.Box([-half] * dimension, [half] * dimension)
+    grid = pa.ProductGrid.uniform(box, count)
+    centers = grid.centers_of(np.arange(grid.num_cells))
+    rng = np.random.default_rng(8)
+    edges = rng.integers(0, count + 1, (40, dimension)) * width - half  # corners of cells, where it is tightest
+    worst = np.inf
+    for z in np.vstack([box.sample(40, rng), edges, np.clip(edges + 1e-9, -half, half)]):
+        g, far = gaps(z, centers)
+        assert g.min() >= -1e-12
+        worst = min(worst, g[far].max(axis=1).min() if far.any() else np.inf)
+    assert worst > 0.75 - 1e-6 and (width < 1 or dimension > 3 or worst < 2.01)
+    if dimension == 5 and width == 1:  # |z − v_jm|₂ ≤ δ/2, as printed, is far from true
+        assert max(np.linalg.norm(z - centers, axis=1).min() for z in edges) > 1.0
+
+
+def smallest_gap(centers: np.ndarray, end: float) -> float:
+    """The least g of a center farther than δ = 1 from z, over z in [−end, end], one axis."""
+    found = np.inf
+    for z in np.linspace(-end, end, 4001):
+        g, far = gaps(np.array([z]), centers[:, None])
+        found = min(found, g[far].min(initial=np.inf))
+    return found
+
+
+@pytest.mark.parametrize("width", [1.0, 0.75, 0.667, 0.501, 0.4, 0.1])
+def test_erratum_8_the_repaired_gap_holds_for_corners_too(width):
+    """Definition B.1's corners, z up to h beyond the last: a second case in the proof, the same 3δ²/4, attained at h = δ/2."""
+    count = math.ceil(4 / width)
+    half = count * width / 2
+    corners = printed_grid(half, count, 1)[:, 0]
+    assert np.abs(corners - half).min() == pytest.approx(width)  # twice as far as from a midpoint
+    assert smallest_gap(corners, half) > 0.75
+    if width == 0.501:
+        assert smallest_gap(corners, half) < 0.76
+    assert smallest_gap(corners + width / 2, half) > 8 / 9 - 1e-9  # midpoints do a little better
+
+
+@pytest.mark.parametrize("width, holds", [(1.0, True), (1.4, True), (1.6, False), (1.9, False)])
+def test_erratum_8_the_repaired_gap_needs_narrow_cells(width, holds):
+    """Control: with cells of 1.9δ a cell of J₁ trails by 0.1δ², and the exponent −3Rδ²/8 is out of reach."""
+    half = 5 * width / 2
+    centers = pa.ProductGrid.uniform(pa.Box([-half], [half]), 5).axes[0]
+    assert (smallest_gap(centers, half) > 0.75) == holds
+    if width == 1.9:
+        assert smallest_gap(centers, half) / 2 < 0.11
+
+
+def test_erratum_8_the_repaired_gap_needs_a_product_grid():
+    """Control: of (0, 0) and (1.2, −0.6) the first is nearest to z = (0.7, 0), but not on the first axis."""
+    z = np.array([0.7, 0.0])
+    g, _ = gaps(z, np.array([[0.0, 0.0], [1.2, -0.6]]))
+    assert g.min() < -0.2
+    product = np.array([[x, y] for x in (0.0, 1.2) for y in (0.0, -0.6)])
+    assert gaps(z, product)[0].min() >= 0
+
+
+def test_erratum_8_the_repaired_gap_needs_one_r():
+    """Control: a small R on one axis lets cells of J₁ keep their weight, though the other axis has the R of erratum 7."""
+    epsilon, bound, delta, count = 0.1, 1.0, 1.0, 8
+    grid = pa.ProductGrid.uniform(pa.Box([-4, -4], [4, 4]), count)
+    centers = grid.centers_of(np.arange(grid.num_cells))
+    needed = 8 / (3 * delta**2) * math.log(6 * bound * grid.num_cells / epsilon)
+    z = np.array([0.0, 0.49])
+    for rates, holds in (((needed, needed), True), ((2 * needed, needed), True), ((needed, 0.05), False)):
+        weights = softmax(-0.5 * ((z - centers) ** 2 @ np.array(rates))[:, None])[:, 0]
+        far = np.abs(z - centers).max(axis=1) > delta
+        assert (2 * bound * weights[far].sum() <= epsilon / 3) == holds
+
+
+@pytest.mark.parametrize("dimension, count", [(1, 41), (2, 24), (3, 13)])
+def test_erratum_8_the_repaired_proof_reaches_epsilon(dimension, count):
+    """ε/3 from J₀ and ε/3 from J₁ with the R of erratum 7, each summed over all cells. Control: a small R leaks more."""
+    epsilon, box = 0.6, pa.Box([-1] * dimension, [1] * dimension)
+    grid = pa.ProductGrid.uniform(box, count)
+    delta, centers = 2 / count, grid.centers_of(np.arange(grid.num_cells))
+    slope, bound = epsilon / 3 / delta / dimension, float(dimension)  # h = δ exactly
+
+    def f(z):
+        return np.sin(slope * z).sum(axis=1)
+
+    points = np.vstack([box.sample(30, np.random.default_rng(9)), [box.hi], [np.zeros(dimension)]])
+    points = np.clip(np.vstack([points, (np.round(points / delta - 0.5) + 0.5) * delta]), -1, 1)  # edges of cells
+    off = np.abs(f(centers)[:, None] - f(points))
+    far = np.abs(centers[:, None] - points).max(axis=2) > delta * (1 + 1e-12)
+
+    def parts(log: float) -> tuple[float, float]:
+        rate = 8 / (3 * delta**2) * log
+        weights = softmax(rate * (centers @ points.T - (centers**2).sum(axis=1, keepdims=True) / 2))
+        return (weights * off * ~far).sum(axis=0).max(), 2 * bound * (weights * far).sum(axis=0).max()
+
+    near, leaked = parts(math.log(6 * bound * len(centers) / epsilon))
+    assert epsilon / 12 < near <= epsilon / 3 and leaked <= epsilon / 3
+    assert parts(0.05)[1] > epsilon / 3
 
 
 @pytest.mark.parametrize("tokens, dim, printed_holds", [(1, 1, True), (1, 2, False), (4, 4, False)])
@@ -662,6 +811,118 @@ def test_erratum_9_neighbours_live_in_2dn_dimensions():
     steps = 2 / 3 * np.stack(np.meshgrid(*[[-1, 0, 1]] * 4, indexing="ij"), axis=-1).reshape(-1, 4)
     assert len(steps) == 3**4
     assert np.array_equal(np.sort(grid.cell(v + steps)), np.arange(grid.num_cells))
+
+
+@pytest.mark.parametrize("cells, n, printed_holds", [(3, 2, False), (3, 1, False), (1, 2, False), (1, 1, True)])
+def test_erratum_9_w_q_is_no_matrix(cells, n, printed_holds):
+    """W_Q of B.3: `I_G 0_{1×n}` and `0_{1×G} I_n`; the zeros are G × n and n × G."""
+    rate = np.full((1, n), 7.0)
+
+    def blocks(beside_g: np.ndarray, beside_n: np.ndarray) -> np.ndarray:
+        top = [np.zeros((1, cells)), rate]
+        return np.block([top, top, [np.eye(cells), beside_g], [beside_n, np.eye(n)]])
+
+    if printed_holds:
+        assert blocks(np.zeros((1, n)), np.zeros((1, cells))).shape == (2 + cells + n, cells + n)
+    else:
+        with pytest.raises(ValueError):
+            blocks(np.zeros((1, n)), np.zeros((1, cells)))
+    w_q, x_q = blocks(np.zeros((cells, n)), np.zeros((n, cells))), np.ones((cells, n))
+    assert np.array_equal(w_q @ np.vstack([x_q, np.eye(n)]), np.vstack([rate.repeat(2, 0), x_q, np.eye(n)]))
+
+
+@pytest.mark.parametrize("cells, printed_holds", [(4, False), (1, True)])
+def test_erratum_9_columns_sum_to_2dg_squared(cells, printed_holds, cross):
+    """Above (B.33): a column of ones "equals to 1·2dG = 2dG"; it has 2dG² entries. Weights 1/(2dG) would sum to G."""
+    d = 3
+    column = np.exp(np.zeros(2 * d * cells**2))
+    assert (column.sum() == 2 * d * cells) == printed_holds
+    assert (column / (2 * d * cells)).sum() == pytest.approx(cells) and column.sum() == 2 * d * cells**2
+    c, _, _ = cross
+    assert c.layers("log").attention.w_v.shape[1] - 1 == 2 * c.num_keys  # G² pairs, d = 1
+
+
+@pytest.mark.parametrize("cells, printed_holds", [(3, False), (1, True)])
+def test_erratum_9_the_second_half_of_b_28_stops_at_0(cells, printed_holds):
+    """(B.28), middle line: the second half of the last row is `Σ_{j=0}^{1−1} v_j·z_K …`, the first has j up to G − 1."""
+    products, d = np.arange(1.0, cells + 1), 2
+
+    def half(last: int) -> np.ndarray:
+        row = np.zeros(d * cells**2)
+        for j in range(last + 1):
+            row[j * d * cells : (j + 1) * d * cells] += products[j]  # the columns of erratum 6
+        return row
+
+    x_k = np.repeat(products, d * cells)
+    assert np.array_equal(half(cells - 1), x_k)
+    assert np.array_equal(half(1 - 1), x_k) == printed_holds
+
+
+@pytest.mark.parametrize("cells, printed_holds", [(4, False), (1, True)])
+def test_erratum_9_b_43_sums_g_of_g_squared_pairs(cells, printed_holds):
+    """(B.43): `Σ_{η=0}^{G−1}` of the weights is said to be 1; η is a pair, and G of the G² terms hold a part of the mass."""
+    grid = pa.ProductGrid.uniform(pa.Box([-1, -1], [1, 1]), cells)
+    weights = softmax(20 * grid.scores([[0.6, 0.1]]).T)[:, 0]
+    assert (abs(weights[:cells].sum() - 1) < 1e-12) == printed_holds
+    assert weights.sum() == pytest.approx(1) and len(weights) == cells**2
+    if cells == 4:
+        assert weights[:cells].sum() < 1e-6  # the pairs (0, j), of which z_K = 0.6 is far
+
+
+def test_erratum_9_the_rows_above_b_37_subtract_the_first_cell():
+    """Above (B.37): `T(v_i, v_j) − E(v_i, v_0)` in every row j; right only for j = 0."""
+    bound, f = 2.0, np.sin(np.arange(5.0))  # f(v_i, v_j) for one i
+    t, e = 1 + f / bound, 1 - f / bound
+    printed = t - e[0]
+    assert np.allclose(printed, (f + f[0]) / bound)
+    assert np.isclose(printed, 2 * f / bound).tolist() == [True, False, False, False, False]
+    assert np.allclose(t - e, 2 * f / bound)
+
+
+@pytest.mark.parametrize("rate, printed_holds", [(30.0, False), (1.0, False)])
+def test_erratum_9_the_parts_of_b_38_do_not_multiply_to_it(rate, printed_holds):
+    """Above (B.38): `exp(v_i·z_K − |v_i|²/2)` and `v_j·z_Q`; (B.38) is `exp(R(…))` of their sum and of −|v_j|²/2."""
+    v, z_k, z_q = np.array([-0.5, 0.0, 0.5]), 0.3, -0.2
+    exact = np.exp(rate * ((v * z_k - v**2 / 2)[:, None] + v * z_q - v**2 / 2))
+    printed = np.exp(v * z_k - v**2 / 2)[:, None] * (v * z_q)
+    assert np.allclose(printed, exact) == printed_holds
+    assert (printed <= 0).any() and (exact > 0).all()
+    right = np.exp(rate * (v * z_k - v**2 / 2))[:, None] * np.exp(rate * (v * z_q - v**2 / 2))
+    assert np.allclose(right, exact)
+
+
+@pytest.mark.parametrize("rate, printed_holds", [(40.0, False), (1.0, True)])
+def test_erratum_9_b_35_is_not_multiplied_by_r(rate, printed_holds):
+    """Below (B.38): `X_2 · R[exp(…) ⊙ (…)]` in the sum that computes (B.35); the output would be R f."""
+    centers = pa.ProductGrid.uniform(pa.Box([-1], [1]), 6).axes[0]
+    table = np.cos(centers)[:, None] * np.ones(6)
+    scores = rate * ((centers * 0.2 - centers**2 / 2)[:, None] + centers * -0.4 - centers**2 / 2)
+    powers = np.exp(scores)
+    right, printed = (powers * table).sum() / powers.sum(), (rate * (powers * table)).sum() / powers.sum()
+    assert np.isclose(printed, right) == printed_holds and np.isclose(printed, rate * right)
+    layers = Cross(0.2, -0.4, centers, table, rate=rate, bound=2.0, stride=6)
+    assert layers.output() == pytest.approx(right)
+
+
+@pytest.mark.parametrize("cells, n, printed_holds", [(3, 2, False), (3, 3, True)])
+def test_erratum_9_w_1_x_q_has_n_columns(cells, n, printed_holds):
+    """Above (B.31): `W₁ᵀX_Q` is given the size dG² × G; W₁ is G × dG² and X_Q is G × n."""
+    d = 2
+    w_1 = np.hstack([np.repeat(np.eye(cells), d, axis=1)] * cells)
+    product = w_1.T @ np.ones((cells, n))
+    assert w_1.shape == (cells, d * cells**2) and product.shape == (d * cells**2, n)
+    assert (product.shape == (d * cells**2, cells)) == printed_holds
+
+
+def test_erratum_9_the_affine_functions_of_a_pair_take_2dn_numbers():
+    """Definition B.3: `Aff_{i,j} ∈ R^{dn} → R`; its slope [v_i; v_j] has 2dn numbers, 4 where an input has 2."""
+    grid = pa.ProductGrid.uniform(pa.Box([-1] * 4, [1] * 4), 2)  # two inputs with dn = 2
+    slopes, z_k, z_q = grid.to_max_affine().slopes, np.array([0.3, -0.2]), np.array([0.1, 0.7])
+    with pytest.raises(ValueError):
+        slopes @ z_k
+    scores = slopes @ np.concatenate([z_k, z_q])
+    pairs = pa.ProductGrid.uniform(pa.Box([-1] * 2, [1] * 2), 2).to_max_affine().slopes
+    assert np.allclose(scores.reshape(4, 4), (pairs @ z_k)[:, None] + pairs @ z_q)
 
 
 def test_erratum_9_w_v_is_not_square():
@@ -824,7 +1085,127 @@ def test_erratum_12_the_parameters_are_three_dn_n(tokens, dim):
     summed = d * n * cells + 2 * d * cells + 2 * d * n * cells + n
     printed = 4 * d * n * cells + 2 * d * cells + n
     assert printed - summed == d * n * cells > 0 and printed <= 4 / 3 * summed
-    assert c.certificate.facts["paper_count"] == summed == 3 * d * n * cells + 2 * d * cells + n
+    assert summed == 3 * d * n * cells + 2 * d * cells + n
+    assert c.certificate.facts["paper_count"] == summed + 2 * n
     layers = c.layers("log")  # counted on the layers themselves
-    counted = c.partition.centers.size + layers.attention.w_k[1:, 1:].numel() + int(layers.attention.w_o.ne(0).sum())
+    attention = layers.attention
+    counted = c.partition.centers.size + attention.w_k[1:, 1:].numel() + int(attention.w_o.ne(0).sum())
     assert counted == summed
+    assert counted + int(((attention.w_q != 0) & (attention.w_q != 1)).sum()) == summed + 2 * n
+
+
+def test_erratum_12_r_is_a_parameter():
+    """Remark C.1 counts what differs according to f or the domain and is not 0 or 1: R, 2n entries of W_Q, does and is."""
+    points = np.random.default_rng(12).random((20, 3, 2))
+    w_q = [
+        hard(lambda z, a=a: a * np.sin(np.asarray(z)), pa.PointCloud(points[:count]), tolerance=0.3, lipschitz=a)
+        .layers("log")
+        .attention.w_q
+        for a, count in ((1.0, 20), (2.0, 20), (1.0, 10))
+    ]
+    entries = [(w != 0) & (w != 1) for w in w_q]
+    assert [int(e.sum()) for e in entries] == [2 * 3] * 3
+    rates = [float(w[e][0]) for w, e in zip(w_q, entries)]
+    assert len(set(rates)) == 3 and all((w[e] == r).all() for w, e, r in zip(w_q, entries, rates))
+    assert 3 * 2 * 3 * 20 + 2 * 2 * 20 + 3 * 3 == 449
+
+
+# --- 13: sentences that do not match the proofs ----------------------------------------------------------------------
+
+
+def test_erratum_13_f_is_not_in_w_v():
+    """Step 4 of both sketches: "We place f(v_j) in the 'value matrix' W_V"; in B.1 it is 0, 1, −1 for every f. W_K has f."""
+    box, w_v, w_k, w_o = pa.Box.sequence(-1, 1, tokens=2, dim=1), [], [], []
+    for f in ("sin(x0); x1", "cos(x1) - 2; x0"):
+        attention = hard(f, box, tolerance=0.6, lipschitz=1.0).layers("log").attention
+        w_v.append(attention.w_v.numpy()), w_k.append(attention.w_k.numpy()), w_o.append(attention.w_o.numpy())
+    assert all(set(np.unique(w)) == {-1.0, 0.0, 1.0} for w in w_v)
+    assert w_v[0].shape == w_v[1].shape and np.array_equal(*w_v)
+    assert np.array_equal(w_k[0][:2], w_k[1][:2]) and not np.allclose(w_k[0][2:], w_k[1][2:])
+    assert not np.allclose(*w_o)  # d B₀
+    with_values = hard("sin(x0); x1", box, tolerance=0.6, lipschitz=1.0).layers("indexed").linear.constant.numpy()
+    assert np.abs(np.sin(np.linspace(-1, 1, 2)).max()) > 0 and not set(np.unique(with_values)) <= {-1.0, 0.0, 1.0}
+
+
+@pytest.mark.parametrize("dim, tokens, printed_holds", [(2, 3, False), (2, 1, False), (1, 3, True)])
+def test_erratum_13_the_excluded_region_lies_in_r_dn(dim, tokens, printed_holds):
+    """Propositions 3.2, 3.3: "arbitrarily small Lebesgue measure in R^n" of a region of X ∈ R^{d×n}: R^{dn}, R^n if d = 1."""
+    partition = STAR if dim == 2 else pa.MaxAffine([[1.0], [-1.0]], [0.0, 0.0])
+    inputs = np.random.default_rng(13).uniform(-2, 2, (4000, tokens, dim))
+    assert (inputs[0].size == tokens) == printed_holds
+    near = (partition.margin(inputs.reshape(-1, dim)) < 0.2).reshape(-1, tokens)
+    share = near.mean()
+    assert near.any(axis=1).mean() == pytest.approx(1 - (1 - share) ** tokens, abs=0.02)
+    # n of the dn numbers, here the first coordinates, do not decide whether X is excluded
+    moved = inputs.copy()
+    moved[:, :, 1:] = np.random.default_rng(14).uniform(-2, 2, moved[:, :, 1:].shape)
+    again = (partition.margin(moved.reshape(-1, dim)) < 0.2).reshape(-1, tokens)
+    assert np.array_equal(near, again) == printed_holds
+
+
+def test_erratum_13_the_closest_center_is_not_the_sphere_containing_z():
+    """C.1: "the closest center to Z is the sphere containing Z". Centers 0 and 1, radius 0.9, Z = 0.6: two spheres."""
+    centers, z = np.array([0.0, 1.0]), 0.6
+    away = np.abs(z - centers)
+    containing, closest = np.flatnonzero(away <= 0.9), int(away.argmin())
+    assert containing.tolist() == [0, 1] and closest == 1 != containing[0]
+    assert away[closest] <= 0.9  # (C.6) holds: the sphere of the closest center contains Z
+    rng = np.random.default_rng(13)
+    spheres, points = rng.uniform(-1, 1, (30, 2)), rng.uniform(-1, 1, (500, 2))
+    distances = np.linalg.norm(points[:, None] - spheres, axis=2)
+    covered = (distances <= 0.4).any(axis=1)
+    assert covered.any() and (distances.min(axis=1)[covered] <= 0.4).all()
+    assert ((distances <= 0.4).sum(axis=1) > 1).any()
+    radii = np.array([2.0, 0.5])  # unequal radii: Z = 1.8 is in the sphere around 0, the center 3 is closer
+    away = np.abs(1.8 - np.array([0.0, 3.0]))
+    assert away.argmin() == 1 and (away <= radii).tolist() == [True, False]
+
+
+def test_erratum_13_the_caption_of_figure_3_names_another_noise():
+    """Caption: "injected label-noise ratio"; text: "the coefficient multiplying the standard Gaussian noise", 0 to 0.72."""
+    levels = np.arange(0, 0.72 + 1e-9, 0.03)
+    assert len(levels) == 25 and levels[-1] == pytest.approx(0.72)
+    rng = np.random.default_rng(3)
+    images, labels = rng.random((1000, 4)), rng.integers(0, 10, 1000)
+    gaussian = images + levels[-1] * rng.standard_normal(images.shape)
+    swapped = np.where(rng.random(1000) < levels[-1], rng.integers(0, 10, 1000), labels)
+    assert (gaussian != images).all() and (swapped != labels).mean() == pytest.approx(0.9 * 0.72, abs=0.05)
+    assert (gaussian < 0).any() and set(swapped) <= set(range(10))  # only one of them leaves the data's own range
+    experiment = EXPERIMENTS["weight-scale"]
+    assert "label noise" in experiment.method.lower() + experiment.claim.lower()  # we run both
+
+
+# --- what is printed ---------------------------------------------------------------------------------------------------
+
+PRINTED = {
+    "A.3, W_V": r"W_V := \begin{bmatrix} 0_{1 \times d} & V_1 & V_2 & \dots & V_{N_{\text{MaxAff}}} \end{bmatrix}",
+    "B.1, J_0": r"J_0 &:= \{j \mid \text{MaxAff}(\tilde{Z}) - \text{Aff}_j(\tilde{Z}) \leq \delta\}",
+    "B.3, W_Q": r"0_{1 \times G} & R1_{1 \times n} \\ I_G & 0_{1 \times n} \\ 0_{1 \times G} & I_n",
+    "B.3, a column of ones": r"Thus the sum of all entries in this column equals to $1 \cdot 2dG = 2dG$.",
+    "(B.28)": r"\sum_{j=0}^{1-1} v_j^\top \tilde{Z}_K",
+    "(B.43)": r"\left\| \sum_{\eta=0}^{G-1} \frac{\exp",
+    "above (B.37)": r"T(\tilde{v}_i, v_1) - E(\tilde{v}_i, v_0)",
+    "above (B.38), K": r"\exp\left(v_i^\top \tilde{Z}_K - \frac{\|v_i\|_2^2}{2}\right) 1_{d \times n}",
+    "above (B.38), Q": r"&= (Q_1)_{jd+1:(j+1)d,:} \\ &= v_j^\top \tilde{Z}_Q 1_{d \times n}.",
+    "computing (B.35)": r"\cdot R [\exp((RX_K^\top + RW_0^\top)1_{1 \times n} + RW_1^\top X_Q)",
+    "above (B.31)": r"\end{bmatrix}_{dG^2 \times G}",
+    "Definition B.3": r"Let $\text{Aff}_{i,j} \in \mathbb{R}^{dn} \rightarrow \mathbb{R}$",
+    "section 4.1, Step 4": "We place $f(v_j)$ in the “value matrix” W_V",
+    "B.1, Step 4": r"We place $f(\tilde{v}_j)$ in the “value matrix” W_V",
+    "B.1, W_V": r"W_V := \begin{bmatrix} 0_d & X_1 & -X_1 \end{bmatrix}",
+    "Proposition 3.2": r"with exception of a region of arbitrarily small Lebesgue measure in \mathbb{R}^n . Here",
+    "Proposition 3.3": r"with exception of a region of arbitrarily small Lebesgue measure in \mathbb{R}^n .",
+    "above (C.6)": "the closest center to Z is the sphere containing Z",
+    "Figure 3, caption": r"we plot the ℓ_2 -norm of W_K and W_Q against the injected label-noise ratio",
+    "section 6, text": "noise level (the coefficient multiplying the standard Gaussian noise) gradually adding from 0 to 0.72",
+    "Remark C.1": "By trainable parameters we denote the parameters that differs according to f",
+    "C.1, count": r"dnN_x + 2dN_x + 2dnN_x + n = 4dnN_x + 2dN_x + n",
+}
+
+
+@pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers are not beside the repository")
+@pytest.mark.parametrize("place", PRINTED)
+def test_the_slips_are_printed_so(place):
+    text = texts_of("2504.19901", summary=False)[0]
+    assert squeezed(PRINTED[place]) in text
+    assert squeezed(PRINTED[place])[::-1] not in text  # control

@@ -56,7 +56,11 @@ class Hard(Method):
         counts = _rule(request, knowledge).counts(request.tolerance)
         kind = "proved_given" if knowledge.declared else "proved"
         return Size(
-            math.prod(counts), stored_numbers(request, counts), kind, largest=knowledge.magnitude, error=request.tolerance
+            math.prod(counts),
+            stored_numbers(request, counts),
+            kind,
+            largest=knowledge.magnitude,
+            error=request.tolerance,
         )
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:

@@ -33,8 +33,8 @@ class Paper(Method):
     """The head that the paper's proof builds, with the corrections of docs/errata.md and nothing else changed.
 
     1. δ: `|x − y|_∞ ≤ δ` makes `|f(x) − f(y)|_∞ ≤ ε/3`, from the modulus of f (above Definition B.2).
-    2. A uniform grid with cells at most δ wide, `P = ⌈2D/δ⌉` per axis on the cube [−D, D]^{dn}, so `G = P^{dn}` keys (G² for
-       a pair). Values are f at the midpoints of the cells.
+    2. A uniform grid, P the least integer above 2D/δ on every axis of the cube [−D, D]^{dn}, so `G = P^{dn}` keys (G² for a
+       pair) and cells narrower than δ. Values are f at the midpoints of the cells.
     3. One R for all axes and keys, `R = 8/(3δ²)·ln(6B₀G/ε)`, B₀ a bound of |f| (erratum 7). The logarithm is at least 1.
 
     The repaired proof (erratum 8) then gives `ε/3` from the cells within δ of z and `ε/3` from all others. These two numbers
@@ -42,8 +42,8 @@ class Paper(Method):
     Lipschitz functions: the recipe is six times finer per axis than it has to be. In L_p the tolerance of the supremum is
     `ε/(volume · outputs)^{1/p}`, as in the proofs of Corollaries 4.1.1 and 4.2.1 for continuous f.
 
-    On a box that is not a cube axis i has `⌈side_i/δ⌉` cells: the repaired proof needs no more than cells at most δ wide, and
-    f is not evaluated outside the box. Cells are numbered row-major, as everywhere here; `cells_in_paper_order` gives the
+    On a box that is not a cube, P_i is the least integer above `side_i/δ`: the repaired proof asks for cells of at most δ on
+    every axis and nothing else, and f is not evaluated outside the box. Cells are numbered row-major, as everywhere here; `cells_in_paper_order` gives the
     order of Remark B.1. "auto" lists this method as a forecast and never builds it.
 
     *Theorem*: `nearest-cell-gap`, `self-attention` (4.1), `cross-attention` (4.2).
@@ -102,7 +102,7 @@ class Paper(Method):
             why=(
                 keys_text(found.counts),
                 f"δ = {found.delta:.4g}: points within δ of each other in the ∞-norm have values within ε/3 = "
-                f"{request.aim / 3:.4g}; cells are at most δ wide, the widest {spacing.max():.4g}",
+                f"{request.aim / 3:.4g}; the widest cells are {spacing.max():.4g} wide",
                 f"one R = 8/(3δ²)·ln(6·B₀·G/ε) = {draft.rates[0]:.6g}, because |f| ≤ B₀ = {knowledge.magnitude:.4g}",
                 f"the paper's own bound, repaired: {facts['paper_near']:.4g} from cells within δ and {facts['paper_far']:.4g} "
                 f"from all others; the moments of the softmax give {terms[0].value:.4g}",
@@ -176,16 +176,16 @@ class _Recipe:
 def _recipe(request: Request) -> _Recipe | Refusal:
     """Steps 1 to 3 by formula: nothing is allocated."""
     knowledge, sides = knowledge_of(request), request.box.sides
-    delta = min(_closeness(knowledge.known, request.aim / 3, len(sides)), float(sides.max()))
+    delta = _closeness(knowledge.known, request.aim / 3, len(sides))
     with np.errstate(over="ignore", divide="ignore"):
-        cells = np.maximum(np.ceil(sides / delta), 1.0) if delta > 0 else np.full(len(sides), np.inf)
+        cells = np.floor(sides / delta) + 1
         digits = float(np.log10(cells).sum())
     if not digits < _MOST_DIGITS or cells.max() > 1e15:
         return Refusal("the paper's recipe needs more keys than can be counted", "Use a larger tolerance.", SizeError)
     counts = tuple(int(n) for n in cells)
     log = math.log(6) + math.log(math.prod(counts)) - math.log(request.aim)
     log += math.log(knowledge.magnitude) if knowledge.magnitude > 0 else -math.inf
-    return _Recipe(delta, counts, max(log, 1.0))
+    return _Recipe(min(delta, float(sides.max())), counts, max(log, 1.0))
 
 
 def _closeness(known: Known, allowed: float, dimension: int) -> float:
