@@ -43,8 +43,8 @@ class Paper(Method):
     `ε/(volume · outputs)^{1/p}`, as in the proofs of Corollaries 4.1.1 and 4.2.1 for continuous f.
 
     On a box that is not a cube, P_i is the least integer above `side_i/δ`: the repaired proof asks for cells of at most δ on
-    every axis and nothing else, and f is not evaluated outside the box. Cells are numbered row-major, as everywhere here; `cells_in_paper_order` gives the
-    order of Remark B.1. "auto" lists this method as a forecast and never builds it.
+    every axis and nothing else, and f is not evaluated outside the box. Cells are numbered row-major, as everywhere here;
+    `cells_in_paper_order` gives the order of Remark B.1. "auto" lists this method as a forecast and never builds it.
 
     *Theorem*: `nearest-cell-gap`, `self-attention` (4.1), `cross-attention` (4.2).
     """
