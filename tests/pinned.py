@@ -107,6 +107,8 @@ ROWS = [
         {"method": "hard", "lipschitz": 0.0, "jumps": pa.Jumps(height=2.0, tube=2.0), "norm": 2},
     ),
     Row("hard-l2-cross", product, pair, 0.2, {"method": "hard", "lipschitz": 2.5, "norm": 2}),
+    Row("paper", "sin(2*x0)", line, 0.3, {"method": "paper"}),
+    Row("paper-cross-float32", product, pair, 2.0, {"method": "paper", "lipschitz": 2.5, **SINGLE}),
     Row("cover", "x0*x1 + x2", curve, 0.3),
     Row("cover-black-box-float32", waves, curve, 0.4, {"lipschitz": 4.0, **SINGLE}),
     Row("cover-finite", "x0 + x1*x2", lambda: curve(0.0), 0.2),
