@@ -7,6 +7,8 @@ Matrices are in the paper's orientation, dim × tokens. Numbers of equations are
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1209,3 +1211,24 @@ def test_the_slips_are_printed_so(place):
     text = texts_of("2504.19901", summary=False)[0]
     assert squeezed(PRINTED[place]) in text
     assert squeezed(PRINTED[place])[::-1] not in text  # control
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def named_tests(page: str) -> set[str]:
+    """The tests that docs/errata.md names, those in the tables by the end of their name."""
+    found = set(re.findall(r"`(test_erratum_\w+)`", page))
+    for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        prefix = re.search(r"Test \(`(test_erratum_\d+_)…`\)", part)
+        if prefix is not None:
+            rows = [row for row in part.splitlines() if row.startswith("| ")][1:]
+            found |= {prefix[1] + name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[-1])}
+    return found
+
+
+def test_the_page_names_every_test_and_no_other():
+    page = (Path(__file__).parent.parent / "docs" / "errata.md").read_text(encoding="utf-8")
+    written = {name for name in globals() if name.startswith("test_erratum_")}
+    assert named_tests(page) == written
+    assert named_tests(page.replace("`w_q_is_no_matrix`", "")) != written  # control
