@@ -1,4 +1,4 @@
-"""Ramps in standard blocks: as `nn.MultiheadAttention` under a causal mask, and inside `nn.TransformerEncoderLayer`."""
+"""Constructions in standard blocks: as `nn.MultiheadAttention`, under a causal mask, and inside `nn.TransformerEncoderLayer`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from partita.errors import ShapeError, UnsupportedError
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.networks.in_context import GradientDescent
+from partita.networks.prompt_functions import PromptFunction
 from partita.ramps.anchors import sharing_excess
 from partita.ramps.literal_ramps import refuse_many, rounded_layers
 from partita.ramps.multi_head_ramps import SharedRamp
 from partita.ramps.single_ramp import Ramp
 
-__all__ = ["EncoderRamp", "PrefixRamp", "descent_attention", "encoder_ramp", "prefix_ramp"]
+__all__ = ["EncoderRamp", "PrefixRamp", "descent_attention", "encoder_ramp", "prefix_ramp", "prompt_attention"]
 
 _BEHIND = 60.0  # by so much data tokens, as keys, trail every anchor
 
@@ -137,6 +138,23 @@ def descent_attention(descent: GradientDescent) -> nn.MultiheadAttention:
     value[: descent.dim] = layer.read.T
     attention = nn.MultiheadAttention(size, 1, bias=False, batch_first=True, dtype=descent.dtype)
     tensors = {"in_proj_weight": torch.cat([query, eye, value]), "out_proj.weight": eye}
+    attention.load_state_dict(tensors, strict=True)
+    return attention.eval().requires_grad_(False)
+
+
+def prompt_attention(layer: PromptFunction, outputs: int = 1) -> nn.MultiheadAttention:
+    """A function read from a prompt as an `nn.MultiheadAttention` of one head, within the same bound.
+
+    `attention(q, t, t)[0][..., m + 1:]` are the answers, where `t = g.tokens(X, y)` and `q = g.query_tokens(Q, outputs)`, both
+    transposed to `(…, tokens, m + 1 + outputs)`. *Theorem*: `in-context-function`.
+    """
+    size = layer.facts.dimension + 1 + outputs
+    written = layer.layer(outputs)
+    zeros = torch.zeros(outputs, size, dtype=layer.dtype)
+    query, key = (torch.cat([w, zeros]) for w in (math.sqrt(size) * written.w_q, written.w_k))  # torch divides by √size
+    value = torch.cat([torch.zeros(size - outputs, size, dtype=layer.dtype), written.w_v])
+    attention = nn.MultiheadAttention(size, 1, bias=False, batch_first=True, dtype=layer.dtype)
+    tensors = {"in_proj_weight": torch.cat([query, key, value]), "out_proj.weight": torch.eye(size, dtype=layer.dtype)}
     attention.load_state_dict(tensors, strict=True)
     return attention.eval().requires_grad_(False)
 

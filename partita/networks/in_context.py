@@ -1,4 +1,4 @@
-"""Gradient descent in context: an attention-only network that runs gradient descent on the examples in its prompt.
+"""Learning in context: gradient descent on the examples in a prompt, and (from `prompt_functions`) functions read from one.
 
 w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i) x_i + λw),   s = w·x
 """
@@ -22,9 +22,10 @@ from partita.heads.trace_modes import is_traced
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
+from partita.networks.prompt_functions import PromptFunction, function
 from partita.proofs.claim import require_ordinary
 
-__all__ = ["GradientDescent", "gradient_descent"]
+__all__ = ["GradientDescent", "PromptFunction", "function", "gradient_descent"]
 
 
 class GradientDescent(nn.Module):
