@@ -1,0 +1,277 @@
+"""Additive positions: one head, shared by all tokens, that computes another function at each position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_up, down, exp_up, mul_up, sqrt_up, sub_down, up
+from partita.errors import (
+    DomainError,
+    NotContinuousError,
+    NothingKnownError,
+    ShapeError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
+from partita.functions.derivatives import lipschitz_bounds
+from partita.functions.target import Target, make_target
+from partita.geometry.domains import Array, Box
+from partita.geometry.grid import ProductGrid
+from partita.geometry.moments import soft_maximum_gap
+from partita.heads.layers import LinearSum, SelfNetwork
+from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.heads.tokenwise_layers import tokenwise_layers
+from partita.proofs.center_values import value_table
+from partita.proofs.certificate import Term, total
+from partita.proofs.claim import require_ordinary
+from partita.proofs.running import running_terms
+
+__all__ = ["PositionalHead", "positional_head"]
+
+_MOST_KEYS = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class PositionalHead:
+    """One head that computes another function at each position, from `x_i + e_i` alone.
+
+    Attributes:
+        head: the head on encoded tokens, the same for all positions.
+        encodings: e, `(tokens, width)`, width ≥ dim.
+        domain: the box of one token.
+        targets: f_i.
+        terms: of the bound.
+    """
+
+    head: ScatteredHead
+    encodings: Array
+    domain: Box
+    targets: tuple[Target, ...]
+    terms: tuple[Term, ...]
+
+    @property
+    def error_bound(self) -> float:
+        """Proved: `|net(x + e_i) − f_i(x)|_∞` for every position i and every x of the box, rounding included."""
+        return total(self.terms)
+
+    def encoded(self, x: Any) -> Tensor:
+        """`[x_i; 0] + e_i`, `(…, tokens, width)`."""
+        z = torch.as_tensor(x).to(self.head.dtype)
+        tokens, width = self.encodings.shape
+        if z.dim() < 2 or z.shape[-2:] != (tokens, self.domain.dimension):
+            raise ShapeError(f"tokens have shape {tuple(z.shape)}; expected (…, {tokens}, {self.domain.dimension}).")
+        padded = nn.functional.pad(z, (0, width - z.shape[-1]))
+        return padded + torch.tensor(self.encodings, dtype=self.head.dtype)
+
+    def __call__(self, x: Any) -> Tensor:
+        """`(…, tokens, dim)` to `(…, tokens, out)`."""
+        out: Tensor = self.head(self.encoded(x))
+        return out
+
+    def layers(self) -> SelfNetwork:
+        """The paper's layers: `Linear(X) = [X 0; 0 0; 0 I] + R`, and R holds the encodings in its first columns."""
+        tokens, width = self.encodings.shape
+        network = tokenwise_layers(self.head, tokens)
+        linear = network.linear
+        constant = linear.constant.clone()
+        constant[:width, :tokens] += torch.tensor(self.encodings.T, dtype=constant.dtype)
+        left = linear.left[:, :, : self.domain.dimension].contiguous()
+        encoded = LinearSum(left, linear.right, constant)
+        shape = (tokens, self.domain.dimension)
+        return SelfNetwork(
+            encoded, network.attention, form="tokenwise", input_shape=shape, output_shape=network.output_shape
+        )
+
+
+def positional_head(
+    functions: Sequence[Any],
+    encodings: ArrayLike,
+    domain: Box,
+    *,
+    tolerance: float,
+    dtype: torch.dtype = torch.float64,
+) -> PositionalHead:
+    """One head, shared by all tokens, that computes f_i at position i: its keys are `v_j + e_i`, its values `f_i(v_j)`.
+
+    `|net(x + e_i) − f_i(x)| ≤ L√(ρ² + 2W((G−1)/e)/R) + (n−1)G e^{−R(s²−ρ²)/2}·D`, ρ the covering radius of the G centers v_j, s the
+    distance between the boxes `domain + e_i`, D the spread of the values.
+
+    *Theorem*: `additive-positions`.
+
+    Args:
+        functions: f_i, one expression on the domain per position.
+        encodings: e, `(tokens, width)` with width ≥ dim. Tokens are padded with zeros to that width, so one-hot encodings in
+            coordinates of their own are `[0; λI]`.
+        domain: the box of one token, `(dim,)`.
+        tolerance: of the error, rounding included.
+        dtype: torch.float64 or torch.float32.
+
+    Raises:
+        DomainError: the boxes `domain + e_i` of two positions touch: x + e_i does not tell the position.
+        NothingKnownError: a function is a black box.
+        NotContinuousError: a function is not Lipschitz.
+        SizeError: more than 100,000 keys.
+        ToleranceError: rounding alone exceeds the tolerance.
+
+    >>> built = positional_head(["x", "x^2", "-x"], [[0], [4], [8]], Box([-1], [1]), tolerance=0.1)
+    >>> built(torch.tensor([[0.5], [0.5], [0.5]])).shape, built.error_bound <= 0.1
+    (torch.Size([3, 1]), True)
+    """
+    e = np.asarray(encodings, dtype=np.float64)
+    if domain.lo.ndim != 1 or e.ndim != 2 or e.shape[1] < domain.dimension or len(e) != len(functions) or not len(e):
+        raise ShapeError(
+            f"{len(functions)} functions, encodings {e.shape}, the domain {domain.shape}; expected one row of encodings per "
+            "function, at least as wide as a token (dim,)."
+        )
+    if dtype not in (torch.float64, torch.float32) or not (np.isfinite(e).all() and 0 < tolerance < math.inf):
+        raise UnsupportedError(
+            f"dtype is {dtype}, tolerance is {tolerance!r}; expected float64 or float32 and finite numbers > 0."
+        )
+    targets = tuple(make_target(f, domain) for f in functions)
+    if any(t.graph is None for t in targets) or len({t.output_shape for t in targets}) > 1:
+        raise NothingKnownError("positional_head needs every f_i as an expression, all with the same shape of output.")
+    apart = _apart(e, domain)
+    slope, spread = _slopes(targets, domain)
+    wanted = min(0.8 * tolerance / slope if slope else math.inf, 0.5 * apart, float(np.linalg.norm(domain.sides)))
+    counts = np.ceil(domain.sides * math.sqrt(domain.dimension) / (2 * wanted) * (1 - 1e-12)).astype(int).clip(1)
+    keys = len(e) * math.prod(map(int, counts))
+    if keys > _MOST_KEYS:
+        raise SizeError(
+            f"tolerance {tolerance:g} needs {keys:,} keys at a Lipschitz constant of {slope:.3g}; at most {_MOST_KEYS:,} are built."
+        )
+    grid = ProductGrid.uniform(domain, tuple(map(int, counts)))
+    centers = grid.centers_of(np.arange(grid.num_cells))
+    tables = [value_table(t, lambda a, b: centers[a:b], len(centers), dtype) for t in targets]
+    rho = up(float(np.linalg.norm(domain.sides / (2 * counts))), 8) * (1 + 1e-12)
+    rate = _rate(slope, spread, tolerance, rho, apart, len(e), len(centers))
+    rate = float(Precision.of(dtype).number(rate))
+    padded = np.zeros((len(e), len(centers), e.shape[1]))
+    padded[:, :, : domain.dimension] = centers
+    placed = (padded + e[:, None]).reshape(-1, e.shape[1])
+    require_ordinary(dtype, inverse_temperature=rate, squared_length=float((placed**2).sum(axis=1).max()) + 1.0)
+    head = ScatteredHead(
+        torch.tensor(placed, dtype=dtype),
+        rate,
+        torch.cat([values for values, _ in tables]),
+        input_shapes=((e.shape[1],),),
+        output_shape=targets[0].output_shape or (1,),
+    )
+    reach = float(np.abs(placed).sum(axis=1).max() + domain.sides.sum())
+    largest = float(head.values.abs().max())
+    terms = _terms(
+        (slope, spread, rho, apart, rate),
+        (len(e), len(centers), e.shape[1]),
+        reach,
+        largest,
+        max(w for _, w in tables),
+        dtype,
+    )
+    if total(terms) > tolerance:
+        raise ToleranceError(
+            f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {Precision.of(dtype).name}",
+            "Use a larger tolerance, or float64.",
+        )
+    return PositionalHead(head, e, domain, targets, tuple(terms))
+
+
+def _apart(e: Array, domain: Box) -> float:
+    """The least distance between the boxes of two positions, rounded down; infinite for one position."""
+    if len(e) == 1:
+        return math.inf
+    gap = np.abs(e[:, None] - e[None])
+    gap[..., : domain.dimension] = np.maximum(gap[..., : domain.dimension] - domain.sides, 0)
+    distance = np.sqrt((gap**2).sum(axis=2))
+    distance[np.arange(len(e)), np.arange(len(e))] = np.inf
+    found = float(down(distance.min() - 4e-16 * (np.abs(e).max() + np.abs(domain.sides).max()), 16))
+    if not found > 0:
+        i, j = np.unravel_index(int(distance.argmin()), distance.shape)
+        raise DomainError(
+            f"the boxes of positions {i} and {j}, the domain plus their encodings, are {max(found, 0.0):g} apart, so x + e does "
+            "not tell the position and no head shared by all tokens can tell f_i from f_j",
+            "Use encodings that are farther apart than the domain is wide, or coordinates of their own.",
+        )
+    return found
+
+
+def _slopes(targets: Sequence[Target], domain: Box) -> tuple[float, float]:
+    """The largest proved Lipschitz constant, and a bound of the difference of any two values."""
+    largest = slope = 0.0
+    for target in targets:
+        assert target.graph is not None
+        found = lipschitz_bounds(target.graph, domain.lo, domain.hi)
+        if not found.is_lipschitz:
+            raise NotContinuousError(
+                f"{target.label} may jump or be infinitely steep near {found.rough_lo[0].tolist()}; expected Lipschitz functions."
+            )
+        slope, largest = max(slope, found.euclidean), max(largest, found.magnitude)
+    return slope, mul_up(2.0, largest)
+
+
+def _rate(slope: float, spread: float, tolerance: float, rho: float, apart: float, tokens: int, cells: int) -> float:
+    """R for which softness takes the bound to 0.97 of the tolerance, and other positions a thousandth of it."""
+    room = (0.97 * tolerance / slope) ** 2 - rho**2 if slope else math.inf
+    soft = 2 * soft_maximum_gap(cells) / room if room > 0 else math.inf
+    far = 0.0
+    if tokens > 1 and spread:
+        far = 2 * math.log(max(2.0, 1000 * (tokens - 1) * cells * spread / tolerance)) / (apart**2 - rho**2)
+    return max(soft, far, 1.0 / max(rho, 1e-150) ** 2)
+
+
+def _terms(
+    facts: tuple[float, float, float, float, float],
+    sizes: tuple[int, int, int],
+    reach: float,
+    largest: float,
+    value_error: float,
+    dtype: torch.dtype,
+) -> list[Term]:
+    slope, spread, rho, apart, rate = facts
+    tokens, cells, width = sizes
+    u = Precision.of(dtype).unit
+    moved = mul_up(4.0, u, reach)  # storing x, e and the centers, and adding
+    near = add_up(rho, moved)
+    softness = div_up(mul_up(2.0, soft_maximum_gap(cells)), rate)
+    distance = add_up(sqrt_up(add_up(mul_up(near, near), softness)), moved)
+    key = "additive-positions"
+    approximation = Term(
+        "approximation",
+        mul_up(slope, distance),
+        "L√(ρ² + 2W((G−1)/e)/R)",
+        key,
+        {"constant": slope, "radius": rho, "softness": softness, "moved": moved},
+    )
+    leak = 0.0
+    if tokens > 1:
+        least = max(0.0, sub_down(apart, moved))
+        gap = sub_down(float(down(least * least)), float(up(near * near)))
+        leak = min(1.0, mul_up(float((tokens - 1) * cells), exp_up(-float(down(rate / 2 * gap, 2)))))
+    other = Term(
+        "other positions",
+        mul_up(leak, spread),
+        "(n−1)G e^{−R(s²−ρ²)/2} · spread",
+        key,
+        {"leak": leak, "apart": apart, "spread": spread},
+    )
+    cut = exponent_cut(tokens * cells)
+    score = add_up(mul_up(rate / 2, near, near), cut)
+    running = running_terms(
+        add_up(approximation.value, other.value),
+        mass_left_out=mul_up(float(tokens * cells), exp_up(-cut * (1 - 1e-6))),
+        score_error=mul_up(u, add_up(mul_up(float(width + 8), score), 16.0)),
+        operations=float(2 * tokens * cells + width + 16),
+        unit_roundoff=u,
+        largest=largest,
+        spread=spread,
+        value_error=value_error,
+    )
+    return [approximation, other, *running]
