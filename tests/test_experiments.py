@@ -46,8 +46,8 @@ def tiny(images):
     return run
 
 
-def test_there_are_sixteen_with_a_figure_each():
-    assert len(NAMES) == 16 and set(FIGURES) == set(NAMES)
+def test_there_are_seventeen_with_a_figure_each():
+    assert len(NAMES) == 17 and set(FIGURES) == set(NAMES)
     for e in EXPERIMENTS.values():
         assert re.fullmatch(r"[a-z0-9-]+", e.name) and all((e.title, e.source, e.claim, e.criterion, e.method))
         assert e.seconds["default"] <= 240
@@ -72,7 +72,13 @@ def test_the_verdict_says_no_where_the_claim_is_false(name, seed):
     assert EXPERIMENTS[name].verdict(EXPERIMENTS[name].control(seed)).outcome == "fails"
 
 
-CLAIMS_THAT_MUST_HOLD = ("partition", "dimension", "small-domains", "in-context")  # theorems: also in the tiny size
+CLAIMS_THAT_MUST_HOLD = (
+    "partition",
+    "dimension",
+    "small-domains",
+    "positions",
+    "in-context",
+)  # theorems: also in the tiny size
 
 
 @pytest.mark.parametrize("name", CLAIMS_THAT_MUST_HOLD)

@@ -27,7 +27,7 @@ _MOST_COLUMNS = 2048
 
 
 class PositionalAttention(nn.Module):
-    """A multi-head attention whose weights are shared by all tokens: `Z ↦ Σ_h W_V,h Y softmax(Y ᵀW_K,hᵀ W_Q,h Y)`, `Y = [Z 0; I]`.
+    """A multi-head attention whose weights are shared by all tokens: `Z ↦ Σ_h W_V,h Y softmax((W_K Y)ᵀ W_Q,h Y)`, `Y = [Z 0; I]`.
 
     The encoding of position c is the unit vector e_c, added to the padded token `[x_c; 0]`; tokens beyond the input are blank.
 
@@ -57,11 +57,14 @@ class PositionalAttention(nn.Module):
 
     @certified
     def forward(self, z: Tensor) -> Tensor:
-        y = self.encoded(z)
-        one_hot = y[..., z.shape[-2] :, :]  # W_K = [0 I]
-        scores = one_hot.transpose(-1, -2)[..., None, :, :] @ (self.w_q @ one_hot[..., None, :, :])
-        out = (self.w_v @ y[..., None, :, :] @ torch.softmax(scores, dim=-2)).sum(dim=-3)
-        return out[..., : self.columns[1]]
+        """`Σ_h W_V,h Y softmax(W_Q,h)`: as `W_K = [0 I]` and the encodings are I, the scores are W_Q itself.
+
+        What comes from tokens and what comes from encodings is summed apart, because blank tokens are 0.
+        """
+        (rows, columns), out = z.shape[-2:], self.columns[1]
+        weights = torch.softmax(self.w_q, dim=-2)[..., :out]
+        tokens = (self.w_v[..., :rows] @ z[..., None, :, :]) @ weights[:, :columns]
+        return tokens.sum(dim=-3) + (self.w_v[..., rows:] @ weights).sum(dim=0)
 
     def rounding_bound(self, size: Array) -> Array:
         """How far it may be from its Linear, `(rows_out,)`, for tokens with |z| ≤ size, `(rows_in, columns_in)`."""

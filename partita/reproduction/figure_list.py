@@ -10,6 +10,7 @@ from typing import Any
 from partita.plots.style import save, styled
 from partita.reproduction import first_paper, second_paper
 from partita.reproduction.image_figures import draw_weight_scale
+from partita.reproduction.positions import draw_positions
 from partita.reproduction.table import Tables
 
 __all__ = ["FIGURES", "draw_figure"]
@@ -25,6 +26,7 @@ FIGURES: Mapping[str, Callable[[Tables], Any]] = {
     "dimension": first_paper.draw_dimension,
     "robustness": first_paper.draw_robustness,
     "small-domains": first_paper.draw_small_domains,
+    "positions": draw_positions,
     "ramp-rate": second_paper.draw_ramp_rate,
     "ramp-heads": second_paper.draw_ramp_heads,
     "attention-maps": second_paper.draw_attention_maps,

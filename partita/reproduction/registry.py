@@ -13,6 +13,7 @@ from partita.reproduction import (
     input_noise,
     learnability,
     partition,
+    positions,
     ramp_heads,
     ramp_rate,
     robustness,
@@ -38,6 +39,7 @@ _FIRST = (
     dimension,
     robustness,
     small_domains,
+    positions,
 )
 _SECOND = (ramp_rate, ramp_heads, attention_maps, two_layer_networks, stability, descent_runs)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _FIRST + _SECOND}
