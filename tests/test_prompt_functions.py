@@ -234,6 +234,8 @@ def test_prompts_that_the_bound_does_not_cover_are_refused():
         (ShapeError, r"X \(21, 1\), y \(20,\)", (x, y[:20], [[0.0]])),
         (ShapeError, r"Q \(1, 2\)", (x, y, [[0.0, 0.0]])),
         (ShapeError, r"X \(0, 1\)", (x[:0], y[:0], [[0.0]])),
+        (ShapeError, "a str that is not an array", ("x", y, [[0.0]])),
+        (ShapeError, "complex64", (torch.zeros(1, 1, dtype=torch.complex64), y[:1], [[0.0]])),
         (NonFiniteValueError, "y has 1 numbers", (x, np.where(y == 0, np.nan, y), [[0.0]])),
     ]:
         with pytest.raises(error, match=match):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -376,7 +377,8 @@ class PromptFunction(nn.Module):
         # δ of the run, what storing does to a score, and what this function itself rounds, twice each
         size, u = mul_up(2.0001, f.radius), DOUBLE.unit
         moved = mul_up(2.0, f.moved, add_up(size, mul_up(2.0, f.moved)))
-        own = mul_up(f.dimension + 12.0, u, size, size)
+        own = mul_up(3.0 * f.dimension + 40.0, u, size, size)
+        lost = mul_up(2.0 * f.dimension + 20.0, u, size)  # in differences of distances
         delta = add_up(
             mul_up(f.rate, add_up(f.product_error, moved, own)), f.exponent_error(pairs), u * (40 + 2 * pairs)
         )
@@ -388,7 +390,7 @@ class PromptFunction(nn.Module):
             least = distance.min(axis=1, keepdims=True)
             weights = np.exp(-f.rate / 2 * (distance - least) * (distance + least))
             spread = (weights * (distance - least)).sum(axis=1) / weights.sum(axis=1)
-            found[start : start + step] = up(least[:, 0] + up(factor * spread, 8), 8)
+            found[start : start + step] = up(least[:, 0] + up(factor * (spread + lost), 8), 8)
         nearest = up(_nearest(x, q) * (1 + f.dimension * u), 8) + 2 * f.moved
         by_lemma = up(np.sqrt(up(nearest * nearest + f.softness(pairs), 4)), 4) + 2 * f.moved
         mean = np.minimum(found, up(by_lemma, 4))
@@ -396,7 +398,14 @@ class PromptFunction(nn.Module):
 
 
 def _tensor(given: Any) -> Tensor:
-    found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
+    try:
+        found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"found a {type(given).__name__} that is not an array of numbers; expected arrays or tensors."
+        ) from None
+    if found.is_complex():
+        raise ShapeError(f"found {found.dtype}; expected real numbers.")
     return found if found.is_floating_point() else found.double()
 
 
@@ -471,7 +480,9 @@ def function(
     _validated(lipschitz, fill_distance, tolerance, box, max_pairs, noise, largest, dtype)
     precision = Precision.of(dtype)
     extent = np.maximum(np.abs(box.lo - (box.lo + box.hi) / 2), np.abs(box.hi - (box.lo + box.hi) / 2))
-    radius = up(float(np.linalg.norm(extent)), 8) * (1 + box.dimension * 1e-15)
+    longest = float(extent.max())
+    radius = up(longest * float(np.linalg.norm(extent / longest)), 8) * (1 + box.dimension * 1e-15)
+    require_ordinary(dtype, squared_half_diagonal_of_the_box=mul_up(radius, radius))
     least = lipschitz * fill_distance + noise
     if tolerance <= least:
         raise ToleranceError(
@@ -530,9 +541,9 @@ def _validated(
         raise DomainError(f"box is {box!r}; expected a box of points, say pa.Box([-1, -1], [1, 1]).")
     numbers = {"lipschitz": lipschitz, "fill_distance": fill_distance, "tolerance": tolerance}
     for name, number in (numbers if largest is None else numbers | {"largest": largest}).items():
-        if not 0 < number < math.inf:
+        if not isinstance(number, Real) or not 0 < number < math.inf:
             raise DomainError(f"{name} is {number!r}; expected a finite number > 0.")
-    if not 0 <= noise < math.inf:
+    if not isinstance(noise, Real) or not 0 <= noise < math.inf:
         raise DomainError(f"noise is {noise!r}; expected a finite number ≥ 0.")
     if isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or not 1 <= max_pairs <= 10**9:
         raise DomainError(f"max_pairs is {max_pairs!r}; expected an integer from 1 to 10⁹.")
