@@ -248,6 +248,17 @@ def test_the_terms_of_the_positional_bound_are_needed():
     )  # the encodings of other positions
 
 
+def test_the_mass_that_other_positions_get_is_within_its_term():
+    built = positional_head(["x", "3 - x"], [[0.0], [2.3]], pa.Box([-1], [1]), tolerance=0.5)
+    other = next(t for t in built.terms if t.name == "other positions")
+    centers, rate = built.head.centers[:, 0].numpy(), float(built.head.inverse_temperature)
+    z = np.linspace(-1, 1, 2001)[:, None]
+    weights = np.exp(-rate / 2 * ((z - centers) ** 2 - ((z - centers) ** 2).min(axis=1, keepdims=True)))
+    mass = weights[:, len(centers) // 2 :].sum(axis=1) / weights.sum(axis=1)
+    assert 0 < mass.max() <= other.inputs["leak"]
+    assert other.value >= other.inputs["leak"] * 6  # values from −1 to 4, bounded by twice the largest
+
+
 def test_positional_heads_at_the_edges():
     single = positional_head(["x^2"], [[0.0]], pa.Box([-1], [1]), tolerance=0.05)
     assert single.error_bound <= 0.05 and single(np.zeros((1, 1))).shape == (1, 1)

@@ -481,7 +481,7 @@ def function(
     precision = Precision.of(dtype)
     extent = np.maximum(np.abs(box.lo - (box.lo + box.hi) / 2), np.abs(box.hi - (box.lo + box.hi) / 2))
     longest = float(extent.max())
-    radius = up(longest * float(np.linalg.norm(extent / longest)), 8) * (1 + box.dimension * 1e-15)
+    radius = float(up(longest * float(np.linalg.norm(extent / longest)), 8)) * (1 + box.dimension * 1e-15)
     require_ordinary(dtype, squared_half_diagonal_of_the_box=mul_up(radius, radius))
     least = lipschitz * fill_distance + noise
     if tolerance <= least:

@@ -152,7 +152,7 @@ def positional_head(
     grid = ProductGrid.uniform(domain, tuple(map(int, counts)))
     centers = grid.centers_of(np.arange(grid.num_cells))
     tables = [value_table(t, lambda a, b: centers[a:b], len(centers), dtype) for t in targets]
-    rho = up(float(np.linalg.norm(domain.sides / (2 * counts))), 8) * (1 + 1e-12)
+    rho = float(up(float(np.linalg.norm(domain.sides / (2 * counts))), 8)) * (1 + 1e-12)
     rate = _rate(slope, spread, tolerance, rho, apart, len(e), len(centers))
     rate = float(Precision.of(dtype).number(rate))
     padded = np.zeros((len(e), len(centers), e.shape[1]))
