@@ -240,6 +240,8 @@ def test_prompts_that_the_bound_does_not_cover_are_refused():
     ]:
         with pytest.raises(error, match=match):
             g(*call)
+    with pytest.raises(UnsupportedError, match=r"built for float64 and cast to torch\.float32"):
+        layer("line").float()(x, y, [[0.0]])
     with pytest.raises(UnsupportedError, match="check is 'maybe'"):
         g(x, y, [[0.0]], check="maybe")
     with pytest.raises(LipschitzContradictedError, match=r"pairs 0 and 1 are 0\.1 apart and their values 0\.2"):

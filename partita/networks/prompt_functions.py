@@ -292,6 +292,11 @@ class PromptFunction(nn.Module):
 
     def _shaped(self, points: Any, values: Any, queries: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
         """X, y `(…, N, out)` and Q as tensors, and whether y had no output dimension."""
+        if self.w_q.dtype != getattr(torch, self.facts.precision.name) or self.origin.dtype != torch.float64:
+            raise UnsupportedError(
+                f"this layer was built for {self.facts.precision.name} and cast to {self.w_q.dtype}, which its bound does not cover",
+                "Build it with dtype= instead.",
+            )
         x, y, q = _tensor(points), _tensor(values), _tensor(queries)
         m = self.facts.dimension
         is_scalar = y.dim() == x.dim() - 1
