@@ -269,6 +269,16 @@ def test_positional_heads_at_the_edges():
     z = np.random.default_rng(5).uniform(1e6, 1e6 + 4, (500, 2, 1))
     exact = np.stack([np.sin(z[:, 0]), np.cos(z[:, 1])], axis=1)
     assert np.abs(far(z).numpy() - exact).max() <= far.error_bound <= 0.05
+    back = positional_head(
+        ["x - 2e4", "2e4 - x"], [[-2e4], [-2e4 + 9]], pa.Box([2e4], [2e4 + 4]), tolerance=0.2, dtype=torch.float32
+    )
+    z = np.random.default_rng(6).uniform(
+        2e4, 2e4 + 4, (2000, 2, 1)
+    )  # x is rounded before the encoding brings it near 0
+    exact = np.stack([z[:, 0] - 2e4, 2e4 - z[:, 1]], axis=1)
+    moved = float(np.abs(z - z.astype(np.float32)).max())
+    assert moved > 5e-4 and next(iter(back.terms)).inputs["moved"] > moved
+    assert np.abs(back(z).double().numpy() - exact).max() <= back.error_bound
     vector = positional_head(["x, -x", "x^2, 1 + 0*x"], [[0.0], [3.0]], pa.Box([-1], [1]), tolerance=0.1)
     assert vector(np.zeros((7, 2, 1))).shape == (7, 2, 2)
 

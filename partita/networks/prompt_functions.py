@@ -294,7 +294,7 @@ class PromptFunction(nn.Module):
         """X, y `(…, N, out)` and Q as tensors, and whether y had no output dimension."""
         if self.w_q.dtype != getattr(torch, self.facts.precision.name) or self.origin.dtype != torch.float64:
             raise UnsupportedError(
-                f"this layer was built for {self.facts.precision.name} and cast to {self.w_q.dtype}, which its bound does not cover",
+                f"this layer was built for {self.facts.precision.name} and cast to {self.w_q.dtype}; its bound does not cover that",
                 "Build it with dtype= instead.",
             )
         x, y, q = _tensor(points), _tensor(values), _tensor(queries)

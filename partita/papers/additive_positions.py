@@ -166,7 +166,7 @@ def positional_head(
         input_shapes=((e.shape[1],),),
         output_shape=targets[0].output_shape or (1,),
     )
-    reach = float(np.abs(placed).sum(axis=1).max() + domain.sides.sum())
+    reach = float(np.maximum(np.abs(domain.lo), np.abs(domain.hi)).sum() + np.abs(e).sum(axis=1).max()) * (1 + 1e-12)
     largest = float(head.values.abs().max())
     terms = _terms(
         (slope, spread, rho, apart, rate),
