@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 import partita as pa
-from partita.errors import DomainError, NotContinuousError, NothingKnownError, ShapeError, SizeError, UnsupportedError
+from partita.errors import (
+    DomainError,
+    NotContinuousError,
+    NothingKnownError,
+    ShapeError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.functions.target import make_target
 from partita.heads.layers import LinearSum
 from partita.papers import (
@@ -293,8 +301,11 @@ def test_positional_heads_that_cannot_be_built_are_refused():
         positional_head([np.sin], [[0.0]], box, tolerance=0.1)
     with pytest.raises(ShapeError, match="one row of encodings per function"):
         positional_head(["x"], [[0.0], [3.0]], box, tolerance=0.1)
-    with pytest.raises(SizeError, match="keys"):
-        positional_head(["x"], [[0.0]], box, tolerance=1e-7)
+    for tolerance in (1e-7, 1e-13):
+        with pytest.raises(SizeError, match="keys"):
+            positional_head(["x"], [[0.0]], box, tolerance=tolerance)
+    with pytest.raises(ToleranceError, match=r"float32 moves x \+ e by up to"):
+        positional_head(["x", "-x"], [[0.0], [1e6]], box, tolerance=0.1, dtype=torch.float32)
     with pytest.raises(ShapeError, match=r"expected \(…, 1, 1\)"):
         positional_head(["x"], [[0.0]], box, tolerance=0.1)(np.zeros((2, 1)))
 

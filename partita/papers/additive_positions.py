@@ -142,19 +142,29 @@ def positional_head(
         raise NothingKnownError("positional_head needs every f_i as an expression, all with the same shape of output.")
     apart = _apart(e, domain)
     slope, spread = _slopes(targets, domain)
-    wanted = min(0.8 * tolerance / slope if slope else math.inf, 0.5 * apart, float(np.linalg.norm(domain.sides)))
-    counts = np.ceil(domain.sides * math.sqrt(domain.dimension) / (2 * wanted) * (1 - 1e-12)).astype(int).clip(1)
-    keys = len(e) * math.prod(map(int, counts))
+    precision = Precision.of(dtype)
+    reach = float(np.maximum(np.abs(domain.lo), np.abs(domain.hi)).sum() + np.abs(e).sum(axis=1).max()) * (1 + 1e-12)
+    moved = mul_up(4.0, precision.unit, reach)  # storing x, e and the centers, and adding
+    left = tolerance - 3 * slope * moved
+    if left <= 0:
+        raise ToleranceError(
+            f"tolerance {tolerance:g}: rounding in {precision.name} moves x + e by up to {moved:.3g} and so f by up to "
+            f"{slope * moved:.3g}",
+            "Use a larger tolerance, smaller encodings, or float64.",
+        )
+    wanted = min(0.8 * left / slope if slope else math.inf, 0.5 * apart, float(np.linalg.norm(domain.sides)))
+    exact = np.ceil(domain.sides * math.sqrt(domain.dimension) / (2 * wanted) * (1 - 1e-12)).clip(1)
+    keys = len(e) * float(exact.prod())
     if keys > _MOST_KEYS:
         raise SizeError(
-            f"tolerance {tolerance:g} needs {keys:,} keys at a Lipschitz constant of {slope:.3g}; at most {_MOST_KEYS:,} are built."
+            f"tolerance {tolerance:g} needs {keys:.3g} keys with Lipschitz constant {slope:.3g}; at most {_MOST_KEYS:,} are built."
         )
+    counts = exact.astype(int)
     grid = ProductGrid.uniform(domain, tuple(map(int, counts)))
     centers = grid.centers_of(np.arange(grid.num_cells))
     tables = [value_table(t, lambda a, b: centers[a:b], len(centers), dtype) for t in targets]
     rho = float(up(float(np.linalg.norm(domain.sides / (2 * counts))), 8)) * (1 + 1e-12)
-    rate = _rate(slope, spread, tolerance, rho, apart, len(e), len(centers))
-    rate = float(Precision.of(dtype).number(rate))
+    rate = float(precision.number(_rate(slope, spread, left, rho, apart, len(e), len(centers))))
     padded = np.zeros((len(e), len(centers), e.shape[1]))
     padded[:, :, : domain.dimension] = centers
     placed = (padded + e[:, None]).reshape(-1, e.shape[1])
@@ -166,19 +176,18 @@ def positional_head(
         input_shapes=((e.shape[1],),),
         output_shape=targets[0].output_shape or (1,),
     )
-    reach = float(np.maximum(np.abs(domain.lo), np.abs(domain.hi)).sum() + np.abs(e).sum(axis=1).max()) * (1 + 1e-12)
     largest = float(head.values.abs().max())
     terms = _terms(
         (slope, spread, rho, apart, rate),
         (len(e), len(centers), e.shape[1]),
-        reach,
+        moved,
         largest,
         max(w for _, w in tables),
         dtype,
     )
     if total(terms) > tolerance:
         raise ToleranceError(
-            f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {Precision.of(dtype).name}",
+            f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {precision.name}",
             "Use a larger tolerance, or float64.",
         )
     return PositionalHead(head, e, domain, targets, tuple(terms))
@@ -230,7 +239,7 @@ def _rate(slope: float, spread: float, tolerance: float, rho: float, apart: floa
 def _terms(
     facts: tuple[float, float, float, float, float],
     sizes: tuple[int, int, int],
-    reach: float,
+    moved: float,
     largest: float,
     value_error: float,
     dtype: torch.dtype,
@@ -238,7 +247,6 @@ def _terms(
     slope, spread, rho, apart, rate = facts
     tokens, cells, width = sizes
     u = Precision.of(dtype).unit
-    moved = mul_up(4.0, u, reach)  # storing x, e and the centers, and adding
     near = add_up(rho, moved)
     softness = div_up(mul_up(2.0, soft_maximum_gap(cells)), rate)
     distance = add_up(sqrt_up(add_up(mul_up(near, near), softness)), moved)
