@@ -9,7 +9,7 @@ from typing import Any
 
 from partita.plots.style import save, styled
 from partita.reproduction import first_paper, second_paper
-from partita.reproduction.image_figures import draw_weight_scale
+from partita.reproduction.image_figures import draw_noise_mechanism, draw_weight_scale
 from partita.reproduction.positions import draw_positions
 from partita.reproduction.table import Tables
 
@@ -18,6 +18,7 @@ __all__ = ["FIGURES", "draw_figure"]
 FIGURES: Mapping[str, Callable[[Tables], Any]] = {
     "partition": first_paper.draw_partition,
     "weight-scale": draw_weight_scale,
+    "noise-mechanism": draw_noise_mechanism,
     "step-function": first_paper.draw_step_function,
     "explicit-weights": first_paper.draw_explicit_weights,
     "temperature": first_paper.draw_temperature,

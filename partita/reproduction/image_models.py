@@ -17,7 +17,23 @@ from torch.nn import functional
 from partita.reproduction.batched import BatchedAdam, column, spectral_norms, uniform_layer
 from partita.reproduction.image_files import ImageSet
 
-__all__ = ["Copy", "Schedule", "Snapshot", "rows_of", "train_copies"]
+__all__ = ["SEEN", "Copy", "Schedule", "Snapshot", "rows_of", "train_copies"]
+
+# what a snapshot holds of attention and accuracy, on held-out images noised as in training and clean
+SEEN = (
+    "train_loss",
+    "w_k",
+    "w_k_frobenius",
+    "w_q",
+    "w_q_frobenius",
+    "spread",
+    "entropy",
+    "accuracy",
+    "spread_clean",
+    "entropy_clean",
+    "accuracy_clean",
+)
+_MOST = 0.99
 
 _CLASSES = 10
 _DECAYED = {"w_k", "w_q", "w_v", "w_1", "w_2"}
@@ -194,21 +210,38 @@ def train_copies(
 
 @torch.no_grad()
 def _look(model: _Copies, data: _Data, train_loss: Tensor) -> dict[str, Tensor]:
-    """Norms, the scores' spread and entropy on held-out images (noised as in training, and clean), loss and accuracy."""
+    """Norms, the scores' spread and entropy on held-out images (noised as in training, and clean), loss and accuracy.
+
+    Beside `SEEN`: the Frobenius norms in the directions that hold little of the clean rows (`_outside`), the weight that
+    a row gives itself (`own_row`) and the cosine between W_K and W_Q (`alignment`).
+    """
     p, held = model.parameters, len(data.rows) - data.trained
     index = (data.trained + torch.arange(min(held, 256), device=data.rows.device)).expand(len(model.seeds), -1)
     numbers = {"train_loss": train_loss}
+    little = _directions_of_little(data.rows)
     for name in ("w_k", "w_q"):
         numbers[name] = spectral_norms(p[name])
         numbers[f"{name}_frobenius"] = p[name].flatten(1).norm(dim=1)
+        numbers[f"{name}_outside"] = (little.T @ p[name]).flatten(1).norm(dim=1)
+    numbers["alignment"] = functional.cosine_similarity(p["w_k"].flatten(1), p["w_q"].flatten(1))
     for ending, clean in (("", False), ("_clean", True)):
         z = model.inputs(data, index, clean=clean)
         k, q = model.keys_and_queries(z)
         scores = k @ q.transpose(-1, -2)  # (copies, B, keys, queries)
         weights = torch.softmax(scores, dim=-2)
         entropy = -(weights * weights.clamp_min(1e-30).log()).sum(dim=-2)
+        numbers[f"own_row{ending}"] = weights.diagonal(dim1=-2, dim2=-1).mean(dim=(1, 2))
         numbers[f"spread{ending}"] = scores.std(dim=-2).mean(dim=(1, 2))
         numbers[f"entropy{ending}"] = entropy.mean(dim=(1, 2)) / torch.log(torch.tensor(float(z.shape[2])))
         truth = data.labels[index][model.seed_of]
         numbers[f"accuracy{ending}"] = (model.logits(z).argmax(-1) == truth).float().mean(dim=1)
     return {name: value.detach().double().cpu() for name, value in numbers.items()}
+
+
+def _directions_of_little(rows: Tensor) -> Tensor:
+    """Orthonormal directions `(d, k)` beside the leading ones that hold 99 % of the clean rows' second moment."""
+    flat = rows.reshape(-1, rows.shape[-1]).double().cpu()
+    moments, directions = torch.linalg.eigh(flat.T @ flat)
+    share = moments.flip(0).cumsum(0) / moments.sum().clamp_min(1e-300)
+    leading = min(int((share < _MOST).sum()) + 1, len(moments))
+    return directions.flip(1)[:, leading:].to(rows)

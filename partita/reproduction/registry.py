@@ -12,6 +12,7 @@ from partita.reproduction import (
     explicit_weights,
     input_noise,
     learnability,
+    noise_mechanism,
     partition,
     positions,
     ramp_heads,
@@ -31,6 +32,7 @@ __all__ = ["EXPERIMENTS", "find_experiment"]
 _FIRST = (
     partition,
     weight_scale,
+    noise_mechanism,
     step_function,
     explicit_weights,
     temperature,

@@ -1,8 +1,9 @@
-"""Statistics for the verdicts: slopes with confidence intervals, rank correlations and sign tests with p-values."""
+"""Statistics for the verdicts: slopes with intervals, and rank correlations, sign tests and tests of decline with p-values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import scipy  # scipy.stats loads when it is first used: half a second that only verdicts need
@@ -10,7 +11,16 @@ from numpy.typing import ArrayLike
 
 from partita.errors import ShapeError
 
-__all__ = ["Rank", "Slope", "group_means", "log_slope", "more_often", "rank_correlation", "slope"]
+__all__ = [
+    "Rank",
+    "Slope",
+    "against_decline",
+    "group_means",
+    "log_slope",
+    "more_often",
+    "rank_correlation",
+    "slope",
+]
 
 
 @dataclass(frozen=True)
@@ -97,3 +107,58 @@ def group_means(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.
     groups = [b[a == level] for level in levels]
     spread = [g.std(ddof=1) if len(g) > 1 else 0.0 for g in groups]
     return levels, np.array([g.mean() for g in groups]), np.array(spread)
+
+
+def against_decline(seeds: ArrayLike, levels: ArrayLike, y: ArrayLike) -> float:
+    """The p-value of "y never rises with the level", each seed having its own mean; small means that it does rise somewhere.
+
+    Means over seeds, each seed's own mean removed, are compared with the nearest means that never rise (isotonic
+    regression). The statistic is their squared distance over the variance that seeds and levels leave unexplained. Its
+    distribution is simulated for means that are all equal, the least favourable decline, with normal scatter.
+
+    Args:
+        seeds, levels, y: `(n,)` each; every seed occurs once at every level.
+
+    >>> seeds, levels = np.repeat(range(4), 6), np.tile(range(6), 4)
+    >>> scatter = 0.1 * np.random.default_rng(0).standard_normal(24)
+    >>> against_decline(seeds, levels, seeds - levels + scatter) > 0.5
+    True
+    >>> against_decline(seeds, levels, seeds - abs(levels - 2) + scatter) < 0.01
+    True
+    """
+    s, x, values = (np.asarray(a, dtype=float) for a in (seeds, levels, y))
+    ordered = values[np.lexsort((x, s))]
+    rows, columns = len(np.unique(s)), len(np.unique(x))
+    if rows * columns != len(values) or rows < 2 or columns < 2:
+        raise ShapeError(
+            f"{len(values)} values for {rows} seeds and {columns} levels; expected every seed once at every level, and at "
+            "least two of each."
+        )
+    null = _decline_null(rows, columns)
+    statistic = float(_distance_from_decline(ordered.reshape(1, rows, columns))[0])
+    return float((1 + (null >= statistic).sum()) / (1 + len(null)))
+
+
+def _distance_from_decline(tables: np.ndarray) -> np.ndarray:
+    """Of each `(seeds, levels)` table: squared distance of its means from the nearest decline, over the residual variance."""
+    centred = tables - tables.mean(axis=2, keepdims=True)
+    means = centred.mean(axis=1)
+    free = (tables.shape[1] - 1) * (tables.shape[2] - 1)
+    residual = ((centred - means[:, None]) ** 2).sum(axis=(1, 2)) / free
+    # isotonic regression as min over i ≤ k of max over j ≥ k of the mean of i … j
+    levels = means.shape[1]
+    sums = np.concatenate([np.zeros((len(means), 1)), np.cumsum(means, axis=1)], axis=1)
+    i, j = np.meshgrid(np.arange(levels), np.arange(levels), indexing="ij")
+    average = np.where(j >= i, (sums[:, j + 1] - sums[:, i]) / np.maximum(j - i + 1, 1), -np.inf)
+    from_j = np.maximum.accumulate(average[:, :, ::-1], axis=2)[:, :, ::-1]
+    fitted = np.minimum.accumulate(np.where(j >= i, from_j, np.inf), axis=1)[:, np.arange(levels), np.arange(levels)]
+    out: np.ndarray = ((means - fitted) ** 2).sum(axis=1) / np.maximum(residual, 1e-300)
+    return out
+
+
+@lru_cache(maxsize=16)
+def _decline_null(rows: int, columns: int, draws: int = 2000) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return np.concatenate(
+        [_distance_from_decline(rng.standard_normal((draws // 10, rows, columns))) for _ in range(10)]
+    )
