@@ -157,26 +157,33 @@ def draw_input_noise(tables: Tables) -> Any:
 
 
 def draw_learnability(tables: Tables) -> Any:
-    """Error against steps for each start, untrained constructions as lines."""
-    training, fixed = tables["training"], tables["constructed"]
-    figure, panels = new_figure(2)
-    for panel, name, title in (
-        (panels[0, 0], "sup_error", "sup error"),
-        (panels[0, 1], "rmse", "root mean square error"),
-    ):
+    """A row per function: error against steps for each start, untrained weights as lines; and the cells that are found."""
+    training, fixed, heads = tables["training"], tables["constructed"], tables["heads"]
+    names = training.distinct("function")
+    figure, panels = new_figure(2, len(names))
+    for row, function in enumerate(names):
+        left, right = panels[row]
         for number, start in enumerate(training.distinct("start")):
-            rows = training.where(start=start)
+            rows = training.where(function=function, start=start)
             steps = np.unique(rows["step"])
-            values = [rows[name][rows["step"] == s] for s in steps]
-            middle = np.array([np.median(v) for v in values])
-            series(panel, steps + 1, middle, number, start)
-            panel.fill_between(
-                steps + 1, [v.min() for v in values], [v.max() for v in values], color=COLOURS[number], alpha=0.15, lw=0
-            )
-        for row, dash in zip(fixed.rows(), ("-", "--", ":")):
-            panel.axhline(row[name], color=SOFT, ls=dash, lw=1.4, label=f"constructed, {row['values']}")
-        panel.loglog()
-        clean(panel, title, x="step + 1")
+            values = [rows["sup_error"][rows["step"] == s] for s in steps]
+            series(left, steps + 1, np.array([np.median(v) for v in values]), number, f"from {start}")
+            low, high = [v.min() for v in values], [v.max() for v in values]
+            left.fill_between(steps + 1, low, high, color=COLOURS[number], alpha=0.15, lw=0)
+            cells = heads.where(function=function, start=start)
+            for place, step in enumerate(sorted(set(cells["step"]))):
+                found = cells.where(step=step)["cells_found"]
+                spots = number + 0.3 * place + np.linspace(-0.06, 0.06, len(found))
+                right.plot(spots, found, "o", color=COLOURS[number], mfc=None if place else "none", ms=4)
+        for line, dash in zip(fixed.where(function=function).rows(), ("-", "--", ":")):
+            left.axhline(line["sup_error"], color=SOFT, ls=dash, lw=1.4, label=f"untrained, {line['values']}")
+        left.loglog()
+        right.axhline(0.5, color=INK, lw=0.6)
+        right.set(ylim=(-0.03, 1.03), xticks=np.arange(3) + 0.15)
+        right.set_xticklabels(["from hard", "from soft", "from random"])
+        size = fixed.where(function=function)["keys"][0]
+        clean(left, f"{function}, {size} keys: sup error", x="step + 1")
+        clean(right, "share of constructed cells (open: before training)")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure
 

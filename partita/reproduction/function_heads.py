@@ -6,17 +6,18 @@ is a table of keys. Its max-affine function has slopes and offsets `W_Q k_j`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
 from partita.geometry.partitions import MaxAffine
 from partita.reproduction.batched import BatchedAdam, spectral_norms
 
-__all__ = ["FunctionHeads", "turning_points"]
+__all__ = ["FunctionHeads", "cells_found", "turning_points"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,15 @@ class FunctionHeads:
         queries = torch.eye(centers.shape[1] + 1, dtype=torch.float64) * root
         parts = (keys, queries, torch.from_numpy(np.asarray(values, dtype=float)))
         return cls(*(p.expand(copies, *p.shape).clone() for p in parts))
+
+    @classmethod
+    def joined(cls, parts: Sequence[FunctionHeads]) -> FunctionHeads:
+        """Heads of the same sizes as one batch."""
+        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("w_k", "w_q", "values")))
+
+    def only(self, copy: int) -> FunctionHeads:
+        """One of the copies."""
+        return FunctionHeads(*(p[copy : copy + 1] for p in (self.w_k, self.w_q, self.values)))
 
     @property
     def copies(self) -> int:
@@ -102,6 +112,29 @@ class FunctionHeads:
         """The cells of one copy."""
         affine = (self.w_k[copy] @ self.w_q[copy].T).numpy()
         return MaxAffine(affine[:, :-1], affine[:, -1])
+
+
+def cells_found(wanted: np.ndarray, got: np.ndarray, cells: int) -> dict[str, float]:
+    """How much of one partition another has, from the labels that both give to the same points, `(points,)` each.
+
+    Cells are matched one to one so that the overlaps add up to the most points. A wanted cell is found if it and its
+    match share at least half of the points in either. `distance` is the share of points outside the match.
+
+    >>> cells_found(np.array([0, 0, 1, 1]), np.array([3, 3, 2, 0]), 4)
+    {'cells_met': 3, 'cells_found': 1.0, 'distance': 0.25}
+    """
+    shared = np.zeros((cells, cells))
+    np.add.at(shared, (wanted, got), 1)
+    rows, columns = scipy.optimize.linear_sum_assignment(shared, maximize=True)
+    sizes = shared.sum(axis=1)
+    union = sizes[rows] + shared.sum(axis=0)[columns] - shared[rows, columns]
+    there = sizes[rows] > 0
+    found = there & (2 * shared[rows, columns] >= union)
+    return {
+        "cells_met": len(np.unique(got)),
+        "cells_found": float(found.sum() / there.sum()),
+        "distance": float(1 - shared[rows, columns].sum() / len(wanted)),
+    }
 
 
 def turning_points(partition: MaxAffine, lo: float, hi: float) -> np.ndarray:

@@ -244,4 +244,5 @@ def _directions_of_little(rows: Tensor) -> Tensor:
     moments, directions = torch.linalg.eigh(flat.T @ flat)
     share = moments.flip(0).cumsum(0) / moments.sum().clamp_min(1e-300)
     leading = min(int((share < _MOST).sum()) + 1, len(moments))
-    return directions.flip(1)[:, leading:].to(rows)
+    out: Tensor = directions.flip(1)[:, leading:].to(rows)
+    return out

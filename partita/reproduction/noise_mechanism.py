@@ -77,7 +77,8 @@ def run(setup: Setup) -> Tables:
 def verdict(tables: Tables) -> Verdict:
     """Per set and way of drawing: both norms fall with the level and the entropy rises (Spearman, p < 0.01 each)."""
     models = tables["models"]
-    passed, words, numbers = [], [], {}
+    passed, words = [], []
+    numbers: dict[str, float] = {}
     for name in models.distinct("set"):
         for drawn in models.distinct("noise"):
             rows = models.where(set=name, noise=drawn)
