@@ -109,28 +109,33 @@ def draw_explicit_weights(tables: Tables) -> Any:
 
 
 def draw_temperature(tables: Tables) -> Any:
-    """The largest error against κ, and training."""
-    sweep, training = tables["sharpness"], tables["training"]
-    figure, panels = new_figure(3, width=3.3)
-    left, right, other = panels[0]
+    """How far the softmax is from the indicator, training of both heads, and the largest error of a fixed grid against κ."""
+    indicator, sweep, training = tables["partition"], tables["sharpness"], tables["training"]
+    figure, panels = new_figure(4, width=3.0)
+    first, second, third, last = panels[0]
+    rate = indicator["inverse_temperature"]
+    series(first, rate, np.maximum(indicator["share_blurred"], 1e-5), 0, "share of the domain off by > 0.1")
+    series(first, rate, np.maximum(indicator["largest_where_clear"], 1e-16), 1, "largest where one score leads")
+    series(first, rate, np.maximum(indicator["bound_where_clear"], 1e-16), 2, "leak bound there")
+    first.loglog()
+    first.set_ylim(1e-12, 3)
+    clean(first, "softmax against indicator", x="R", legend="lower left")
+    for number, head in enumerate(training.distinct("head")):
+        rows = training.where(head=head)
+        for panel, measure in ((second, rows["w_k"] * rows["w_q"]), (third, rows["entropy"])):
+            step, mean, spread = group_means(rows["step"], measure)
+            series(panel, step + 1, mean, number, head, spread=spread)
+            panel.set_xscale("log")
+            panel.set_ylim(bottom=0)
+    clean(second, "training: ‖W_K‖·‖W_Q‖ (Frobenius)", x="step + 1", legend=True)
+    clean(third, "training: entropy of the weights", x="step + 1")
     for number, name in enumerate(sweep.distinct("values")):
         rows = sweep.where(values=name)
-        series(left, rows["sharpness"], rows["error"], number, name)
+        series(last, rows["sharpness"], rows["error"], number, name)
         best = int(rows["error"].argmin())
-        left.plot(rows["sharpness"][best], rows["error"][best], "o", ms=9, mfc="none", mec=COLOURS[number])
-    left.loglog()
-    clean(left, "a fixed grid: the sharp limit is not the best", x="sharpness κ = R h²", y="largest error", legend=True)
-    for number, (name, label) in enumerate((("w_k", "‖W_K‖"), ("w_q", "‖W_Q‖"))):
-        step, mean, spread = group_means(training["step"], training[name])
-        series(right, step + 1, mean, number, label, spread=spread)
-    for number, (name, label) in enumerate((("entropy", "entropy of the weights"), ("error", "sup error")), 2):
-        step, mean, spread = group_means(training["step"], training[name])
-        series(other, step + 1, mean, number, label, spread=spread)
-    for panel in (right, other):
-        panel.set_xscale("log")
-        panel.set_ylim(bottom=0)
-    clean(right, "training from random", x="step + 1", y="spectral norm", legend=True)
-    clean(other, "training from random", x="step + 1", legend=True)
+        last.plot(rows["sharpness"][best], rows["error"][best], "o", ms=9, mfc="none", mec=COLOURS[number])
+    last.loglog()
+    clean(last, "a fixed grid: largest error", x="sharpness κ = R h²", legend=True)
     return figure
 
 

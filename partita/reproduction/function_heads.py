@@ -17,7 +17,7 @@ from torch import Tensor
 from partita.geometry.partitions import MaxAffine
 from partita.reproduction.batched import BatchedAdam, spectral_norms
 
-__all__ = ["FunctionHeads", "cells_found", "turning_points"]
+__all__ = ["FunctionHeads", "TokenHeads", "cells_found", "turning_points"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +102,10 @@ class FunctionHeads:
         """The spectral norms of W_K and W_Q, `(copies,)` each."""
         return spectral_norms(self.w_k), spectral_norms(self.w_q)
 
+    def frobenius(self) -> tuple[Tensor, Tensor]:
+        """The Frobenius norms of W_K and W_Q, `(copies,)` each."""
+        return self.w_k.flatten(1).norm(dim=1), self.w_q.flatten(1).norm(dim=1)
+
     def entropy(self, x: Tensor) -> Tensor:
         """Mean entropy of the weights over ln(keys), `(copies,)`: 0 selects, 1 averages all."""
         w = self.weights(x)
@@ -112,6 +116,80 @@ class FunctionHeads:
         """The cells of one copy."""
         affine = (self.w_k[copy] @ self.w_q[copy].T).numpy()
         return MaxAffine(affine[:, :-1], affine[:, -1])
+
+
+@dataclass(frozen=True, eq=False)
+class TokenHeads:
+    """Copies of one standard self-attention head on tokens that are affine in the input: the paper's `Attn ∘ Linear`.
+
+    `Y = Linear([x; 1])` has n tokens of width D; `net(x) = w_o · (softmax(Y W_Q (Y W_K)ᵀ) Y W_V)`, softmax over keys.
+
+    Attributes:
+        linear: `(copies, m + 1, n·D)`, not trained, so that the scale of W_K and W_Q alone sets the temperature.
+        w_k, w_q, w_v: `(copies, D, width)`.
+        w_o: `(copies, n·width)`.
+    """
+
+    linear: Tensor
+    w_k: Tensor
+    w_q: Tensor
+    w_v: Tensor
+    w_o: Tensor
+
+    @classmethod
+    def random(cls, copies: int, tokens: int, dimension: int, *, width: int, seed: int) -> TokenHeads:
+        """Normal entries, scaled so that tokens, keys and queries have entries of about 1; copy i has seed + i."""
+        made = []
+        for i in range(copies):
+            g = torch.Generator().manual_seed(seed + i)
+            linear = torch.randn(dimension + 1, tokens * width, generator=g) / (dimension + 1) ** 0.5
+            square = [torch.randn(width, width, generator=g) / width**0.5 for _ in range(3)]
+            w_o = torch.randn(tokens * width, generator=g) / (tokens * width) ** 0.5
+            made.append((linear, *square, w_o))
+        return cls(*(torch.stack(part).double() for part in zip(*made)))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """`(copies, points, n, D)` for points `(points, m)`."""
+        affine = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1) @ self.linear
+        return affine.reshape(len(self.w_k), len(x), -1, self.w_k.shape[1])
+
+    def weights(self, x: Tensor) -> Tensor:
+        """`(copies, points, queries, keys)`."""
+        y = self.tokens(x)
+        return torch.softmax((y @ self.w_q[:, None]) @ (y @ self.w_k[:, None]).transpose(-1, -2), dim=-1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`(copies, points)`."""
+        read = self.weights(x) @ (self.tokens(x) @ self.w_v[:, None])
+        return (read.flatten(2) @ self.w_o[..., None])[..., 0]
+
+    def trained(
+        self, batch: Callable[[int], tuple[Tensor, Tensor]], *, steps: int, rate: float, look_at: set[int]
+    ) -> Iterator[tuple[int, TokenHeads]]:
+        """Plain stochastic gradient descent on the mean squared error; (step, heads) at the steps to look at and at the end."""
+        names = ("w_k", "w_q", "w_v", "w_o")
+        heads = TokenHeads(self.linear, *(getattr(self, n).clone().requires_grad_() for n in names))
+        trained = [getattr(heads, n) for n in names]
+        for step in range(steps + 1):
+            if step == steps or step in look_at:
+                yield step, TokenHeads(self.linear, *(p.detach().clone() for p in trained))
+            if step == steps:
+                return
+            x, y = batch(step)
+            gradients = torch.autograd.grad(((heads(x) - y) ** 2).mean(dim=1).sum(), trained)
+            with torch.no_grad():
+                for p, g in zip(trained, gradients):
+                    p.sub_(rate * g)
+
+    def frobenius(self) -> tuple[Tensor, Tensor]:
+        """The Frobenius norms of W_K and W_Q, `(copies,)` each."""
+        return self.w_k.flatten(1).norm(dim=1), self.w_q.flatten(1).norm(dim=1)
+
+    def entropy(self, x: Tensor) -> Tensor:
+        """Mean entropy of the weights over ln(keys), `(copies,)`: 0 selects, 1 averages all."""
+        w = self.weights(x)
+        out: Tensor = -(w * w.clamp_min(1e-300).log()).sum(dim=-1).mean(dim=(1, 2)) / np.log(w.shape[-1])
+        return out
 
 
 def cells_found(wanted: np.ndarray, got: np.ndarray, cells: int) -> dict[str, float]:
