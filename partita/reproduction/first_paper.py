@@ -216,21 +216,27 @@ def draw_dimension(tables: Tables) -> Any:
 
 
 def draw_robustness(tables: Tables) -> Any:
-    """How far the output moves against the size of the perturbation, with the bound."""
-    table = tables["perturbations"]
-    names = table.distinct("head")
-    figure, panels = new_figure(len(names), width=3.2)
-    for panel, name in zip(panels[0], names):
-        rows = table.where(head=name)
-        sizes = np.unique(rows["size"])
-        for number, (column, label) in enumerate(
-            (("change_bound", "bound"), ("output_change", "change seen"), ("error", "error"))
-        ):
-            worst = [rows[column][rows["size"] == s].max() for s in sizes]
-            series(panel, sizes, worst, number, label)
-        panel.loglog()
-        clean(panel, f"{name}, {rows['keys'][0]:,} keys", x="relative perturbation of the keys")
-    panels[0, 0].legend()
+    """A column per head, a row per form: the error against the relative size of the perturbation, tensor by tensor."""
+    table = tables["perturbations"].where(perturbed="relative")
+    heads, forms = table.distinct("head"), table.distinct("form")
+    figure, panels = new_figure(len(heads), len(forms), width=3.2)
+    for column, head in enumerate(heads):
+        for row, form in enumerate(forms):
+            rows, panel = table.where(head=head, form=form), panels[row, column]
+            sizes = np.unique(rows["size"])
+            for number, tensor in enumerate(rows.distinct("tensor")):
+                some = rows.where(tensor=tensor)
+                median = [np.median(some["error"][some["size"] == s]) for s in sizes]
+                series(panel, sizes, median, number, tensor)
+            panel.loglog()
+            clean(
+                panel,
+                f"{head}, {rows['keys'][0]:,} keys, {form} form",
+                x="relative perturbation",
+                y="" if column else "error",
+            )
+    for row in range(len(forms)):
+        panels[row, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

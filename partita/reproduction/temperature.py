@@ -160,7 +160,10 @@ def verdict(tables: Tables) -> Verdict:
     sentence = (
         f"From R = {rate[0]:g} to {rate[-1]:g} the share of the domain where the softmax is off the indicator by more than 0.1 "
         f"goes from {blurred[0]:.2f} to {blurred[-1]:.4f}, and where one score leads by {_MARGIN} it stays within the leak bound "
-        f"at {int(kept.sum())} of {len(kept)} R. In training (medians) " + "; ".join(words) + "." + _sweep_in_words(tables)
+        f"at {int(kept.sum())} of {len(kept)} R. In training (medians) "
+        + "; ".join(words)
+        + "."
+        + _sweep_in_words(tables)
     )
     return Verdict(outcome, sentence, numbers)
 
