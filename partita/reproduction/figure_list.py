@@ -26,6 +26,7 @@ FIGURES: Mapping[str, Callable[[Tables], Any]] = {
     "learnability": first_paper.draw_learnability,
     "dimension": first_paper.draw_dimension,
     "robustness": first_paper.draw_robustness,
+    "distribution-shift": first_paper.draw_distribution_shift,
     "small-domains": first_paper.draw_small_domains,
     "positions": draw_positions,
     "ramp-rate": second_paper.draw_ramp_rate,

@@ -14,6 +14,7 @@ from partita.reproduction.table import Tables
 
 __all__ = [
     "draw_dimension",
+    "draw_distribution_shift",
     "draw_explicit_weights",
     "draw_input_noise",
     "draw_learnability",
@@ -237,6 +238,23 @@ def draw_robustness(tables: Tables) -> Any:
             )
     for row in range(len(forms)):
         panels[row, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def draw_distribution_shift(tables: Tables) -> Any:
+    """A panel per function: the largest error against the distance from the domain, with the bounds that hold there."""
+    t = tables["shift"]
+    names = t.distinct("function")
+    figure, panels = new_figure(len(names))
+    for panel, name in zip(panels[0], names):
+        for number, head in enumerate(t.where(function=name).distinct("head")):
+            rows = t.where(function=name, head=head)
+            at = np.maximum(rows["distance"], 0.01)
+            series(panel, at, np.maximum(rows["error"], 1e-16), number, head)
+            panel.plot(at, rows["bound_outside"].astype(float), color=COLOURS[number], ls="--", lw=1)
+        panel.loglog()
+        panel.set_ylim(bottom=1e-6)
+        clean(panel, f"{name} (dashed: bounds)", x="distance from the domain", y="largest error", legend=True)
     return figure
 
 

@@ -9,6 +9,7 @@ from partita.reproduction import (
     attention_maps,
     descent_runs,
     dimension,
+    distribution_shift,
     explicit_weights,
     input_noise,
     learnability,
@@ -40,6 +41,7 @@ _FIRST = (
     learnability,
     dimension,
     robustness,
+    distribution_shift,
     small_domains,
     positions,
 )
