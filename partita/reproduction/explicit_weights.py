@@ -10,7 +10,7 @@ import numpy as np
 from partita.compiler.compile import compile as compile_function
 from partita.geometry import Box
 from partita.heads import LOG_FORM_COLUMNS
-from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
+from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.statistics import log_slope
 from partita.reproduction.table import Table, Tables
 
@@ -102,6 +102,23 @@ EXPERIMENT = Experiment(
     claim=(
         "One self-attention layer after one Linear, with explicit weights, is within any ε of a continuous function "
         "on a compact domain."
+    ),
+    quotations=(
+        Quotation(
+            r"There exists a self-attention Attn with a prepended Linear layer, such that "
+            r"$$\|f - \text{Attn} \circ \text{Linear}\|_{L_\infty} \leq \epsilon.$$",
+            "section 4.1, Theorem 4.1",
+        ),
+        Quotation(
+            r"We subdivide $[-D, D]^{dn}$ into cubes of side $\leq \delta$, yielding $G = P^{dn}$ grid centers",
+            "section 4.1, step 1 of the proof sketch",
+        ),
+        Quotation(
+            r"Verify that the constructed single-head attention actually approximates the function with $L_\infty$ error < "
+            r"$\epsilon$.",
+            "First 3 experiments, Synthetic 2D Approximation",
+            of_summary=True,
+        ),
     ),
     criterion=(
         "At every ε the largest error seen is at most the proved bound and the bound at most ε, in the folded head "
