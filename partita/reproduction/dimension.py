@@ -153,5 +153,5 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(dimensions=tuple(range(2, 21, 2)), tolerance=0.01, build_until=10_000_000),
     },
-    seconds={"tiny": 1, "default": 60, "full": 600},
+    seconds={"tiny": 1, "default": 55, "full": 600},
 )

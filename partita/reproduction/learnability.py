@@ -236,6 +236,6 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(sides=(12, 6), seeds=32, steps=20_000, points=1024),
     },
-    seconds={"tiny": 0.5, "default": 45, "full": 3000},
+    seconds={"tiny": 0.5, "default": 40, "full": 3000},
     revision=2,
 )

@@ -171,6 +171,6 @@ EXPERIMENT = Experiment(
             seeds=5, images=20_000, held_out=2_000, pool=1, width=32, hidden=64, epochs=20, batch=128, rate=1e-3
         ),
     },
-    seconds={"tiny": 1, "default": 40, "full": 900},
+    seconds={"tiny": 1, "default": 50, "full": 900},
     needs_data=True,
 )

@@ -313,6 +313,6 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(heads=(("hard", 0.4), ("tuned", 0.1), ("fitted", 1e-4)), repeats=20, points=500),
     },
-    seconds={"tiny": 2, "default": 60, "full": 3000},
+    seconds={"tiny": 2, "default": 30, "full": 3000},
     revision=2,
 )

@@ -254,6 +254,6 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(cells=32, sharpnesses=81, seeds=32, steps=10_000, tokens=16, sgd_steps=20_000, sgd_points=256),
     },
-    seconds={"tiny": 0.5, "default": 20, "full": 900},
+    seconds={"tiny": 0.5, "default": 25, "full": 900},
     revision=2,
 )
