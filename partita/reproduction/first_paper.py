@@ -189,7 +189,7 @@ def draw_learnability(tables: Tables) -> Any:
         right.set_xticklabels(["from hard", "from soft", "from random"])
         size = fixed.where(function=function)["keys"][0]
         clean(left, f"{function}, {size} keys: sup error", x="step + 1")
-        clean(right, "share of constructed cells (open: before training)")
+        clean(right, "constructed cells found (open: before)")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
@@ -224,11 +224,9 @@ def draw_robustness(tables: Tables) -> Any:
     for column, head in enumerate(heads):
         for row, form in enumerate(forms):
             rows, panel = table.where(head=head, form=form), panels[row, column]
-            sizes = np.unique(rows["size"])
             for number, tensor in enumerate(rows.distinct("tensor")):
                 some = rows.where(tensor=tensor)
-                median = [np.median(some["error"][some["size"] == s]) for s in sizes]
-                series(panel, sizes, median, number, tensor)
+                series(panel, some["size"], some["error"], number, tensor)
             panel.loglog()
             clean(
                 panel,

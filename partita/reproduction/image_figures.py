@@ -81,7 +81,8 @@ def draw_noise_mechanism(tables: Tables) -> Any:
             for row, measure in enumerate(measures):
                 level, mean, spread = group_means(rows["level"], measure)
                 series(panels[row, column], level, mean, number, f"noise {drawn}", spread=spread)
-                panels[row, column].set_ylim(bottom=0)
+        for panel in panels[:, column]:
+            panel.set_ylim(bottom=0)
         clean(panels[0, column], name)
         panels[-1, column].set_xlabel("noise level")
     for row, label in enumerate(labels):
