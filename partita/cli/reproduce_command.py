@@ -41,7 +41,9 @@ def reproduce_command(
     ] = False,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = _OUT,
-    data: Annotated[Path | None, typer.Option("--data", help="The folder of the image files (weight-scale, noise-mechanism).")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The folder of the image files (weight-scale, noise-mechanism).")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="Download image files that are not in --data.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda: where networks are trained.")] = "cpu",
     again: Annotated[bool, typer.Option("--again", help="Run finished experiments again.")] = False,
