@@ -70,7 +70,7 @@ MODULES = {
     "indexed form": (lambda: literal_layers(grid_head(), "indexed"), points(64, 2)),
     "log form": (lambda: literal_layers(scattered_head(), "log"), points(64, 2)),
     "ramp": (lambda: ramp([0.7, 0.4], 0.1, anchors=9, **RAMP).head, points(64, 2)),
-    "ramp layers": (lambda: ramp_layers(ramp([0.7, 0.4], 0.1, anchors=9, **RAMP), 4).network, points(8, 4, 2)),
+    "ramp layers": (lambda: ramp_layers(ramp([0.7, 0.4], 0.1, anchors=9, **RAMP), 4), points(8, 4, 2)),
     "prefix ramp": (lambda: prefix_ramp(ramp([0.7, 0.4], 0.1, anchors=9, **RAMP), 4), points(8, 4, 2)),
     "shared ramp": (
         lambda: multi_head_ramp(np.full((6, 2), 0.5), 0.1, heads=2, sharpness=16.0, **RAMP).network,

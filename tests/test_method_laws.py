@@ -378,11 +378,6 @@ def exact_head(c: pa.Compiled, points: np.ndarray) -> np.ndarray:
         return np.array([[float(y.mid()) for y in cells.in_balls(z)] for z in points.tolist()])
 
 
-def rounding_allowed(c: pa.Compiled, bound: Callable[..., float], module: Any) -> float:
-    box = c.target.domain.bounding_box()
-    return bound(module, box.lo.ravel(), box.hi.ravel())
-
-
 LOG_KEYS = 300  # beyond, the log form has (2 d N)² numbers and takes seconds
 
 
@@ -393,16 +388,21 @@ def test_layers_are_the_head(method: Method, case: Case, c: pa.Compiled, form: s
     if form == "log" and c.num_keys * c.head.num_outputs > LOG_KEYS:
         pytest.skip(f"{c.num_keys} keys")
     try:
-        network = c.layers(form)
+        network = c.layers(form, tolerance=math.inf)
     except errors.UnsupportedError as error:
         pytest.skip(str(error))
     points = sample(c, 40)
     inputs, few = inputs_for(c, points), inputs_for(c, points[:2])
-    allowed = rounding_allowed(c, literal_rounding, network)
+    box = c.target.domain.bounding_box()
+    pointwise = literal_rounding(network, box.lo.ravel(), box.hi.ravel()).bound()
+    allowed = network.rounding if network.norm == "inf" else pointwise
+    assert (network.error_bound < math.inf) == (c.certificate.kind != "estimated")
     with torch.no_grad():
         got = network(*inputs).double().reshape(len(points), -1).numpy()
     expected, slack = exact_head(c, points[:2]), 2.0**-50 * np.abs(got).max()
     assert np.abs(got - Cells.of(c.head.state_dict()).in_floats(points)).max() <= allowed + 2.0**-40 * np.abs(got).max()
+    if network.norm == "inf" and c.target.ask is not None:
+        assert np.abs(got - c.target(points)).max() <= network.error_bound + 2.0**-40 * np.abs(got).max()
     assert np.abs(got[:2] - expected).max() <= allowed + slack
     tensors = {k: t.double().numpy() for k, t in network.state_dict().items()}
     for i, row in enumerate(expected):
@@ -419,7 +419,8 @@ def test_plain_attention_is_the_head(method: Method, case: Case, c: pa.Compiled)
     points = sample(c, 40)
     with torch.no_grad():
         got = attention(*inputs_for(c, points)).double().reshape(len(points), -1).numpy()
-    allowed = rounding_allowed(c, dot_product_rounding, attention)
+    box = c.target.domain.bounding_box()
+    allowed = dot_product_rounding(attention, box.lo.ravel(), box.hi.ravel())
     assert np.abs(got[:2] - exact_head(c, points[:2])).max() <= allowed + 2.0**-50 * np.abs(got).max()
     assert attention.key.shape == (c.num_keys, c.head.dimension + 1)
 
@@ -436,7 +437,7 @@ def test_a_changed_layer_is_noticed(method: Method) -> None:
         network.state_dict()[name].mul_(1.05)
         got = network(*inputs_for(c, points)).reshape(len(points), -1).numpy()
         off = np.abs(got - Cells.of(c.head.state_dict()).in_floats(points)).max()
-        assert off > rounding_allowed(c, literal_rounding, network) + 2.0**-40 * np.abs(got).max()
+        assert off > c.layers("indexed").rounding + 2.0**-40 * np.abs(got).max()
 
 
 # --- dtype, bytes, budgets ---------------------------------------------------------------------------------------------

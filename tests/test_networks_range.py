@@ -38,7 +38,7 @@ def test_ramps_of_any_ordinary_size_are_within_their_bound(scale):
     exact = u.astype(np.float64).clip(0, scale)
     x = torch.from_numpy(u)[:, None]
     assert np.abs(built.head(x)[:, 0].double().numpy() - exact).max() <= built.error_bound < 0.1 * scale / 19
-    assert np.abs(layers.network(x[:, None])[:, 0, 0].double().numpy() - exact).max() <= layers.error_bound
+    assert np.abs(layers(x[:, None])[:, 0, 0].double().numpy() - exact).max() <= layers.error_bound
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-25, 1e25])

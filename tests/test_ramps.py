@@ -165,7 +165,7 @@ def test_the_layers_are_within_their_bound(tokens, sharpness, p, dtype):
     x = np.concatenate([rng.uniform(-1, 1, size=(1000, tokens, 2)), rng.choice([-1.0, 1.0], size=(50, tokens, 2))])
     x = x.astype(np.float32).astype(np.float64)
     x = _towards_kinks(x, w, t, built.spacing, rng).astype(np.float32).astype(np.float64).clip(-1, 1)
-    out = layers.network(torch.from_numpy(x)).double().numpy()
+    out = layers(torch.from_numpy(x)).double().numpy()
     error = np.abs(out[..., 1] - ((x * w).sum(-1) + t).clip(*ENDS)).max()
     assert error <= layers.error_bound
     assert not out[..., 0].any()
@@ -186,7 +186,7 @@ def _towards_kinks(x, w, t, spacing, rng):
 def test_the_layers_tensors_say_what_they_should():
     """The oracle multiplies the named tensors with numpy; tampering with one shows."""
     built = ramp([[1.0, 0.5], [0.2, -1.0]], [0.1, 0.3], ENDS, anchors=9, domain=pa.Box([-1, -1], [1, 1]), sharpness=6.0)
-    network = ramp_layers(built).network
+    network = ramp_layers(built)
     x = np.random.default_rng(0).uniform(-1, 1, size=(2, 2))
     expected = built.head(torch.from_numpy(x)).numpy()
     assert np.allclose(
@@ -199,7 +199,7 @@ def test_the_layers_tensors_say_what_they_should():
 def test_fewer_anchors_than_tokens():
     built = ramp(np.ones((5, 1)), 0.0, (0, 1), anchors=2, domain=TOKEN, sharpness=4.0)
     x = torch.linspace(-1, 2, 5, dtype=torch.float64).reshape(5, 1)
-    assert torch.allclose(ramp_layers(built).network(x), built.head(x), atol=1e-12)
+    assert torch.allclose(ramp_layers(built)(x), built.head(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("sharpness", ["best", "hard"])
@@ -209,7 +209,7 @@ def test_layers_refuse_what_their_dtype_does_not_carry(sharpness):
         ramp_layers(built)
     ramp_layers(ramp([1.0], 0.0, ENDS, anchors=4096, domain=TOKEN, sharpness=sharpness))  # float64 does
     u = torch.from_numpy(attack_points(4096, np.random.default_rng(0), 500).astype(np.float32))[:, None, None]
-    forced = ramp_layers(ramp([1.0], 0.0, ENDS, anchors=4096, domain=TOKEN, sharpness=sharpness)).network.float()
+    forced = ramp_layers(ramp([1.0], 0.0, ENDS, anchors=4096, domain=TOKEN, sharpness=sharpness)).float()
     error = (forced(u)[:, 0, 0].double() - u[:, 0, 0].double().clamp(*ENDS)).abs().max().item()
     assert error > built.error_bound  # the reason: as dot products it would be worse than what the folded head promises
 

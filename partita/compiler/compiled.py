@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from partita import storage
+from partita.arithmetic.precision import PRECISIONS
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.target import Target
@@ -23,7 +25,9 @@ from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.methods.method import Candidate
 from partita.methods.planner import report
+from partita.proofs import PROOFS
 from partita.proofs.certificate import Certificate, Witness, model_digest
+from partita.proofs.layers_claim import claim_layers
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import errors_at, search_worst
 
@@ -184,18 +188,44 @@ class Compiled:
         """
         return replace(self, outside=outside)
 
-    def layers(self, form: str = "indexed") -> SelfNetwork | CrossNetwork:
+    def layers(
+        self, form: str = "indexed", *, dtype: torch.dtype | None = None, tolerance: float | None = None
+    ) -> SelfNetwork | CrossNetwork:
         """The same head as the paper writes it: a Linear layer and an attention layer in one module, every tensor named.
+
+        Its `error_bound` is proved for these layers as they run, in the norm of the certificate: `‖f − head‖ + ‖head − layers‖`.
+        The second is `rounding`, of this form and dtype. The bound is infinite where the head's own error is an estimate;
+        `rounding` is proved even then.
 
         Args:
             form: "indexed" (ours) or "log" (the paper's).
+            dtype: of the layers, `torch.float64` or `torch.float32`; that of the head if None.
+            tolerance: the largest error bound to accept; the tolerance that the head was compiled with if None. `math.inf` accepts
+                any.
+
+        Raises:
+            ToleranceError: the error bound exceeds the tolerance.
+            SizeError: the tensors would be too large.
+            UnsupportedError: there is no such form of this head, or the head was changed after it was certified.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
-        >>> type(c.layers()).__name__
-        'SelfNetwork'
+        >>> layers = c.layers("log")
+        >>> type(layers).__name__, c.error_bound < layers.error_bound < 0.15
+        ('SelfNetwork', True)
         """
-        return literal_layers(self.head, form)
+        if dtype is not None and str(dtype) not in PRECISIONS:
+            raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+        certificate = self.require_unchanged().certificate
+        proof = PROOFS.get(str(certificate.proof.get("method")))
+        return claim_layers(
+            literal_layers(self.head, form, dtype),
+            self.head,
+            certificate,
+            self.target.box,
+            tolerance=certificate.tolerance if tolerance is None else tolerance,
+            mean_distance=math.inf if proof is None else proof.mean_distance,
+        )
 
     def explain(self) -> str:
         """Why the head has these sizes, and what is claimed on which grounds, as text.

@@ -33,15 +33,15 @@ LOG_FORM_COLUMNS = 8192  # the identity block is (2 d G)²: half a gigabyte in f
 _SCALARS = 1 << 28  # that the indexed and the token-wise layers may hold
 
 
-def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
-    """The head as the paper's layers: `form` is "log" (the paper's) or "indexed" (ours)."""
+def literal_layers(head: FoldedHead, form: str, dtype: torch.dtype | None = None) -> SelfNetwork | CrossNetwork:
+    """The head as the paper's layers: `form` is "log" (the paper's) or "indexed" (ours); `dtype` that of the head if None."""
     if form not in ("log", "indexed"):
         raise UnsupportedError(f"form is {form!r}; expected 'log' (the paper's construction) or 'indexed' (ours).")
     if form == "log":
         _refuse_log(2 * _matrix_shape(head.output_shape)[0] * head.num_keys, _matrix_shape(head.output_shape)[1])
     else:
         _refuse_indexed(head.num_keys * _matrix_shape(head.output_shape)[1], head.dimension + head.num_outputs)
-    scores, r = head.affine_scores(), head.sharpest_rate()
+    scores, r, dtype = head.affine_scores(), head.sharpest_rate(), dtype or head.dtype
     if len(head.input_shapes) == 1:
         build = log_self if form == "log" else indexed_self
         return build(
@@ -49,7 +49,7 @@ def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
             input_shape=head.input_shapes[0],
             output_shape=head.output_shape,
             inverse_temperature=r,
-            dtype=head.dtype,
+            dtype=dtype,
         )
     build_cross = log_cross if form == "log" else indexed_cross
     return build_cross(
@@ -57,7 +57,7 @@ def literal_layers(head: FoldedHead, form: str) -> SelfNetwork | CrossNetwork:
         input_shapes=(head.input_shapes[0], head.input_shapes[1]),
         output_shape=head.output_shape,
         inverse_temperature=r,
-        dtype=head.dtype,
+        dtype=dtype,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import DOUBLE, Precision
 from partita.errors import DomainError, ShapeError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -106,6 +106,10 @@ class TrainHead(FoldedHead):
         Raises:
             SizeError: it has more than 2²⁴ entries.
         """
+        self._require_listable()
+        return _expanded(self.cores)
+
+    def _require_listable(self) -> None:
         size = self.num_keys * math.prod(self.output_shape)
         if size > _EXPANDED_AT_MOST:
             raise SizeError(
@@ -113,21 +117,21 @@ class TrainHead(FoldedHead):
                 f"too many to list; the limit is {_EXPANDED_AT_MOST:,}. "
                 "Call the head, or use its cores, which hold the same values as a tensor train."
             )
-        table = self.cores[0].new_ones(1, 1)
-        for core in self.cores:
-            table = (table @ core.flatten(1)).reshape(-1, core.shape[2])
-        return table
 
     def middle(self) -> Array:
         return np.array([(float(a[0]) + float(a[-1])) / 2 for a in self.axes])
 
     def affine_scores(self, *, shift: bool = False) -> AffineScores:
-        values = self.values.detach().double().cpu().numpy()  # first: refuses what is too large
+        self._require_listable()
+        cores = [core.detach().double().cpu() for core in self.cores]
+        values, sizes = _expanded(cores).numpy(), _expanded([core.abs() for core in cores])
+        roundings = sum(self.ranks) + 2 * len(cores)
+        error = 1.01 * roundings * DOUBLE.unit * float(sizes.max()) + roundings * DOUBLE.smallest
         middle = self.middle()
         axes = [a.double().cpu().numpy() - (middle[i] if shift else 0.0) for i, a in enumerate(self.axes)]
         centers = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
         rates = self.inverse_temperature.double().cpu().numpy()
-        return AffineScores.of_centers(centers, rates, values, origin=None if shift else middle)
+        return AffineScores.of_centers(centers, rates, values, origin=None if shift else middle, value_error=error)
 
     def partition(self, box: Box) -> ProductGrid:
         return ProductGrid(box, tuple(a.double().cpu().numpy() for a in self.axes))
@@ -200,6 +204,14 @@ class TrainHead(FoldedHead):
                 scores = (scores[:, :, None] + term[:, None, :]).flatten(1)
             out.append(torch.softmax(scores, dim=1) @ values)
         return torch.cat(out)
+
+
+def _expanded(cores: Sequence[Tensor]) -> Tensor:
+    """All values of a tensor train, `(cells, out)`."""
+    table = cores[0].new_ones(1, 1)
+    for core in cores:
+        table = (table @ core.flatten(1)).reshape(-1, core.shape[2])
+    return table
 
 
 def _require_chain(cores: Sequence[Tensor], counts: tuple[int, ...], outputs: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from partita.arithmetic.rounding import add_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import MaxAffine
@@ -16,6 +17,7 @@ from partita.heads.scattered_head import ScatteredHead
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.papers.tokenwise_head import build_tokenwise
 from partita.proofs.claim import Construction
+from partita.proofs.form_rounding import literal_rounding
 
 __all__ = ["reassignment", "reassignment_layers"]
 
@@ -72,16 +74,25 @@ def reassignment(
 def reassignment_layers(construction: Construction, tokens: int, *, token_leak: float = 1e-12) -> SelfNetwork:
     """The paper's layers of Propositions 3.2 and 3.3 for sequences of `tokens` tokens; see `tokenwise_layers`.
 
-    `token_leak` bounds the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`; the layers' bound is the
-    certificate's plus `token_leak` times the spread of the values.
+    Their `error_bound` is the certificate's plus what these layers round, plus `token_leak` times the spread of the values where
+    those are affine. It holds where the certificate does.
+
+    Args:
+        token_leak: the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`.
     """
     head = construction.head
     if not isinstance(head, ScatteredHead):
         raise UnsupportedError(
             "this head has no token-wise layers; only the heads of Propositions 3.2 and 3.3 have them."
         )
-    sharpness = math.log(max(tokens - 1, 1) / token_leak)
-    return tokenwise_layers(head, tokens, token_sharpness=sharpness)
+    sharpness = math.log(max(tokens - 1, 1) / token_leak) * (1 + 2.0**-50)
+    network, scores = tokenwise_layers(head, tokens, token_sharpness=sharpness), head.affine_scores()
+    (token,) = construction.certificate.domain["arguments"]
+    ends = (np.tile(np.asarray(token[end], dtype=np.float64), tokens) for end in ("lo", "hi"))
+    rounded = literal_rounding(network, *ends, offset_error=scores.offset_error, value_error=scores.value_error)
+    leaked = mul_up(token_leak, rounded.spread) if head.value_slopes is not None and tokens > 1 else 0.0
+    rounding = add_up(rounded.bound(), leaked)
+    return network.claiming(error_bound=add_up(construction.certificate.error_bound, rounding), rounding=rounding)
 
 
 def _spread(values: Array, slopes: Array | None, domain: Box) -> float:

@@ -73,6 +73,7 @@ class BisectionProof(Proof):
     """
 
     name = "boxes"
+    mean_distance = 1.0
 
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, ScatteredHead)

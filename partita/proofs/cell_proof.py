@@ -41,6 +41,7 @@ class CellProof(Proof):
     """Affine cells against an expression, cell by cell, by Taylor models. *Theorem*: `affine-values`."""
 
     name = "cells"
+    mean_distance = 1.0
 
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, GridHead) and head.value_slopes is not None
@@ -65,6 +66,7 @@ class CurvatureProof(Proof):
 
     name = "curvature"
     rests_on = "curvature"
+    mean_distance = 1.0
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head, box = _with_slopes(head), target.box

@@ -124,6 +124,7 @@ class MomentProof(Proof):
 
     name = "moments"
     rests_on = "regularity"
+    mean_distance = 1.0
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or given.known is None:

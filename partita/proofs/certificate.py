@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-import torch
-
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.regularity import Curvature, Known
+from partita.heads.tensor_digest import model_digest
 
 __all__ = ["Assumption", "Certificate", "Kind", "Source", "Term", "Witness", "hex_floats", "model_digest", "total"]
 
@@ -247,16 +245,6 @@ def _upgrade(fields: dict[str, Any]) -> None:
 def total(terms: Iterable[Term]) -> float:
     """The sum of the terms, rounded up."""
     return add_up(*(t.value for t in terms))
-
-
-def model_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and bytes, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def hex_floats(value: Any) -> Any:

@@ -59,6 +59,7 @@ class CoverProof(Proof):
 
     name = "cover"
     rests_on = "regularity"
+    mean_distance = 1.0
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         known = given.known

@@ -7,15 +7,23 @@ products add `γ_N max|V|` in any order. *Theorem*: `score-rounding`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_up, expm1_up, mul_up, sub_down
 from partita.geometry.domains import Array
 from partita.heads.head import DotProductAttention
-from partita.heads.layers import CrossNetwork, LinearSum, SelfNetwork
+from partita.heads.layers import LinearSum, LiteralNetwork, Projection
 
-__all__ = ["dot_product_rounding", "literal_rounding"]
+__all__ = ["LayersRounding", "dot_product_rounding", "literal_rounding"]
+
+_AT_ONCE = 1 << 22  # entries of Linear(Z) that are looked at together
+_MADE = 16 * 2.0**-53  # what float64 rounds of an entry before it is stored: products, logarithms, exponentials
+_EXP = 17.0  # units of roundoff: the exponential is within 8 units in the last place, and its argument was shifted
 
 
 def dot_product_rounding(attention: DotProductAttention, lo: Array, hi: Array) -> float:
@@ -28,42 +36,167 @@ def dot_product_rounding(attention: DotProductAttention, lo: Array, hi: Array) -
     # δ: the products and their sum round relative to |k||q|; storing the origin and z rounds relative to |k||z|
     products = float((key[:, :-1] @ relative + key[:, -1]).max()) * (key.shape[1] + 6)
     stored = float((key[:, :-1] @ absolute).max()) * 3
-    return _output_error((products + stored) * u, len(key), u, float(attention.value.abs().max()))
+    delta, largest = (products + stored) * u, float(attention.value.abs().max())
+    return min(math.expm1(min(2.02 * delta + 40 * u, 700.0)) + 2.02 * (len(key) + 16) * u, 2.0) * largest
 
 
-def literal_rounding(network: SelfNetwork | CrossNetwork, lo: Array, hi: Array) -> float:
-    """Bound of |layers() − exact head| for z in [lo, hi], flat, from the magnitudes of the named tensors alone."""
-    size = torch.maximum(torch.tensor(lo).abs(), torch.tensor(hi).abs()).ravel()
-    attention = network.attention
-    u = torch.finfo(attention.w_k.dtype).eps / 2
-    if isinstance(network, SelfNetwork):
-        keys_in = queries_in = _magnitude(network.linear, size, network.input_shape)
-    else:
-        cut = math.prod(network.input_shapes[0])
-        keys_in = _magnitude(network.linear_k, size[:cut], network.input_shapes[0])
-        queries_in = _magnitude(network.linear_q, size[cut:], network.input_shapes[1])
-    used = attention.w_o.ne(0).any(dim=1)
-    keys, queries = attention.w_k.double().abs() @ keys_in, (attention.w_q.double().abs() @ queries_in)[:, used]
-    depth = (
-        size.numel() + keys.shape[0] + 8 + _widest(attention.w_k, keys_in) + _widest(attention.w_q, queries_in[:, used])
+@dataclass(frozen=True)
+class LayersRounding:
+    """How far the paper's layers, as they run on z in a box, may be from the same layers in exact arithmetic.
+
+    Storing the tensors counts as rounding: the comparison is with the tensors that were meant.
+
+    Attributes:
+        score_error: δ, how far a score may be off, exponential included.
+        spread: the largest difference between the values of two columns, for one row of W_V.
+        gain: the largest sum of |W_O| down a column: what W_O makes of an error.
+        summed: what values, sums and W_O round, whatever the scores do.
+    """
+
+    score_error: float
+    spread: float
+    gain: float
+    summed: float
+
+    def bound(self, mean_distance: float = math.inf, factor: float = 1.0) -> float:
+        """`gain · min(δ/2 · spread · factor, (e^{2δ} − 1) · mean distance) + summed · factor`.
+
+        *Theorem*: `layers-rounding`, `score-rounding`.
+
+        Args:
+            mean_distance: a bound of `Σ_c w_c |V_c − y|` over the columns c and their exact weights, y any number per query, in the
+                norm of the claim.
+            factor: carries a supremum over to that norm.
+        """
+        if not math.isfinite(self.summed):
+            return math.inf
+        moved = mul_up(min(mul_up(0.5, self.score_error), 1.0), self.spread, factor)
+        if math.isfinite(mean_distance):
+            moved = min(moved, mul_up(expm1_up(mul_up(2.0, self.score_error)), mean_distance))
+        return add_up(mul_up(self.gain, moved), mul_up(self.summed, factor))
+
+
+_UNKNOWN = LayersRounding(math.inf, math.inf, math.inf, math.inf)
+
+
+def literal_rounding(
+    network: LiteralNetwork, lo: Array, hi: Array, *, offset_error: float = 0.0, value_error: float = 0.0
+) -> LayersRounding:
+    """What a network of the paper's layers rounds for z in [lo, hi], flat, from the magnitudes of its named tensors.
+
+    A score is a sum of products of `W_K (P Z Q + C)` and `W_Q (P' Z' Q' + C')`. In any order of evaluation a summand passes through
+    as many roundings as it has factors and the sums have other summands, and every factor was rounded when it was stored. Zeros
+    do not round. Numbers that may overflow make the bound infinite. *Theorem*: `layers-rounding`.
+
+    Args:
+        offset_error: how far the offsets of scores may have been off before they were stored (`AffineScores.offset_error`).
+        value_error: the same of values.
+    """
+    attention, precision = network.attention, Precision.of(network.dtype)
+    used = attention.w_o.ne(0).any(dim=1).nonzero().squeeze(1)
+    (keys_from, queries_from), (size_k, size_q), middle, half = network.linears, *_inputs(network, lo, hi, precision)
+    queries, steps_q = _magnitude(attention.w_q, queries_from, size_q, used, precision)
+    score = products = steps_k = steps_v = 0.0
+    low, high, tall = (torch.full((len(attention.w_v),), x, dtype=torch.float64) for x in (math.inf, -math.inf, 0.0))
+    for columns in _cuts(keys_from):
+        keys, steps = _magnitude(attention.w_k, keys_from, size_k, columns, precision)
+        score, steps_k = max(score, _most(keys.T @ queries)), max(steps_k, steps)
+        products = max(products, _most(keys.gt(0).double().T @ queries.gt(0).double()))
+        values, steps = _magnitude(attention.w_v, keys_from, size_k, columns, precision)
+        steps_v, tall = max(steps_v, steps), torch.maximum(tall, values.amax(dim=1))
+        mean, around = _range(attention.w_v, keys_from, middle, half, columns)
+        low, high = torch.minimum(low, (mean - around).amin(dim=1)), torch.maximum(high, (mean + around).amax(dim=1))
+    largest, gain = _most(tall), _most(attention.w_o.double().abs().sum(dim=0))
+    mixed = _most(attention.w_o.ne(0).double().sum(dim=0))
+    steps = (
+        steps_k + steps_q + products + 2
+    )  # products of keys and queries, their sums, and 2 for subtracting the largest score
+    pad = 1 + (steps + steps_v + mixed + 32) * 2.0**-51  # the sums above were rounded too
+    score, largest, gain = score * pad, largest * pad, gain * pad
+    limit = precision.largest / 16
+    if not (score < limit and largest * max(gain, 1.0) < limit and network.num_keys * largest < limit):
+        return _UNKNOWN
+    vanished = mul_up(
+        2.0 * network.num_keys + steps + 64, precision.smallest
+    )  # exponentials and products that underflow
+    delta = add_up(
+        mul_up(add_up(_gamma(steps, precision), _MADE), score),
+        mul_up(1.01 * _EXP, precision.unit),
+        mul_up(vanished, add_up(1.0, _most(queries) * pad)),
+        offset_error,
     )
-    delta = float((keys.T @ queries).max()) * depth * u
-    values = float((attention.w_v.double().abs() @ keys_in).max())
-    gain = float(attention.w_o.double().abs().sum(dim=0).max())
-    return _output_error(delta, keys.shape[1], u, values * gain)
+    stored, averaged = add_up(_gamma(steps_v, precision), _MADE), _gamma(2.0 * network.num_keys + 8, precision)
+    relative = add_up(stored, averaged, _gamma(mixed + 2, precision), _MADE)
+    # products of the three are below 3 · relative²; `lost` is what underflow takes
+    lost = mul_up(vanished, add_up(1.0, 2.0 * largest))
+    errors = add_up(mul_up(relative, add_up(1.0, 3.0 * relative), largest), value_error, lost)
+    spread = add_up(_most(high - low) * pad, mul_up(2.0, add_up(stored, pad - 1), largest), 2.0 * value_error)
+    return LayersRounding(delta, spread, gain, mul_up(gain, errors))
 
 
-def _magnitude(linear: LinearSum, size: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Entrywise bound of |Linear(Z)| for |z| ≤ size."""
-    matrix = size.reshape(shape).T if len(shape) == 2 else size[:, None]
-    terms = torch.einsum("tor,rc,tcd->od", linear.left.double().abs(), matrix.double(), linear.right.double().abs())
-    return terms + linear.constant.double().abs()
+def _gamma(steps: float, precision: Precision) -> float:
+    """`nu/(1 − nu)`: what n roundings in a row may change, relative to the result; infinite if that is all of it."""
+    total = mul_up(steps, precision.unit)
+    return div_up(total, sub_down(1.0, total)) if total < 0.5 else math.inf
 
 
-def _widest(weight: Tensor, block: Tensor) -> int:
-    """The most non-zero products in one entry of `weight @ block`: zeros do not round."""
-    return int((weight.ne(0).double() @ block.ne(0).double()).max())
+def _most(tensor: Tensor) -> float:
+    return float(tensor.max()) if tensor.numel() else 0.0
 
 
-def _output_error(delta: float, cells: int, u: float, largest: float) -> float:
-    return min(math.expm1(min(2.02 * delta + 40 * u, 700.0)) + 2.02 * (cells + 16) * u, 2.0) * largest
+def _cuts(linear: LinearSum) -> Iterator[slice]:
+    """The columns of Linear(Z), some at a time."""
+    rows, columns = linear.constant.shape
+    step = max(1, _AT_ONCE // (rows + linear.right.shape[0] * linear.right.shape[1]))
+    return (slice(start, start + step) for start in range(0, columns, step))
+
+
+def _inputs(
+    network: LiteralNetwork, lo: Array, hi: Array, precision: Precision
+) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Matrices `(dim, tokens)`: the sizes that the inputs of both Linears reach, and middle and half width of the first's box."""
+    shapes = network.input_shapes
+    low, high = (torch.tensor(end, dtype=torch.float64).ravel() for end in (lo, hi))
+    size = torch.maximum(low.abs(), high.abs()) * (1 + 4 * precision.unit) + precision.tiniest
+    middle = low / 2 + high / 2
+    half = torch.maximum(high - middle, middle - low) * (1 + 2.0**-50) + precision.tiniest
+    first = math.prod(shapes[0])
+
+    def matrix(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return flat.reshape(shape).T if len(shape) == 2 else flat[:, None]
+
+    keys, queries = matrix(size[:first], shapes[0]), matrix(size[-math.prod(shapes[-1]) :], shapes[-1])
+    return (keys, queries), matrix(middle[:first], shapes[0]), matrix(half[:first], shapes[0])
+
+
+def _magnitude(
+    weight: Tensor, linear: LinearSum, size: Tensor, columns: Tensor | slice, precision: Precision
+) -> tuple[Tensor, float]:
+    """Entrywise bound of `|W·Linear(Z)|` for |Z| ≤ size, and the roundings that a summand passes through, storing included.
+
+    `W P Z Q` has three stored factors, three products (that with P is exact if P is made of 0 and ±1) and the input; `W C` two
+    and one. A sum of k has k − 1 additions.
+    """
+    parts = _parts(linear, columns)
+    sizes = _projection(weight.double().abs(), [t.double().abs() for t in parts])
+    counts = _projection(weight.ne(0).double(), [t.ne(0).double() for t in parts])
+    summands = max(1.0, _most(counts(torch.ones_like(size)[None])))
+    moves = bool((replace(counts, constant=torch.zeros_like(counts.constant))(torch.ones_like(size)[None]) > 0).any())
+    plain = bool((linear.left.eq(0) | linear.left.abs().eq(1)).all())
+    steps = (6 - plain + precision.rounds_inputs if moves else 3) + summands - 1
+    return sizes(size[None])[0], float(steps)
+
+
+def _range(weight: Tensor, linear: LinearSum, middle: Tensor, half: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """`W·Linear(Z)` at the middle, and how far it reaches to each side."""
+    mean = _projection(weight.double(), [t.double() for t in _parts(linear, columns)])(middle[None])[0]
+    sizes = _projection(weight.double().abs(), [t.double().abs() for t in _parts(linear, columns)])
+    return mean, replace(sizes, constant=torch.zeros_like(sizes.constant))(half[None])[0]
+
+
+def _parts(linear: LinearSum, columns: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+    return linear.left, linear.right[..., columns], linear.constant[:, columns]
+
+
+def _projection(weight: Tensor, parts: list[Tensor]) -> Projection:
+    return Projection.of(weight, LinearSum(*parts))

@@ -70,6 +70,8 @@ class Proof(ABC):
 
     name: ClassVar[str]
     rests_on: ClassVar[str] = ""  # what of f it uses besides the expression: its "regularity" or its "curvature"
+    # c with `Σ_j w_j |V_j − f| ≤ c · (its terms, less that of inputs)` in the norm of the claim; infinite where none is known
+    mean_distance: ClassVar[float] = math.inf
 
     def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         """The terms of the bound.

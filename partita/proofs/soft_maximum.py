@@ -123,6 +123,7 @@ class PiecesProof(Proof):
     """One key per affine piece of an expression: only the choice between them is approximate. *Theorem*: `max-affine-values`."""
 
     name = "pieces"
+    mean_distance = 2.0  # both maxima trail f by what the terms bound
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:

@@ -26,7 +26,7 @@ from partita.proofs.certificate import Certificate, Term
 from partita.proofs.claim import claim, describe_function
 from partita.proofs.form_rounding import literal_rounding
 from partita.ramps.anchors import best_sharpness, ramp_constant
-from partita.ramps.literal_ramps import RampLayers, ramp_layers
+from partita.ramps.literal_ramps import ramp_layers
 from partita.ramps.single_ramp import ramp
 
 __all__ = ["BumpNetwork", "LayerThenSoftmax", "TwoLayers", "two_layers"]
@@ -146,8 +146,8 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
         dtype=dtype,
     )
     terms = _terms(target, grid, first, second, beta, value_error)
-    network = TwoLayers(first.network, second)
-    single = LayerThenSoftmax(first.network, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
+    network = TwoLayers(first, second)
+    single = LayerThenSoftmax(first, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
     certificate = claim(
         network,
         describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
@@ -161,7 +161,7 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     return BumpNetwork(network, single, grid, certificate, target, anchors, beta)
 
 
-def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: torch.dtype) -> RampLayers:
+def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: torch.dtype) -> SelfNetwork:
     """The first layer: P + 1 ramps per coordinate over the same anchors, read from the whole sequence by one Linear."""
     m, cells = grid.dimension, grid.counts[0]
     slopes, offsets = np.zeros((m * (cells + 1), m)), np.zeros(m * (cells + 1))
@@ -173,18 +173,16 @@ def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: to
     built = ramp(slopes, offsets, (0.0, 1.0), anchors=anchors, domain=grid.box, sharpness=kappa, dtype=dtype)
     layers = ramp_layers(built)
     dim, tokens = (domain.shape[1], domain.shape[0]) if len(domain.shape) == 2 else (m, 1)
-    columns = layers.network.linear.constant.shape[1]
+    columns = layers.linear.constant.shape[1]
     left, right = np.zeros((m, 5, dim)), np.zeros((m, tokens, columns))
     for k in range(m):
         left[k, 0, k % dim] = 1.0
         right[k, k // dim, : len(slopes)] = slopes[:, k]
-    linear = LinearSum(
-        torch.tensor(left, dtype=dtype), torch.tensor(right, dtype=dtype), layers.network.linear.constant
-    )
+    linear = LinearSum(torch.tensor(left, dtype=dtype), torch.tensor(right, dtype=dtype), layers.linear.constant)
     network = SelfNetwork(
-        linear, layers.network.attention, form="bumps", input_shape=domain.shape, output_shape=(len(slopes), 1)
+        linear, layers.attention, form="bumps", input_shape=domain.shape, output_shape=(len(slopes), 1)
     )
-    return RampLayers(network, layers.error_bound)
+    return network.claiming(error_bound=layers.error_bound, rounding=layers.rounding)
 
 
 def _selection(cells: int, dimension: int) -> Array:
@@ -199,7 +197,7 @@ def _selection(cells: int, dimension: int) -> Array:
 
 
 def _terms(
-    target: Target, grid: ProductGrid, first: RampLayers, second: SelfNetwork, beta: float, value_error: float
+    target: Target, grid: ProductGrid, first: SelfNetwork, second: SelfNetwork, beta: float, value_error: float
 ) -> list[Term]:
     assert target.graph is not None
     box = grid.box
@@ -213,7 +211,7 @@ def _terms(
     delta = mul_up(2 * beta * m * (1 + 1e-12), first.error_bound)
     softened = mul_up(expm1_up(2 * delta), add_up(grid_part, leaked))
     ends = np.full(m * (cells + 1), 1.0 + first.error_bound)
-    rounding = mul_up(1.0, literal_rounding(second, -ends, ends))
+    rounding = literal_rounding(second, -ends, ends).bound()
     return [
         Term("approximation", grid_part, "Σ_i L_i h_i/2", "bump-networks", {"cells": float(cells)}),
         Term("leakage", leaked, "Σ_i L_i side_i (P − 1)e^{−β/2}", "bump-networks", {"sharpness": beta}),

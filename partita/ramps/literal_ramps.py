@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,26 +17,18 @@ from partita.proofs.claim import require_ordinary
 from partita.ramps.anchors import ramp_constant
 from partita.ramps.single_ramp import Ramp, query_size
 
-__all__ = ["RampLayers", "ramp_layers", "refuse_many", "require_ordinary_scores", "rounded_layers"]
+__all__ = ["ramp_layers", "refuse_many", "require_ordinary_scores", "rounded_layers"]
 
 _MOST_SCALARS = 1 << 26
 
 
-@dataclass(frozen=True, eq=False)
-class RampLayers:
-    """The layers and their own bound: the head's approximation plus what dot products round."""
-
-    network: SelfNetwork
-    error_bound: float
-
-
-def ramp_layers(built: Ramp, tokens: int | None = None) -> RampLayers:
+def ramp_layers(built: Ramp, tokens: int | None = None) -> SelfNetwork:
     """`Attn ∘ Linear` of a ramp for sequences of `tokens` tokens: n queries, p keys.
 
     `Linear(X)` has p columns (each anchor several times over if p < n, which changes no weight) and five rows: `u_i − o` and 1
     on the first n columns (queries), `L_k − o`, `−(L_k − o)²/2` (keys) and `L_k` (values), o the middle of [a, b]. `W_K` and
     `W_Q` pick two rows each, W_Q times R; `W_V` puts the last row at the output coordinate; `W_O = [I_n; 0]`.
-    *Theorem*: `ramp`, `score-rounding`.
+    Its `error_bound` is the head's approximation plus what dot products round. *Theorem*: `ramp`, `score-rounding`.
 
     Raises:
         SizeError: more anchors than the dtype's dot products carry (the number is in the message), or tensors too large.
@@ -82,7 +73,7 @@ def ramp_layers(built: Ramp, tokens: int | None = None) -> RampLayers:
         output_shape=(n, head.out_dim),
     )
     approximation, rounding = rounded_layers(built, head.anchors, columns)
-    return RampLayers(network, add_up(approximation, rounding))
+    return network.claiming(error_bound=add_up(approximation, rounding), rounding=rounding)
 
 
 def refuse_many(built: Ramp) -> None:

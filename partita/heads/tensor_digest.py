@@ -1,0 +1,20 @@
+"""A hash of named tensors: how claims say which numbers they are about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+__all__ = ["model_digest"]
+
+
+def model_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

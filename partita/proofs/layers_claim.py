@@ -1,0 +1,98 @@
+"""What is proved about the paper's layers: the error of the exact head, and what one form in one dtype rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from partita.arithmetic.precision import Precision
+from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up
+from partita.errors import ToleranceError
+from partita.geometry.domains import Box
+from partita.heads.forms import token_mixing
+from partita.heads.head import FoldedHead
+from partita.heads.layers import LiteralNetwork
+from partita.proofs.certificate import Certificate, total
+from partita.proofs.form_rounding import LayersRounding, literal_rounding
+
+__all__ = ["claim_layers"]
+
+Network = TypeVar("Network", bound=LiteralNetwork)
+
+
+def claim_layers(
+    network: Network,
+    head: FoldedHead,
+    certificate: Certificate,
+    box: Box,
+    *,
+    tolerance: float,
+    mean_distance: float = math.inf,
+) -> Network:
+    """The layers with their `error_bound`, in the norm of the certificate.
+
+    `‖f − layers‖ ≤ ‖f − head‖ + (volume · outputs)^{1/p} · sup|head − layers|`, the head in exact arithmetic and the layers as they
+    run; the factor is 1 for the supremum. Inputs that the dtype rounds count as rounded scores and values, so the bound holds for
+    every input of the domain, whether the dtype holds it or not. *Theorem*: `layers-rounding`.
+
+    Args:
+        network: the head in one of the forms of `literal_layers`.
+        box: the domain, or the box around it.
+        tolerance: the largest error to accept; infinity accepts any.
+        mean_distance: `Proof.mean_distance` of the proof that the certificate rests on.
+
+    Raises:
+        ToleranceError: the bound (for an estimate: the estimate and the rounding together) exceeds the tolerance.
+    """
+    scores, lo, hi = head.affine_scores(), box.lo.ravel(), box.hi.ravel()
+    rounded = literal_rounding(network, lo, hi, offset_error=scores.offset_error, value_error=scores.value_error)
+    exact = total(t for t in certificate.terms if t.source != "input")
+    estimated, factor, mean = certificate.error_estimate is not None, _factor(box, head, certificate.norm), math.inf
+    if network.form == "indexed" and not estimated and math.isfinite(mean_distance):
+        mean = _mean_distance(mul_up(mean_distance, exact), head, mul_up(rounded.spread, factor))
+    rounding = rounded.bound(mean, factor)
+    bound = math.inf if estimated else add_up(exact, rounding)
+    _require(network, rounded, bound, rounding, certificate, tolerance)
+    return network.claiming(error_bound=bound, rounding=rounding, norm=certificate.norm)
+
+
+def _factor(box: Box, head: FoldedHead, norm: str) -> float:
+    """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
+    if norm == "inf":
+        return 1.0
+    return mul_up(pow_up(mul_up(box.volume, float(head.num_outputs)), 1 / float(norm)), 1 + 1e-12)
+
+
+def _mean_distance(mean: float, head: FoldedHead, spread: float) -> float:
+    """`Σ w|V − f|` over the columns of the indexed form, from that over the cells.
+
+    A query sees its own token's columns and, with weight 1 − q, those of other tokens, whose values are at most the spread and
+    twice the mean away from f.
+    """
+    tokens = head.output_shape[0] if len(head.output_shape) == 2 else 1
+    leak = div_up(tokens - 1.0, math.exp(token_mixing(tokens)[0]) * (1 - 1e-12) + tokens - 1) if tokens > 1 else 0.0
+    return add_up(mul_up(add_up(1.0, mul_up(2.0, leak)), mean), mul_up(leak, spread))
+
+
+def _require(
+    network: LiteralNetwork,
+    rounded: LayersRounding,
+    bound: float,
+    rounding: float,
+    certificate: Certificate,
+    tolerance: float,
+) -> None:
+    estimate = certificate.error_estimate
+    reached = bound if estimate is None else estimate + rounding
+    if reached <= tolerance:
+        return
+    precision = Precision.of(network.dtype)
+    known = f"is proved to be at most {bound:.4g}" if estimate is None else f"is estimated at {reached:.4g}"
+    steps = ["dtype=torch.float64"] if precision.rounds_inputs else []
+    steps += ["form='indexed', which takes no logarithms"] if network.form == "log" else []
+    steps += ["a head with fewer keys, compiled with a larger tolerance"]
+    raise ToleranceError(
+        f"the {network.form} form in {precision.name}: the error of its layers {known}, of which {rounding:.3g} is rounding, and "
+        f"the tolerance is {tolerance:g}. Its scores are dot products, which may be off by {rounded.score_error:.2g}",
+        f"Use {', or '.join(steps)}; tolerance=math.inf takes the layers as they are.",
+    )
