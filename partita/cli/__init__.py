@@ -24,6 +24,7 @@ COMMANDS = {
     "compile": "Build a head, certify it, attack it, save it.",
     "eval": "Evaluate a head at the points of a CSV file.",
     "plot": "Draw a head, its cells and its error.",
+    "layers": "Write and draw every weight matrix of a head.",
     "export": "Write a head as an ONNX file.",
     "verify": "Check a certificate's hashes and arithmetic again.",
     "attack": "Search for a point where the claim is false.",

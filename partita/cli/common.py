@@ -34,6 +34,7 @@ __all__ = [
     "Sharpness",
     "Tolerance",
     "compile_options",
+    "dtype_named",
     "emit",
     "parse_domain",
     "shown_progress",
@@ -128,7 +129,7 @@ def compile_options(
     return {
         "tolerance": tolerance,
         "norm": norm,
-        "dtype": _dtype_named(dtype),
+        "dtype": dtype_named(dtype),
         "lipschitz": lipschitz,
         "method": method,
         "accept": accept,
@@ -137,7 +138,8 @@ def compile_options(
     }
 
 
-def _dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """The torch dtype of that name; a usage error for others."""
     import torch
 
     if name not in ("float64", "float32"):

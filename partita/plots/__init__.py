@@ -1,6 +1,8 @@
 """Figures of heads; nothing is computed here that a figure does not need."""
 
 from partita.plots.head_plots import plot_head
+from partita.plots.layer_folder import write_layers
+from partita.plots.layer_plots import layers_figure
 from partita.plots.plane_plots import plot_heads, plot_plane
 
-__all__ = ["plot_head", "plot_heads", "plot_plane"]
+__all__ = ["layers_figure", "plot_head", "plot_heads", "plot_plane", "write_layers"]

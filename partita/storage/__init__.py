@@ -2,6 +2,6 @@
 
 from partita.storage.loading import load_parts, read_json
 from partita.storage.onnx_export import export_onnx
-from partita.storage.saving import FORMAT_VERSION, require_free, save
+from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder
 
-__all__ = ["FORMAT_VERSION", "export_onnx", "load_parts", "read_json", "require_free", "save"]
+__all__ = ["FORMAT_VERSION", "export_onnx", "load_parts", "read_json", "require_free", "save", "whole_folder"]

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ from partita.geometry.domains import PointCloud
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Certificate, hex_floats, model_digest
 
-__all__ = ["CERTIFICATE", "DESCRIPTION", "FORMAT_VERSION", "TENSORS", "canonical", "require_free", "save"]
+__all__ = [
+    "CERTIFICATE",
+    "DESCRIPTION",
+    "FORMAT_VERSION",
+    "TENSORS",
+    "canonical",
+    "require_free",
+    "save",
+    "whole_folder",
+]
 
 FORMAT_VERSION = 1
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
@@ -42,25 +52,36 @@ def save(
             "the head was changed after it was certified, so its certificate does not apply",
             "Compile again, or save its state_dict instead.",
         )
-    place = require_free(folder, overwrite=overwrite)
+    with whole_folder(folder, overwrite=overwrite) as draft:
+        _write(draft, head, certificate, target, outside, why)
+    return Path(folder)
+
+
+@contextmanager
+def whole_folder(
+    folder: str | os.PathLike[str], *, overwrite: bool, marker: str = DESCRIPTION, kind: str = "a head"
+) -> Iterator[Path]:
+    """An empty folder to write into. It takes its name when the block ends without an error, and is removed otherwise."""
+    place = require_free(folder, overwrite=overwrite, marker=marker, kind=kind)
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     draft.chmod(0o755)
     try:
-        _write(draft, head, certificate, target, outside, why)
+        yield draft
         _move_into_place(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return place
 
 
-def require_free(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The path, if a head may be written there."""
+def require_free(
+    folder: str | os.PathLike[str], *, overwrite: bool, marker: str = DESCRIPTION, kind: str = "a head"
+) -> Path:
+    """The path, if such a folder may be written there. A folder is overwritten only if it has the file `marker`."""
     place = Path(folder)
     if place.exists() and not overwrite:
         raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True (--overwrite).")
-    if place.exists() and not (place / DESCRIPTION).exists():
-        raise AlreadyExistsError(f"{place} is not a folder with a head, so it is not overwritten; choose another name.")
+    if place.exists() and not (place / marker).exists():
+        raise AlreadyExistsError(f"{place} is not a folder with {kind}, so it is not overwritten; choose another name.")
     return place
 
 
