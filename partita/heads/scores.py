@@ -62,7 +62,7 @@ class AffineScores:
         if powers is not None:
             offsets = offsets + 0.5 * r.max() * powers
             added = added + r.max() * np.abs(powers)
-        roundings = centers.shape[1] + 8
+        roundings = centers.shape[1] + 6
         offset_error = _summed(0.5 * added, roundings) + roundings * float(r.max()) * DOUBLE.smallest
         if value_slopes is not None:
             about = centers if value_origin is None else np.broadcast_to(value_origin, centers.shape)

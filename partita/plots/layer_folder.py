@@ -67,7 +67,7 @@ def write_layers(
     place = require_free(folder, overwrite=overwrite, marker=SUMMARY, kind="layers")
     found = layers_at(compiled, compiled.layers(form, dtype=dtype, tolerance=tolerance), at)
     with styled(), whole_folder(place, overwrite=overwrite, marker=SUMMARY, kind="layers") as draft:
-        np.savez(draft / "tensors.npz", **_arrays(found))  # type: ignore[arg-type]
+        np.savez_compressed(draft / "tensors.npz", **_arrays(found))  # type: ignore[arg-type]
         for matrix in found.matrices:
             (draft / f"{matrix.file}.csv").write_text(_csv(matrix), encoding="utf-8")
             save(matrix_figure(matrix), draft / f"{matrix.file}.svg")

@@ -22,7 +22,7 @@ from partita.heads.layers import LinearSum, LiteralNetwork, SelfNetwork
 __all__ = ["Block", "LayersAt", "Matrix", "layers_at"]
 
 MOST_NUMBERS = 1 << 24  # written and drawn, all matrices together
-_ALL_COLUMNS = 2048  # of KᵀQ: beyond, only those that W_O keeps are formed
+_ALL_COLUMNS = 512  # of KᵀQ: beyond, only those that W_O keeps are formed
 
 
 @dataclass(frozen=True)

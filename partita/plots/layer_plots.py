@@ -89,8 +89,9 @@ def attention_figure(found: LayersAt) -> Figure:
         limit.columns,
         tuple(row[:1] for row in shown["softmax"].names),
     )
+    scale = float(np.abs(limit.values).max())
     with styled():
-        return _placed([_Panel(kept), _Panel(limit), _Mass(found)], width=11.0, title="")
+        return _placed([_Panel(m, scale=scale) for m in (kept, limit)] + [_Mass(found)], width=11.0, title="")
 
 
 def draw_flow(found: LayersAt, matrices: Sequence[Matrix]) -> Figure:
@@ -132,6 +133,7 @@ class _Panel:
 
     matrix: Matrix
     most: tuple[float, float] = _ALONE
+    scale: float | None = None  # the number that the darkest colour stands for, if not the largest here
 
     @property
     def across(self) -> list[float]:
@@ -163,7 +165,7 @@ class _Panel:
 
     def draw(self, axes: Axes) -> None:
         values = self.matrix.values
-        largest = float(np.abs(values).max(initial=0.0)) or 1.0
+        largest = self.scale or float(np.abs(values).max(initial=0.0)) or 1.0
         xs, ys = _edges(self.across), _edges(self.down)
         rows, columns = _starts(self.matrix.rows), _starts(self.matrix.columns)
         plate = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
@@ -238,9 +240,7 @@ def _colours() -> Colormap:
 
     below, above = ("#08306b", "#4292c6", "#d6e6f4"), ("#fee3c8", "#ec7014", "#6f2c02")
     steps = [(0.0, below[0]), (0.25, below[1]), (0.5, below[2]), (0.5, above[0]), (0.75, above[1]), (1.0, above[2])]
-    map_ = LinearSegmentedColormap.from_list("signed", steps, N=512)
-    map_.set_bad("white")
-    return map_
+    return LinearSegmentedColormap.from_list("signed", steps, N=512).with_extremes(bad="white")
 
 
 def _key(axes: Axes, x: float, height: float, largest: float) -> None:

@@ -22,7 +22,8 @@ from partita.heads.layers import LinearSum, LiteralNetwork, Projection
 __all__ = ["LayersRounding", "dot_product_rounding", "literal_rounding"]
 
 _AT_ONCE = 1 << 22  # entries of Linear(Z) that are looked at together
-_MADE = 16 * 2.0**-53  # what float64 rounds of an entry before it is stored: products, logarithms, exponentials
+_MADE = 4 * 2.0**-53  # what float64 rounds of a slope or an offset before it is stored
+_LOGARITHM = 16 * 2.0**-53  # the same of logarithms of T and E, which are below 1, of S, and of q⁻¹
 _EXP = 17.0  # units of roundoff: the exponential is within 8 units in the last place, and its argument was shifted
 
 
@@ -122,11 +123,12 @@ def literal_rounding(
     delta = add_up(
         mul_up(add_up(_gamma(steps, precision), _MADE), score),
         mul_up(1.01 * _EXP, precision.unit),
+        8 * _LOGARITHM,
         mul_up(vanished, add_up(1.0, _most(queries) * pad)),
         offset_error,
     )
     stored, averaged = add_up(_gamma(steps_v, precision), _MADE), _gamma(2.0 * network.num_keys + 8, precision)
-    relative = add_up(stored, averaged, _gamma(mixed + 2, precision), _MADE)
+    relative = add_up(stored, averaged, _gamma(mixed + 2, precision), _LOGARITHM)
     # products of the three are below 3 · relative²; `lost` is what underflow takes
     lost = mul_up(vanished, add_up(1.0, 2.0 * largest))
     errors = add_up(mul_up(relative, add_up(1.0, 3.0 * relative), largest), value_error, lost)
@@ -174,8 +176,8 @@ def _magnitude(
 ) -> tuple[Tensor, float]:
     """Entrywise bound of `|W·Linear(Z)|` for |Z| ≤ size, and the roundings that a summand passes through, storing included.
 
-    `W P Z Q` has three stored factors, three products (that with P is exact if P is made of 0 and ±1) and the input; `W C` two
-    and one. A sum of k has k − 1 additions.
+    `W P Z Q` has three products (that with P is exact if P is made of 0 and ±1), `W C` one, and a sum of k has k − 1 additions.
+    Below float64 the input rounds, and so do the stored factors, three and two.
     """
     parts = _parts(linear, columns)
     sizes = _projection(weight.double().abs(), [t.double().abs() for t in parts])
@@ -183,8 +185,8 @@ def _magnitude(
     summands = max(1.0, _most(counts(torch.ones_like(size)[None])))
     moves = bool((replace(counts, constant=torch.zeros_like(counts.constant))(torch.ones_like(size)[None]) > 0).any())
     plain = bool((linear.left.eq(0) | linear.left.abs().eq(1)).all())
-    steps = (6 - plain + precision.rounds_inputs if moves else 3) + summands - 1
-    return sizes(size[None])[0], float(steps)
+    stored = (4 if moves else 2) * precision.rounds_inputs
+    return sizes(size[None])[0], float(stored + (3 - plain if moves else 1) + summands - 1)
 
 
 def _range(weight: Tensor, linear: LinearSum, middle: Tensor, half: Tensor, columns: slice) -> tuple[Tensor, Tensor]:

@@ -94,5 +94,13 @@ def _require(
     raise ToleranceError(
         f"the {network.form} form in {precision.name}: the error of its layers {known}, of which {rounding:.3g} is rounding, and "
         f"the tolerance is {tolerance:g}. Its scores are dot products, which may be off by {rounded.score_error:.2g}",
-        f"Use {', or '.join(steps)}; tolerance=math.inf takes the layers as they are.",
+        f"Use {', or '.join(steps)}. Or accept these layers with {_accepting(reached)}.",
     )
+
+
+def _accepting(error: float) -> str:
+    """A tolerance of three digits that admits this error."""
+    if math.isinf(error):
+        return "tolerance=math.inf"
+    digit = 10.0 ** (math.floor(math.log10(error)) - 2)
+    return f"tolerance={math.ceil(error / digit) * digit:.3g}"

@@ -1,0 +1,210 @@
+"""The weights of a head as numbers and pictures: blocks are what their names say, files hold the tensors, all or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dense import layers_oracle as oracle
+from method_cases import compiled, sample
+from test_cli import partita
+
+import partita as pa
+from partita.errors import AlreadyExistsError, OutsideDomainError, ShapeError, SizeError
+from partita.plots import layer_folder as folder_module
+from partita.plots import layers_figure, write_layers
+from partita.plots.layer_matrices import Block, LayersAt, Matrix, layers_at
+from partita.plots.layer_plots import _coarsened, matrix_figure
+
+CASES = ["mixed", "vector 2-D typed", "three tokens of one", "cross", "cross sequences"]
+FORMS = ["log", "indexed"]
+
+
+def found_at(case: str, form: str) -> tuple[pa.Compiled, LayersAt]:
+    c = compiled(case)
+    return c, layers_at(c, c.layers(form), sample(c)[0])
+
+
+def parts(matrix: Matrix):
+    """Every block of a matrix with the name that stands in it."""
+    rows, columns = (np.cumsum([0, *(b.size for b in blocks)]) for blocks in (matrix.rows, matrix.columns))
+    assert (rows[-1], columns[-1]) == matrix.values.shape
+    for i, names in enumerate(matrix.names):
+        for j, name in enumerate(names):
+            yield name, matrix.values[rows[i] : rows[i + 1], columns[j] : columns[j + 1]]
+
+
+def contradictions(matrix: Matrix, rate: float) -> list[str]:
+    """Blocks that are not what their name says."""
+    wrong = []
+    for name, block in parts(matrix):
+        d, n = block.shape
+        expected = {
+            "0": np.zeros((d, n)),
+            "1": np.ones((d, n)),
+            "R": np.full((d, n), rate),
+            "X_1": np.tile(np.eye(d), n // d),
+            "-X_1": -np.tile(np.eye(d), n // d),
+        }.get(name)
+        if name.startswith("I"):
+            expected = np.eye(d, n)
+        if expected is not None and not np.array_equal(block, expected):
+            wrong.append(f"{matrix.file}: {name}")
+        if expected is None and name and not block.any():
+            wrong.append(f"{matrix.file}: {name} is zero")
+    return wrong
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_are_what_their_names_say(case: str, form: str) -> None:
+    c, found = found_at(case, form)
+    rate = c.head.sharpest_rate()
+    assert [x for m in found.matrices for x in contradictions(m, rate)] == []
+    named = [name for m in found.matrices for row in m.names for name in row if name]
+    assert len(named) > 30  # not the fallback, which names nothing
+    for m in found.matrices:  # negative control: one entry of a zero block
+        if any(name == "0" and block.size for name, block in parts(m)):
+            block = next(block for name, block in parts(m) if name == "0")
+            before, block[0, 0] = block[0, 0], 1e-3
+            assert contradictions(m, rate) != []
+            block[0, 0] = before
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_matrices_multiply_to_the_output(case: str, form: str) -> None:
+    c, found = found_at(case, form)
+    m = {x.file: x.values for x in found.matrices}
+    keys = "linear" if "linear_at_z" in m else "linear_k"
+    asked = m["linear_at_z"] if keys == "linear" else m["linear_q_at_z"]
+    assert np.allclose(m["w_k"] @ m[f"{keys}_at_z"], m["k"], atol=1e-12)
+    assert np.allclose(m["w_q"] @ asked, m["q"], atol=1e-12)
+    assert np.allclose(m["k"].T @ m["q"], m["scores"], atol=1e-9)
+    assert np.allclose(m["v"] @ m["softmax"] @ m["w_o"], m["output"], atol=1e-9)
+    assert (
+        np.abs(np.ravel(found.output) - c.head(*split(c, found.at)).ravel().numpy()).max() <= 2 * found.network.rounding
+    )
+    assert found.mass.sum() == pytest.approx(1) and found.indicator.sum(axis=0) == pytest.approx(1)
+    assert found.mass.argmax() == found.cell  # a hard head, away from boundaries
+
+
+def split(c: pa.Compiled, flat: np.ndarray) -> list[torch.Tensor]:
+    cuts = np.cumsum([0] + [int(np.prod(s)) for s in c.head.input_shapes])
+    return [torch.from_numpy(flat[a:b].reshape(1, *s)) for a, b, s in zip(cuts, cuts[1:], c.head.input_shapes)]
+
+
+def read_csv(path: Path) -> np.ndarray:
+    return np.loadtxt(path, delimiter=",", ndmin=2, comments="#")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_layers(compiled("mixed"), tmp_path_factory.mktemp("weights") / "log", at=[0.3, 0.4])
+
+
+def test_the_files_hold_the_tensors(weights: Path) -> None:
+    network, tensors = compiled("mixed").layers("log"), np.load(weights / "tensors.npz")
+    for name, tensor in network.state_dict().items():
+        assert np.array_equal(tensors[name], tensor.numpy())
+    for name in ("w_k", "w_q", "w_v", "w_o"):
+        assert np.array_equal(read_csv(weights / f"{name}.csv"), tensors[f"attention.{name}"])
+    assert np.array_equal(read_csv(weights / "softmax.csv"), tensors["softmax"])
+    out = oracle({k: tensors[k] for k in network.state_dict()}, np.array([[0.3], [0.4]]))
+    assert out == pytest.approx(read_csv(weights / "output.csv"))
+    summary = json.loads((weights / "layers.json").read_text())
+    assert summary["error_bound"] == network.error_bound and summary["stored_numbers"] == network.num_parameters
+    for m in summary["matrices"]:
+        assert read_csv(weights / f"{m['file']}.csv").shape == tuple(m["shape"])
+        assert (weights / f"{m['file']}.svg").read_bytes()[:5] == b"<?xml"
+
+
+def test_the_page_names_every_matrix_and_equation(weights: Path) -> None:
+    page = (weights / "index.html").read_text()
+    for text in (
+        "(B.5)",
+        "(B.6)",
+        "(B.10)",
+        "(B.13)",
+        "(B.14)",
+        "(B.15)",
+        "softmax(KᵀQ)",
+        "W_O",
+        "error ≤",
+        "stored numbers",
+    ):
+        assert text in page, text
+    assert "\\mathrm" not in page and page.count("<img") == 1 + len(
+        json.loads((weights / "layers.json").read_text())["matrices"]
+    )
+    assert (weights / "w_k.csv").read_text().splitlines()[2].startswith("# rows: 1, 1, n=1; columns: 1, dG=")
+
+
+def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
+    c = compiled("mixed")
+    with pytest.raises(AlreadyExistsError, match="exists"):
+        write_layers(c, weights)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(AlreadyExistsError, match="not a folder with layers"):
+        write_layers(c, tmp_path / "mine", overwrite=True)
+
+    def fails(*_: object) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(folder_module, "_csv", fails)
+    with pytest.raises(OSError, match="space"):
+        write_layers(c, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_too_large_and_outside_are_refused_with_the_number() -> None:
+    c = compiled("mixed")
+    with pytest.raises(OutsideDomainError, match="outside"):
+        layers_figure(c, at=[2.0, 0.0])
+    with pytest.raises(ShapeError, match="takes 2"):
+        layers_figure(c, at=[0.5])
+    large = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=0.00181, method="hard")
+    with pytest.raises(SizeError, match=r"3,\d\d\d columns.*2\d,\d\d\d,\d\d\d numbers") as refused:
+        layers_figure(large)
+    assert "indexed" in refused.value.hint
+    assert layers_figure(large, form="indexed").axes
+
+
+def test_large_matrices_are_coarsened_by_their_largest_entry_and_small_ones_are_not() -> None:
+    rng = np.random.default_rng(0)
+    part = rng.normal(size=(7, 10))
+    coarse = _coarsened(part, 3, 4)
+    assert coarse.shape == (3, 3)
+    for i, j in np.ndindex(3, 3):
+        block = part[3 * i : 3 * i + 3, 4 * j : 4 * j + 4]
+        assert coarse[i, j] == block.ravel()[np.abs(block).argmax()]
+    assert np.array_equal(_coarsened(part, 1, 1), part)
+    c, found = found_at("sine 1-D typed", "log")
+    titles = {m.file: matrix_figure(m).axes[0].texts[-4].get_text() for m in found.matrices}
+    assert "pixel" not in titles["w_k"] and f"3 × {2 * c.num_keys + 1}" in titles["w_k"]
+    whole = (Block("", 2000),)
+    wide = Matrix("A", "a", "", "here", "", np.eye(2000), whole, whole, (("",),))
+    assert any("pixel: largest of" in t.get_text() for t in matrix_figure(wide).axes[0].texts)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = compiled("mixed").save(tmp_path / "head")
+    answer = partita("layers", head, "--out", tmp_path / "w", "--form", "indexed", "--at", "0.1,-0.2", "--json")
+    data = json.loads(answer.stdout)
+    assert answer.returncode == 0 and data["at"] == [0.1, -0.2] and data["form"] == "indexed"
+    assert (tmp_path / "w" / "index.html").exists()
+    again = partita("layers", head, "--out", tmp_path / "w")
+    assert again.returncode == 1 and "--overwrite" in again.stderr
+    monkeypatch.setattr(folder_module, "save", lambda _, path: path.write_text("<svg/>"))  # drawing takes seconds
+    assert partita("layers", head, "--out", tmp_path / "w", "--overwrite").returncode == 0
+    assert json.loads((tmp_path / "w" / "layers.json").read_text())["form"] == "log"
+    for wrong, code in (("x,y", 64), ("0.1", 1), ("7,7", 1)):
+        assert partita("layers", head, "--out", tmp_path / "n", "--at", wrong).returncode == code
+    assert partita("layers", head, "--out", tmp_path / "n", "--form", "sparse").returncode == 64
+    refused = partita("layers", head, "--out", tmp_path / "n", "--tolerance", "1e-3")
+    assert refused.returncode == 1 and "rounding" in refused.stderr and not (tmp_path / "n").exists()
+    assert math.isfinite(data["error_bound"])
