@@ -39,7 +39,14 @@ from typer.testing import CliRunner
 from partita.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/format.md", "docs/in-context.md", "docs/inspection.md", "docs/positions.md", "docs/weights.md"]
+PAGES = [
+    "README.md",
+    "docs/format.md",
+    "docs/in-context.md",
+    "docs/inspection.md",
+    "docs/positions.md",
+    "docs/weights.md",
+]
 SNIPPETS_ONLY = ["docs/second-paper.md"]
 SLOW_SNIPPETS = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
 SLOW_ROWS = {("tuned", "0.001"), ("fitted", "1e-08")}

@@ -191,10 +191,9 @@ def _approximated(
     columns = network.num_keys
     if network.form == "log":
         d = network.attention.w_v.shape[0]
-        of_cell = np.tile(np.repeat(np.arange(cells), d), 2)
+        of_cell = np.tile(np.repeat(np.arange(cells), d), columns // (d * cells))
     else:
-        of_cell = np.repeat(np.arange(cells), max(1, columns // cells))
-    of_cell = of_cell[:columns] if len(of_cell) >= columns else np.zeros(columns, dtype=np.int64)
+        of_cell = np.repeat(np.arange(cells), columns // cells)
     scores = np.where((of_cell == cell)[:, None], arrays["KQ"][:, :tokens], -np.inf)
     exponentials = np.exp(scores - scores.max(axis=0))
     return exponentials / exponentials.sum(axis=0), of_cell

@@ -131,9 +131,10 @@ def literal_rounding(
     relative = add_up(stored, averaged, _gamma(mixed + 2, precision), _LOGARITHM)
     # products of the three are below 3 · relative²; `lost` is what underflow takes
     lost = mul_up(vanished, add_up(1.0, 2.0 * largest))
-    errors = add_up(mul_up(relative, add_up(1.0, 3.0 * relative), largest), value_error, lost)
+    errors = mul_up(gain, add_up(mul_up(relative, add_up(1.0, 3.0 * relative), largest), lost))
     spread = add_up(_most(high - low) * pad, mul_up(2.0, add_up(stored, pad - 1), largest), 2.0 * value_error)
-    return LayersRounding(delta, spread, gain, mul_up(gain, errors))
+    # in the log form a wrong value is in the scores, and W_O does not enlarge it
+    return LayersRounding(delta, spread, gain, add_up(errors, mul_up(max(gain, 1.0), value_error)))
 
 
 def _gamma(steps: float, precision: Precision) -> float:
