@@ -120,6 +120,24 @@ def test_a_cast_network_claims_nothing():
         compiled("mixed").layers(dtype=torch.float16)
 
 
+def test_numbers_that_the_dtype_does_not_hold_leave_no_bound():
+    c = pa.compile("sin(1e30*x0)", pa.Box([0], [3e-30]), tolerance=0.3, method="hard")  # R is 1e61
+    assert c.layers("log").error_bound <= 0.3
+    with pytest.raises(ToleranceError, match="at most inf"):
+        c.layers("log", dtype=torch.float32)
+    assert layers_of(c, "indexed", torch.float32).error_bound == math.inf
+
+
+def test_a_slope_that_all_cells_share_costs_nothing():
+    """Tangents of x² near 100 differ by less than 1, and all together change by 200."""
+    c = pa.compile("x0*x0", pa.Box([100], [101]), tolerance=0.01, method="affine")
+    assert literal_rounding(c.layers("indexed"), *flat_ends(c)).spread < 2
+    few = literal_rounding(literal_layers(c.head, "indexed", torch.float32), *flat_ends(c))
+    points = np.linspace(100, 101, 500)[:, None]
+    got = outputs(layers_of(c, "indexed", torch.float32), c, points, torch.float32)
+    assert np.abs(got - Cells.of(c.head.state_dict()).in_floats(points)).max() <= few.bound() < 2
+
+
 def test_layers_of_a_changed_head_are_refused():
     c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
     c.head.values.mul_(1.5)

@@ -109,17 +109,15 @@ def literal_rounding(
         low, high = torch.minimum(low, (mean - around).amin(dim=1)), torch.maximum(high, (mean + around).amax(dim=1))
     largest, gain = _most(tall), _most(attention.w_o.double().abs().sum(dim=0))
     mixed = _most(attention.w_o.ne(0).double().sum(dim=0))
-    steps = (
-        steps_k + steps_q + products + 2
-    )  # products of keys and queries, their sums, and 2 for subtracting the largest score
+    # products of keys and queries, their sums, and 2 for subtracting the largest score
+    steps = steps_k + steps_q + products + 2
     pad = 1 + (steps + steps_v + mixed + 32) * 2.0**-51  # the sums above were rounded too
     score, largest, gain = score * pad, largest * pad, gain * pad
     limit = precision.largest / 16
-    if not (score < limit and largest * max(gain, 1.0) < limit and network.num_keys * largest < limit):
+    if not (max(score, _most(queries)) < limit and max(gain, 1.0, network.num_keys) * largest < limit):
         return _UNKNOWN
-    vanished = mul_up(
-        2.0 * network.num_keys + steps + 64, precision.smallest
-    )  # exponentials and products that underflow
+    # exponentials and products that underflow
+    vanished = mul_up(2.0 * network.num_keys + steps + 64, precision.smallest)
     delta = add_up(
         mul_up(add_up(_gamma(steps, precision), _MADE), score),
         mul_up(1.01 * _EXP, precision.unit),
@@ -144,7 +142,9 @@ def _gamma(steps: float, precision: Precision) -> float:
 
 
 def _most(tensor: Tensor) -> float:
-    return float(tensor.max()) if tensor.numel() else 0.0
+    """The largest entry; infinite where one overflowed, 0 of none."""
+    found = float(tensor.max()) if tensor.numel() else 0.0
+    return math.inf if math.isnan(found) else found
 
 
 def _cuts(linear: LinearSum) -> Iterator[slice]:
@@ -191,10 +191,15 @@ def _magnitude(
 
 
 def _range(weight: Tensor, linear: LinearSum, middle: Tensor, half: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """`W·Linear(Z)` at the middle, and how far it reaches to each side."""
-    mean = _projection(weight.double(), [t.double() for t in _parts(linear, columns)])(middle[None])[0]
-    sizes = _projection(weight.double().abs(), [t.double().abs() for t in _parts(linear, columns)])
-    return mean, replace(sizes, constant=torch.zeros_like(sizes.constant))(half[None])[0]
+    """`W·Linear(Z)` at the middle, and how far each column reaches to each side of it, less what the first column does.
+
+    A function common to all columns does not change how far apart they are.
+    """
+    projection = _projection(weight.double(), [t.double() for t in _parts(linear, columns)])
+    slopes = torch.einsum("tar,tcd->arcd", projection.left, projection.right)
+    common = torch.einsum("tar,tc->arc", projection.left, linear.right[..., 0].double())
+    around = ((slopes - common[..., None]).abs() * half[None, :, :, None]).sum(dim=(1, 2))
+    return projection(middle[None])[0], around
 
 
 def _parts(linear: LinearSum, columns: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
