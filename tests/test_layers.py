@@ -25,7 +25,7 @@ from partita.heads import (
 )
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.papers import reassignment, reassignment_layers
-from partita.proofs import dot_product_rounding, literal_rounding
+from partita.proofs import dot_product_rounding, layers_rounding
 
 FORMS = ["log", "indexed"]
 
@@ -107,7 +107,7 @@ def test_scores_that_are_off_multiply_the_error_of_a_hard_head():
     c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=0.1, method="hard", dtype=torch.float32)
     log, indexed = (layers_of(c, form, torch.float32) for form in FORMS)
     assert 5 * indexed.rounding < log.rounding
-    assert indexed.rounding < literal_rounding(indexed, *flat_ends(c)).bound() / 4
+    assert indexed.rounding < layers_rounding(indexed, *flat_ends(c)).bound() / 4
 
 
 def test_a_cast_network_claims_nothing():
@@ -131,8 +131,8 @@ def test_numbers_that_the_dtype_does_not_hold_leave_no_bound():
 def test_a_slope_that_all_cells_share_costs_nothing():
     """Tangents of x² near 100 differ by less than 1, and all together change by 200."""
     c = pa.compile("x0*x0", pa.Box([100], [101]), tolerance=0.01, method="affine")
-    assert literal_rounding(c.layers("indexed"), *flat_ends(c)).spread < 2
-    few = literal_rounding(literal_layers(c.head, "indexed", torch.float32), *flat_ends(c))
+    assert layers_rounding(c.layers("indexed"), *flat_ends(c)).spread < 2
+    few = layers_rounding(literal_layers(c.head, "indexed", torch.float32), *flat_ends(c))
     points = np.linspace(100, 101, 500)[:, None]
     got = outputs(layers_of(c, "indexed", torch.float32), c, points, torch.float32)
     assert np.abs(got - Cells.of(c.head.state_dict()).in_floats(points)).max() <= few.bound() < 2
@@ -155,7 +155,7 @@ def test_in_another_norm_the_bound_is_of_that_norm(dtype):
     error = outputs(layers, c, points, dtype)[:, 0] - points.prod(axis=1)
     assert math.sqrt(3 * (error**2).mean()) <= layers.error_bound
     error = c.head.affine_scores().offset_error
-    pointwise = literal_rounding(layers, *flat_ends(c), offset_error=error).bound()
+    pointwise = layers_rounding(layers, *flat_ends(c), offset_error=error).bound()
     assert layers.rounding == pytest.approx(math.sqrt(3) * pointwise)  # (volume · outputs)^{1/2}
 
 
@@ -191,7 +191,7 @@ def test_powers_rates_and_scales(form, dtype, scale):
     for head in (scattered, on_grid):
         network, scores = literal_layers(head, form, dtype), head.affine_scores()
         errors = {"offset_error": scores.offset_error, "value_error": scores.value_error}
-        allowed = literal_rounding(network, box.lo, box.hi, **errors).bound()
+        allowed = layers_rounding(network, box.lo, box.hi, **errors).bound()
         points = box.sample(5, rng)
         with torch.no_grad():
             got = network(torch.from_numpy(points)).double().numpy()
@@ -246,7 +246,7 @@ def test_a_changed_tensor_is_noticed(form, tensor):
     network.state_dict()[tensor].mul_(1.05)
     inputs = inputs_for(c, sample(c))
     difference = (network(*inputs) - c.head(*inputs)).abs().max().item()
-    assert difference > literal_rounding(network, *flat_ends(c)).bound() + head_rounding(c)
+    assert difference > layers_rounding(network, *flat_ends(c)).bound() + head_rounding(c)
 
 
 def test_sizes_are_those_of_the_theorem():

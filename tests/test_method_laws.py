@@ -394,7 +394,7 @@ def test_layers_are_the_head(method: Method, case: Case, c: pa.Compiled, form: s
     points = sample(c, 40)
     inputs, few = inputs_for(c, points), inputs_for(c, points[:2])
     box = c.target.domain.bounding_box()
-    pointwise = literal_rounding(network, box.lo.ravel(), box.hi.ravel()).bound()
+    pointwise = literal_rounding(network, box.lo.ravel(), box.hi.ravel())
     allowed = network.rounding if network.norm == "inf" else pointwise
     assert (network.error_bound < math.inf) == (c.certificate.kind != "estimated")
     with torch.no_grad():

@@ -164,7 +164,7 @@ class SharedNetwork(nn.Module):
         )
         gain = float(a.w_o.double().abs().sum(dim=0).max())
         spread = mul_up(expm1_up(min(mul_up(2.0, delta), 700.0)), float((v @ held).max()), gain)
-        own = literal_rounding(self.source, box.lo.ravel(), box.hi.ravel()).bound()
+        own = literal_rounding(self.source, box.lo.ravel(), box.hi.ravel())
         return add_up(own, spread, mul_up(float((v @ moved).max()), gain))
 
 

@@ -17,7 +17,7 @@ from partita.heads.scattered_head import ScatteredHead
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.papers.tokenwise_head import build_tokenwise
 from partita.proofs.claim import Construction
-from partita.proofs.form_rounding import literal_rounding
+from partita.proofs.form_rounding import layers_rounding
 
 __all__ = ["reassignment", "reassignment_layers"]
 
@@ -89,7 +89,7 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     network, scores = tokenwise_layers(head, tokens, token_sharpness=sharpness), head.affine_scores()
     (token,) = construction.certificate.domain["arguments"]
     ends = (np.tile(np.asarray(token[end], dtype=np.float64), tokens) for end in ("lo", "hi"))
-    rounded = literal_rounding(network, *ends, offset_error=scores.offset_error, value_error=scores.value_error)
+    rounded = layers_rounding(network, *ends, offset_error=scores.offset_error, value_error=scores.value_error)
     leaked = mul_up(token_leak, rounded.spread) if head.value_slopes is not None and tokens > 1 else 0.0
     rounding = add_up(rounded.bound(), leaked)
     return network.claiming(error_bound=add_up(construction.certificate.error_bound, rounding), rounding=rounding)

@@ -7,7 +7,7 @@ from partita.proofs.cell_proof import CellProof, CurvatureProof
 from partita.proofs.center_values import GridFacts, MomentProof, grid_terms
 from partita.proofs.certificate import Assumption, Certificate, Term, Witness, model_digest
 from partita.proofs.cover_proof import CoverProof, ScatteredFacts, scattered_terms
-from partita.proofs.form_rounding import LayersRounding, dot_product_rounding, literal_rounding
+from partita.proofs.form_rounding import LayersRounding, dot_product_rounding, layers_rounding, literal_rounding
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.soft_maximum import PiecesProof
 from partita.proofs.taylor_proof import TaylorProof
@@ -49,6 +49,7 @@ __all__ = [
     "Witness",
     "dot_product_rounding",
     "grid_terms",
+    "layers_rounding",
     "literal_rounding",
     "model_digest",
     "proof_for",

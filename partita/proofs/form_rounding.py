@@ -19,7 +19,7 @@ from partita.geometry.domains import Array
 from partita.heads.head import DotProductAttention
 from partita.heads.layers import LinearSum, LiteralNetwork, Projection
 
-__all__ = ["LayersRounding", "dot_product_rounding", "literal_rounding"]
+__all__ = ["LayersRounding", "dot_product_rounding", "layers_rounding", "literal_rounding"]
 
 _AT_ONCE = 1 << 22  # entries of Linear(Z) that are looked at together
 _MADE = 4 * 2.0**-53  # what float64 rounds of a slope or an offset before it is stored
@@ -80,7 +80,7 @@ class LayersRounding:
 _UNKNOWN = LayersRounding(math.inf, math.inf, math.inf, math.inf)
 
 
-def literal_rounding(
+def layers_rounding(
     network: LiteralNetwork, lo: Array, hi: Array, *, offset_error: float = 0.0, value_error: float = 0.0
 ) -> LayersRounding:
     """What a network of the paper's layers rounds for z in [lo, hi], flat, from the magnitudes of its named tensors.
@@ -133,6 +133,11 @@ def literal_rounding(
     spread = add_up(_most(high - low) * pad, mul_up(2.0, add_up(stored, pad - 1), largest), 2.0 * value_error)
     # in the log form a wrong value is in the scores, and W_O does not enlarge it
     return LayersRounding(delta, spread, gain, add_up(errors, mul_up(max(gain, 1.0), value_error)))
+
+
+def literal_rounding(network: LiteralNetwork, lo: Array, hi: Array) -> float:
+    """Bound of |layers() − exact head| for z in [lo, hi], flat, from the magnitudes of the named tensors alone."""
+    return layers_rounding(network, lo, hi).bound()
 
 
 def _gamma(steps: float, precision: Precision) -> float:

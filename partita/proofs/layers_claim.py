@@ -13,7 +13,7 @@ from partita.heads.forms import token_mixing
 from partita.heads.head import FoldedHead
 from partita.heads.layers import LiteralNetwork
 from partita.proofs.certificate import Certificate, total
-from partita.proofs.form_rounding import LayersRounding, literal_rounding
+from partita.proofs.form_rounding import LayersRounding, layers_rounding
 
 __all__ = ["claim_layers"]
 
@@ -45,7 +45,7 @@ def claim_layers(
         ToleranceError: the bound (for an estimate: the estimate and the rounding together) exceeds the tolerance.
     """
     scores, lo, hi = head.affine_scores(), box.lo.ravel(), box.hi.ravel()
-    rounded = literal_rounding(network, lo, hi, offset_error=scores.offset_error, value_error=scores.value_error)
+    rounded = layers_rounding(network, lo, hi, offset_error=scores.offset_error, value_error=scores.value_error)
     exact = total(t for t in certificate.terms if t.source != "input")
     estimated, factor, mean = certificate.error_estimate is not None, _factor(box, head, certificate.norm), math.inf
     if network.form == "indexed" and not estimated and math.isfinite(mean_distance):

@@ -211,7 +211,7 @@ def _terms(
     delta = mul_up(2 * beta * m * (1 + 1e-12), first.error_bound)
     softened = mul_up(expm1_up(2 * delta), add_up(grid_part, leaked))
     ends = np.full(m * (cells + 1), 1.0 + first.error_bound)
-    rounding = literal_rounding(second, -ends, ends).bound()
+    rounding = literal_rounding(second, -ends, ends)
     return [
         Term("approximation", grid_part, "Σ_i L_i h_i/2", "bump-networks", {"cells": float(cells)}),
         Term("leakage", leaked, "Σ_i L_i side_i (P − 1)e^{−β/2}", "bump-networks", {"sharpness": beta}),
