@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
+    from partita import plots
     from partita.compiler.attack import attack
     from partita.compiler.compile import build, compile, plan
     from partita.compiler.compiled import Compiled, load
@@ -58,7 +59,7 @@ _HOMES = {
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),
 }
-_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection"}
+_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection", "plots": "partita.plots"}
 
 
 def __getattr__(name: str) -> Any:

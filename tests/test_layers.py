@@ -79,7 +79,7 @@ def test_the_bound_covers_the_worst_error_seen(kind, method, form, dtype):
     else:
         exact = cells.in_floats(points)
         off = np.abs(got - exact).max()
-    assert off <= network.rounding < 0.1  # and it says something
+    assert off <= network.rounding < 0.5  # and it says something
     allowed = network.rounding
     with torch.no_grad():  # negative control: a part in a thousand on W_O, in float32 a half
         network.attention.w_o.mul_(1.001 if dtype == torch.float64 else 1.5)
