@@ -287,18 +287,21 @@ class Checker:
         self.assume(f"|∇²f|₂ ≤ {known[0]:.6g}, for each output")
         self.given.append(f"values and slopes are those of a black box of size {known[2]:.6g}, which cannot be checked")
         bend, step, scale = map(arb, known)
+        across = [arb(read_hex(x, "across")) for x in self.claim.known.get("across") or ["0x0p+0"] * self.m]
+        need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
         delta, m = score_error(gaps, self.semantics), self.m
         firsts, seconds = [[g.sharp_reach(p) for g in gaps] for p in (1, 2)]
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = bend / 2 * sum(seconds, arb(0)) + noise
         off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
+        off += sum((s * f for s, f in zip(across, firsts)), arb(0))  # slopes of f along axes where cells hold none
         largest = Cells(head, None, self.ends, self.semantics, delta).largest
         added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
         slopes = head.slopes if head.slopes is not None else ()
         rows = [slopes[k : k + m] for k in range(0, len(slopes), m)]
         steep = max((length([arb(x) for x in row]) for row in rows), key=up)
-        steep += bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
+        steep += length(across) + bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
         added += steep * length(self.shift)
         return up((off * (2 * delta).exp() + added) * self.factor), "tangents and declared second derivatives"
 

@@ -52,6 +52,7 @@ def compile(
     sharpness: float | None = None,
     outside: str = "raise",
     max_bytes: int = DEFAULT_MAX_BYTES,
+    query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
     budget: float | None = None,
@@ -85,6 +86,8 @@ def compile(
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
         max_bytes: largest size of the head in bytes.
+        query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
+            is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
@@ -122,6 +125,7 @@ def compile(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        query_values=query_values,
         progress=planning,
     )
     planned = best_plan(request, progress=planning)
@@ -144,6 +148,7 @@ def plan(
     dtype: torch.dtype = torch.float64,
     sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
     progress: Progress | None = None,
@@ -167,6 +172,8 @@ def plan(
         dtype: dtype of the head, torch.float64 or torch.float32.
         sharpness: κ = R h², for methods whose values are f at the centers.
         max_bytes: largest size of the head in bytes.
+        query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
+            is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
         progress: called as `progress(what, done, of)`.
@@ -194,6 +201,7 @@ def plan(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        query_values=query_values,
         progress=progress,
     )
     return best_plan(request, progress=progress)
