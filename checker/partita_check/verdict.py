@@ -232,8 +232,8 @@ class Checker:
     def by_query_keys(self) -> tuple[float, str]:
         """The same where values are affine in z_K alone: every piece has a pair of keys for each axis of z_Q that it depends on.
 
-        If the scores are S_J + t_c, the weights are a product. The piece at `z_Q = middle + p_c`, averaged over the corners c, is the
-        piece at z_Q up to its slope there times `|Σ_c u_c p_c − (z_Q − middle)|`, u = softmax(t): that sum is
+        If the scores are S_J + t_c, the weights are a product. The piece at `z_Q = middle + p_c`, averaged over the corners c, is
+        the piece at z_Q up to its slope there times `|Σ_c u_c p_c − (z_Q − middle)|`, u = softmax(t): that sum is
         `p sinh(x)/(cosh(x) + C)` with C the other axes' cosh. Given the piece, scores that are off by δ move it by `p δ` at most.
         """
         name, found, proof = "affine pieces, and keys that read z_Q", self.piece_rows(), self.claim.proof
