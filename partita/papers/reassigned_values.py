@@ -73,7 +73,8 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     """The paper's layers of Propositions 3.2 and 3.3 for sequences of `tokens` tokens; see `tokenwise_layers`.
 
     `token_leak` bounds the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`; the layers' bound is the
-    certificate's plus `token_leak` times the spread of the values.
+    certificate's plus `token_leak` times the spread of the values. Constant values need at least as many components as tokens:
+    where the partition has fewer, dominated ones are added, which hold less than e^{−45} of the mass.
     """
     head = construction.head
     if not isinstance(head, ScatteredHead):
