@@ -40,7 +40,7 @@ from partita.proofs.soft_maximum import (
     slope_scale,
 )
 
-__all__ = ["Pieces", "PiecesDraft", "piecewise_affine", "softest_pieces"]
+__all__ = ["Pieces", "PiecesDraft", "pieces_head", "piecewise_affine", "softest_maximum", "softest_pieces"]
 
 _SHARE = 0.9  # of the tolerance is for the temperature, the rest for rounding
 
@@ -159,11 +159,24 @@ def softest_pieces(
         ToleranceError: below what the dtype can promise. DomainError: numbers out of range for the dtype.
     """
     pieces = pieces_on(box, graph, dtype, progress=progress)
+    return softest_maximum(pieces, box, tolerance=tolerance, dtype=dtype, key_axes=key_axes, progress=progress)
+
+
+def softest_maximum(
+    pieces: PiecewiseAffine,
+    box: Box,
+    *,
+    tolerance: float,
+    dtype: torch.dtype,
+    key_axes: int | None = None,
+    progress: Progress | None = None,
+) -> PiecesDraft:
+    """The same for pieces that are known."""
     axes = query_axes(pieces, box.dimension if key_axes is None else key_axes)
     allowed, terms = _SHARE * tolerance, []
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
         draft = _softest(pieces, axes, allowed, tolerance, dtype, progress)
-        head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
+        head = pieces_head(draft, ((box.dimension,),), (len(pieces.convex),))
         head.check_range(*Precision.of(dtype).widened(box.lo.ravel(), box.hi.ravel()))
         terms = piece_facts(head, box, pieces, draft.labels, draft.queries).terms()
         if total(terms) <= tolerance:
@@ -213,7 +226,7 @@ def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress |
         raise UnsupportedError(
             f"{target.label} is a black box; expected an expression, from which the pieces are read."
         )
-    head = _head(draft, target.input_shapes, target.output_shape)
+    head = pieces_head(draft, target.input_shapes, target.output_shape)
     facts = piece_facts(head, target.box, draft.pieces, draft.labels, draft.queries)
     read = {} if draft.queries is None else {"tilt": draft.queries.tilt, "reach": draft.queries.reach}
     proved = PiecesProof().prove(head, target, Given(earlier=facts, details=read))
@@ -256,7 +269,7 @@ def _stored_rate(rate: Fraction, dtype: torch.dtype) -> float:
     return float(nearest if Fraction(float(nearest)) >= rate else np.nextafter(nearest, number(np.inf)))
 
 
-def _head(
+def pieces_head(
     draft: PiecesDraft, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]
 ) -> ScatteredHead:
     """Centers from the slopes of the scores; powers and values such that both are right at the middle of the box."""
