@@ -99,7 +99,7 @@ CASES = [
         {**SMALL},
     ),
     Case("cross typed", "pair expression vector", "sin(k0) * q0, q0 - k0", lambda: (line(), pa.Box([0], [2])), 0.3),
-    Case("cross pieces", "pair expression kink", "max(k0, 2*q0 - 0.5)", pair, 0.05),
+    Case("cross pieces", "pair expression kink", "max(k0, 2*q0 - 0.5)", pair, 0.2),
     Case("tiny scale", "1-D expression scaled", "1e-9*sin(1e6*x0)", lambda: pa.Box([0], [3e-6]), 3e-10),
     Case(
         "traced 2-D",

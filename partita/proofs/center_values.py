@@ -251,11 +251,13 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
-    height, measure = jumps.near(reach, norm, facts.volume)
-    near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
-    cells = _rough_cells(facts, jumps, reach, norm) if isinstance(jumps, RoughBoxes) else math.inf
-    if cells < near:
-        near, measure = cells, pow_up(div_up(cells, height), norm) if height else 0.0
+    near = _rough_cells(facts, jumps, reach, norm) if isinstance(jumps, RoughBoxes) else math.inf
+    if near < math.inf:
+        height = jumps.height
+        measure = pow_up(div_up(near, height), norm) if height else 0.0
+    else:
+        height, measure = jumps.near(reach, norm, facts.volume)
+        near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
     far = mul_up(add_up(*beyond), jumps.height, domain_factor(facts, norm))
     inputs = {"height": height, "measure": measure, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [
