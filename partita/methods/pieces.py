@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import DOUBLE, Precision
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.piecewise import READ, PiecewiseAffine
@@ -212,6 +212,8 @@ def _softest(
     scale = slope_scale(pieces, queries)
     sharp = Fraction(gap) / Fraction(allowed) if gap else Fraction(queries.tilt) if queries else scale
     rate = _stored_rate(sharp / scale, dtype)
+    if not Fraction(rate) * scale < Fraction(DOUBLE.largest):
+        raise DomainError("the inverse temperature of these pieces overflows float64", "Rescale the variables.")
     labels = key_labels(pieces, Fraction(rate) * scale, progress=progress)
     m, keys = len(pieces.middle), len(labels) * (len(queries.corners) if queries else 1)
     if keys > MAX_KEYS:
