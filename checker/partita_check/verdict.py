@@ -403,7 +403,8 @@ class Checker:
         self.assume(f"|∇²f|₂ ≤ {known[0]:.6g}, for each output")
         self.given.append(f"values and slopes are those of a black box of size {known[2]:.6g}, which cannot be checked")
         bend, step, scale = map(arb, known)
-        across = [arb(read_hex(x, "across")) for x in self.claim.known.get("across") or ["0x0p+0"] * self.m]
+        stated = self.claim.known.get("across")  # slopes of f along axes where cells hold none
+        across = [arb(0)] * self.m if stated is None else [arb(read_hex(x, "across")) for x in stated]
         need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
         delta, m = score_error(gaps, self.semantics), self.m
@@ -411,7 +412,7 @@ class Checker:
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = bend / 2 * sum(seconds, arb(0)) + noise
         off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
-        off += sum((s * f for s, f in zip(across, firsts)), arb(0))  # slopes of f along axes where cells hold none
+        off += sum((s * f for s, f in zip(across, firsts)), arb(0))
         largest = Cells(head, None, self.ends, self.semantics, delta).largest
         added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
         slopes = head.slopes if head.slopes is not None else ()
