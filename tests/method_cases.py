@@ -84,6 +84,7 @@ def _waves(z: np.ndarray) -> np.ndarray:
 CASES = [
     Case("sine 1-D typed", "1-D expression smooth", "sin(5*x)", lambda: pa.Box([-2], [2]), 0.2),
     Case("kink typed", "1-D expression kink", "abs(x0 - 0.3)", line, 0.1),
+    Case("convex", "1-D expression kink smooth", "abs(x0 - 0.2) + x0^2", line, 0.05),
     Case("mixed", "2-D expression smooth", MIXED, square, 0.4),
     Case("constant", "2-D expression constant", "0*x0 + 3", lambda: pa.Box([0, 0], [1, 1]), 0.1),
     Case("vector 2-D typed", "2-D expression vector", "x0*x1, x0 - x1", square, 0.25),
@@ -98,6 +99,7 @@ CASES = [
         {**SMALL},
     ),
     Case("cross typed", "pair expression vector", "sin(k0) * q0, q0 - k0", lambda: (line(), pa.Box([0], [2])), 0.3),
+    Case("cross pieces", "pair expression kink", "max(k0, 2*q0 - 0.5)", pair, 0.2),
     Case("tiny scale", "1-D expression scaled", "1e-9*sin(1e6*x0)", lambda: pa.Box([0], [3e-6]), 3e-10),
     Case(
         "traced 2-D",
@@ -169,6 +171,7 @@ CASES = [
         0.8,
         {"lipschitz": 1.5, **SMALL},
     ),
+    Case("cross hessian", "pair hessian", lambda k, q: np.sin(k[:, 0]) * q[:, 0], pair, 0.1, {"hessian": 2.0}),
     Case("hessian", "2-D hessian smooth", _waves, square, 0.2, {"hessian": 10.0}),
     # point clouds
     Case("curve typed", "cloud expression", "x0*x1 + x2", lambda: pa.PointCloud(_circle(400), fill_distance=0.02), 0.3),

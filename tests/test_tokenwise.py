@@ -85,6 +85,45 @@ def test_layers_of_section_3_look_up_every_token(kind, tokens):
     assert not torch.allclose(network(z), expected, atol=1e-6)  # negative control
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["indicator", "constant", "affine"])
+def test_layers_hold_their_bound_at_every_length(kind, dtype):
+    """n = 1 … 3N: more tokens than cells are padded with dominated components, as the paper's "without loss of generality"."""
+    p, rng = partition(cells=3), np.random.default_rng(6)
+    values, slopes = np.eye(3), None
+    if kind == "indicator":
+        built = indicator(p, BOX, margin=0.1, epsilon=0.02, dtype=dtype)
+    else:
+        values, slopes = rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 2)) if kind == "affine" else None
+        built = reassignment(p, values, BOX, margin=0.1, tolerance=0.02, value_slopes=slopes, dtype=dtype)
+    points = tokens_with_margin(p, 0.1)
+    for n in range(1, 10):
+        network = reassignment_layers(built, n)
+        assert network.num_keys == (3 * n if kind == "affine" else max(3, n))
+        z = points[: len(points) // n * n].reshape(-1, n, 2)
+        cell = p.cell(z.reshape(-1, 2)).reshape(-1, n)
+        expected = values[cell] + (0 if slopes is None else np.einsum("bnom,bnm->bno", slopes[cell], z))
+        got = network(torch.from_numpy(z).to(dtype)).double().numpy()
+        lo, hi = (np.tile(end.ravel(), n) for end in (BOX.lo, BOX.hi))
+        spread = built.certificate.terms[0].inputs["spread"]
+        allowed = built.certificate.error_bound + (1e-12 + np.exp(-45)) * spread + literal_rounding(network, lo, hi)
+        assert np.abs(got - expected).max() <= allowed
+        tensors = {k: t.double().numpy() for k, t in network.state_dict().items()}
+        assert np.abs(oracle(tensors, z[0].T).T - expected[0]).max() <= allowed
+
+
+def test_components_that_are_not_dominated_are_noticed(monkeypatch):
+    """Negative control: padded components at the height of the first one take mass from it."""
+    p = partition(cells=3)
+    built = reassignment(p, [[1.0], [0.0], [-1.0]], BOX, margin=0.1, tolerance=1e-3)
+    monkeypatch.setattr("partita.heads.tokenwise_layers.DOMINATED", -5.0)
+    points = tokens_with_margin(p, 0.1)
+    z = points[: len(points) // 9 * 9].reshape(-1, 9, 2)
+    got = reassignment_layers(built, 9)(torch.from_numpy(z)).numpy()
+    expected = np.array([[1.0], [0.0], [-1.0]])[p.cell(z.reshape(-1, 2)).reshape(-1, 9)]
+    assert np.abs(got - expected).max() > 10 * built.certificate.error_bound
+
+
 def test_affine_values_of_several_tokens_need_token_sharpness():
     """With S = 0 every token's value leaks into every other: the reason for the extra rows."""
     p, rng = partition(), np.random.default_rng(4)
@@ -102,7 +141,7 @@ def test_bad_reassignments_are_refused():
     with pytest.raises(DomainError, match="margin"):
         indicator(p, BOX, margin=0.0, epsilon=0.1)
     with pytest.raises(UnsupportedError, match="tokens"):
-        reassignment_layers(indicator(p, BOX, margin=0.1, epsilon=0.1), 7)
+        reassignment_layers(indicator(p, BOX, margin=0.1, epsilon=0.1), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

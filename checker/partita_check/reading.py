@@ -56,7 +56,10 @@ class Head(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What the certificate says. norm: math.inf or p. assumptions: pairs (statement, who vouches). witness: a point."""
+    """What the certificate says. norm: math.inf or p. assumptions: pairs (statement, who vouches). witness: a point.
+
+    proof: how the producer proved it. Nothing in it is trusted; it may say where to look.
+    """
 
     kind: str
     norm: float
@@ -66,6 +69,7 @@ class Claim(NamedTuple):
     known: dict[str, Any]
     assumptions: tuple[tuple[str, str], ...]
     witness: tuple[float, ...] | None
+    proof: dict[str, Any]
 
 
 class Stored(NamedTuple):
@@ -315,4 +319,5 @@ def _claim(c: dict[str, Any], m: int) -> Claim:
     listed = tuple((str(a["statement"]), str(a["vouched_by"])) for a in c["assumptions"])
     point = None if c["witness"] is None else tuple(read_hex(x, "witness") for x in c["witness"]["point"])
     need(point is None or len(point) == m, "the witness has the wrong dimension")
-    return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point)
+    proof = c["proof"] if isinstance(c.get("proof"), dict) else {}
+    return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point, proof)

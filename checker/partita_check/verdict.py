@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "e
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
+MOST_QUERY_KEYS = 2_000
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
@@ -182,20 +183,26 @@ class Checker:
         """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them."""
         return (256 * (self.m + 8) * UNIT["float64"] * exponent - 44.99).exp() if self.unit > 0 else arb(0)
 
+    def piece_rows(self) -> tuple[int, list[Affine]] | None:
+        """f as sign · max of affine rows, each with its value at the middle of the box; None if it is not of this form."""
+        found, middle = affine_pieces(self.function), balls(self.ends)[1]
+        if found is None or min(map(len, found)) > 1:
+            return None
+        sign, many, one = (1, *found) if len(found[1]) == 1 else (-1, found[1], found[0])
+        exact = [[arb(fmpq(x.numerator, x.denominator)) for x in (a - b for a, b in zip(row, one[0]))] for row in many]
+        return sign, [(row[0] + sum((s * x for s, x in zip(row[1:], middle)), arb(0)), row[1:]) for row in exact]
+
     def by_pieces(self) -> tuple[float, str]:
         """f a maximum of affine pieces (or minus one), values that are the pieces, scores β times them: the soft-maximum lemma.
 
         With `V = max_j V_j` attained at k: `V − Σ w̃_j V_j ≤ Σ w̃_j (s_k − s_j)/β + 2τ ≤ (W + 2δ)/β + 2τ`, δ what scores are off
         by and τ how far score differences are from β times value differences. Suprema of affine functions are exact.
         """
-        name, found = "affine pieces and the soft-maximum lemma", affine_pieces(self.function)
-        if found is None or min(map(len, found)) > 1:
+        name, found = "affine pieces and the soft-maximum lemma", self.piece_rows()
+        if found is None:
             return math.inf, name
-        sign, many, one = (1, *found) if len(found[1]) == 1 else (-1, found[1], found[0])
+        (sign, rows), keys = found, range(self.head.keys)
         cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.semantics, None), balls(self.ends)
-        exact = [[arb(fmpq(x.numerator, x.denominator)) for x in (a - b for a, b in zip(row, one[0]))] for row in many]
-        rows = [(row[0] + sum((s * x for s, x in zip(row[1:], middle)), arb(0)), row[1:]) for row in exact]
-        keys = range(self.head.keys)
         values = [(sign * cells.value(j, 0, middle), [sign * s for s in cells.slope(j, 0)]) for j in keys]
         scores = [(cells.score(j, middle), [r * c for r, c in zip(cells.rates, cells.centers[j])]) for j in keys]
         beta, steep = arb(1), 0.0
@@ -204,9 +211,7 @@ class Checker:
             if abs(float(rise.mid())) > steep:
                 steep, beta = abs(float(rise.mid())), (scores[j][1][i] - scores[0][1][i]) / rise
 
-        def above(a: Affine, b: Affine) -> arb:
-            """sup (a − b)."""
-            return a[0] - b[0] + sum((abs(x - y) * r for x, y, r in zip(a[1], b[1], radius)), arb(0))
+        above = partial(highest, radius)
 
         def differ(a: Affine, b: Affine, scale: arb) -> Affine:
             return (a[0] - b[0]) / scale, [(x - y) / scale for x, y in zip(a[1], b[1])]
@@ -223,6 +228,117 @@ class Checker:
         rounded += 1.01 * (2 * self.head.keys + 4) * self.unit * (size + 2 * soft + rounded)
         trail = self.cut(cells.exponent) * ((math.log(self.head.keys) + 45) / beta + 2 * soft + 2 * tau)
         return up(soft + rounded + trail + self.moved_by_inputs()) if beta > 0 else math.inf, name
+
+    def by_query_keys(self) -> tuple[float, str]:
+        """The same where values are affine in z_K alone: every piece has a pair of keys for each axis of z_Q that it depends on.
+
+        If the scores are S_J + t_c, the weights are a product. The piece at `z_Q = middle + p_c`, averaged over the corners c, is
+        the piece at z_Q up to its slope there times `|Σ_c u_c p_c − (z_Q − middle)|`, u = softmax(t): that sum is
+        `p sinh(x)/(cosh(x) + C)` with C the other axes' cosh. Given the piece, scores that are off by δ move it by `p δ` at most.
+        """
+        name, found, proof = "affine pieces, and keys that read z_Q", self.piece_rows(), self.claim.proof
+        head, m = self.head, self.m
+        if found is None or head.slopes is None:
+            return math.inf, name
+        (sign, rows), slopes = found, head.slopes
+        cells, (_, middle, radius) = Cells(head, None, self.ends, self.semantics, None), balls(self.ends)
+        above = partial(highest, radius)
+        axes = [i for i in range(m) if not any(slopes[i::m]) and any(row[1][i] != 0 for row in rows)]
+        corners = [(i, s) for i in axes for s in (1, -1)]
+        if not axes or head.keys % len(corners) or not head.keys <= MOST_QUERY_KEYS:
+            return math.inf, name
+        reach = arb(read_hex(proof.get("reach"), "reach"))
+        groups = [range(k, k + len(corners)) for k in range(0, head.keys, len(corners))]
+        values = [(sign * cells.value(j, 0, middle), [sign * s for s in cells.slope(j, 0)]) for j in range(head.keys)]
+        scores = [
+            (cells.score(j, middle), [r * (c - x) for r, c, x in zip(cells.rates, cells.centers[j], middle)])
+            for j in range(head.keys)
+        ]
+
+        def mean(group: range, of: list[Affine]) -> Affine:
+            count = len(group)
+            return sum((of[j][0] for j in group), arb(0)) / count, [
+                sum((of[j][1][i] for j in group), arb(0)) / count for i in range(m)
+            ]
+
+        def half(group: range, of: list[Affine], i: int) -> Affine:
+            """Half the difference of the two keys of an axis."""
+            a, b = (of[group[corners.index((i, s))]] for s in (1, -1))
+            return (a[0] - b[0]) / 2, [(x - y) / 2 for x, y in zip(a[1], b[1])]
+
+        used = list[Affine]()  # which piece a group holds, as far as its numbers tell
+        for group in groups:
+            start, flat = mean(group, values)
+            tilted = [half(group, values, i)[0] / (reach * radius[i]) if i in axes else s for i, s in enumerate(flat)]
+            guess = (start, tilted)
+            used.append(min(rows, key=lambda row: up(max(above(row, guess), above(guess, row), key=up))))
+        points, tilts = dict[int, arb](), dict[int, arb]()
+        for i in axes:
+            steep = max(range(len(used)), key=lambda g: abs(float(used[g][1][i].mid())))
+            points[i] = half(groups[steep], values, i)[0] / used[steep][1][i]
+            tilts[i] = half(groups[0], scores, i)[1][i]
+        off_value = off_score = arb(0)
+        for group, piece in zip(groups, used):
+            whole = mean(group, scores)
+            for j, (i, s) in zip(group, corners):
+                clock.tick()
+                at = (
+                    piece[0] + s * points[i] * piece[1][i],
+                    [arb(0) if k in axes else x for k, x in enumerate(piece[1])],
+                )
+                read = whole[0], [x + (s * tilts[i] if k == i else 0) for k, x in enumerate(whole[1])]
+                off_value = max(off_value, above(values[j], at), above(at, values[j]), key=up)
+                off_score = max(off_score, above(scores[j], read), above(read, scores[j]), key=up)
+        delta = cells.delta(cells.exponent) + off_score
+        soft, beta = arb(0), arb(1)
+        if len(groups) > 1:
+            means, steepest_rise = [mean(group, scores) for group in groups], 0.0
+            for g, i in product(range(len(groups)), range(m)):
+                rise = used[g][1][i] - used[0][1][i]
+                if abs(float(rise.mid())) > steepest_rise:
+                    steepest_rise = abs(float(rise.mid()))
+                    beta = (means[g][1][i] - means[0][1][i]) / rise
+            if not beta > 0:
+                return math.inf, name
+            pairs = [
+                (
+                    ((s[0] - means[0][0]) / beta, [(x - y) / beta for x, y in zip(s[1], means[0][1])]),
+                    (v[0] - used[0][0], [x - y for x, y in zip(v[1], used[0][1])]),
+                )
+                for s, v in zip(means, used)
+            ]
+            tau = max((max(above(a, b), above(b, a), key=up) for a, b in pairs), key=up)
+            soft = (lambert(len(groups)) + 2 * delta) / beta + 2 * tau
+        soft += max(arb(0), *(min((above(row, piece) for piece in used), key=up) for row in rows), key=up)
+        missed, moved, size_read = arb(0), arb(0), arb(0)
+        for piece in used:
+            steep_by = {i: abs(piece[1][i]) for i in axes}
+            total = sum((steep_by[i] * self._misread(i, points, tilts, radius) for i in axes), arb(0))
+            missed = max(missed, total, key=up)
+            far = sum((steep_by[i] * abs(points[i]) for i in axes), arb(0))
+            moved = max(moved, far * delta, key=up)
+            size_read = max(size_read, far + sum((steep_by[i] * radius[i] for i in axes), arb(0)), key=up)
+        rounded = 1.01 * (m + 3) * self.unit * cells.largest + cells.lost + (m + 1) * self.tiniest
+        size = abs(self.function.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * m)) for a in rows), key=up)
+        everything = soft + missed + moved + off_value
+        rounded += 1.01 * (2 * head.keys + 4) * self.unit * (size + 2 * everything + size_read + rounded)
+        trail = self.cut(cells.exponent) * ((math.log(head.keys) + 45) / beta + 2 * everything + 2 * size_read)
+        return up(everything + rounded + trail + self.moved_by_inputs()), name
+
+    def _misread(self, i: int, points: dict[int, arb], tilts: dict[int, arb], radius: list[arb]) -> arb:
+        """`sup |p sinh(x)/(cosh(x) + C) − z|`, x = tilt·z, |z| ≤ r: on short pieces, where `sinh(x)/x` and cosh grow with |x|."""
+        reach, tilt, pieces = radius[i], tilts[i], 400
+        least = arb(len(tilts) - 1)
+        most = sum(((tilts[k] * radius[k]).cosh() for k in tilts if k != i), arb(0))
+        worst = arb(0)
+        for k in range(pieces):
+            low, high = reach * k / pieces, reach * (k + 1) / pieces
+            bottom = tilt if k == 0 else (tilt * low).sinh() / low
+            top = (tilt * high).sinh() / high
+            above = points[i] * top / ((tilt * low).cosh() + least) - 1
+            below = 1 - points[i] * bottom / ((tilt * high).cosh() + most)
+            worst = max(worst, above * high, below * high, key=up)
+        return worst
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
@@ -287,18 +403,22 @@ class Checker:
         self.assume(f"|∇²f|₂ ≤ {known[0]:.6g}, for each output")
         self.given.append(f"values and slopes are those of a black box of size {known[2]:.6g}, which cannot be checked")
         bend, step, scale = map(arb, known)
+        stated = self.claim.known.get("across")  # slopes of f along axes where cells hold none
+        across = [arb(0)] * self.m if stated is None else [arb(read_hex(x, "across")) for x in stated]
+        need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
         delta, m = score_error(gaps, self.semantics), self.m
         firsts, seconds = [[g.sharp_reach(p) for g in gaps] for p in (1, 2)]
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = bend / 2 * sum(seconds, arb(0)) + noise
         off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
+        off += sum((s * f for s, f in zip(across, firsts)), arb(0))
         largest = Cells(head, None, self.ends, self.semantics, delta).largest
         added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
         slopes = head.slopes if head.slopes is not None else ()
         rows = [slopes[k : k + m] for k in range(0, len(slopes), m)]
         steep = max((length([arb(x) for x in row]) for row in rows), key=up)
-        steep += bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
+        steep += length(across) + bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
         added += steep * length(self.shift)
         return up((off * (2 * delta).exp() + added) * self.factor), "tangents and declared second derivatives"
 
@@ -395,6 +515,11 @@ class Checker:
                 if moved > allowed * (1 + 1e-9) + 8 * UNIT[self.head.dtype] * self.largest:
                     return f"f moves by {up(moved):.6g} from {first} to {second}, declared: at most {up(allowed):.6g}"
         return ""
+
+
+def highest(radius: Sequence[arb], a: Affine, b: Affine) -> arb:
+    """sup (a − b) over a box, both given by their values at its middle and their slopes."""
+    return a[0] - b[0] + sum((abs(x - y) * r for x, y, r in zip(a[1], b[1], radius)), arb(0))
 
 
 def center_of(head: Head, cell: int) -> Point:
@@ -506,6 +631,6 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
     if head.kind == "grid" and head.slopes is not None and "curvature" in checker.claim.known and few:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
-        yield checker.by_pieces
+        yield checker.by_query_keys if "reach" in checker.claim.proof else checker.by_pieces
     if known and head.kind != "train" and checker.claim.kind == "proved" and few:
         yield checker.by_boxes

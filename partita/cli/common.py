@@ -79,7 +79,7 @@ Method = Annotated[
     str,
     typer.Option(
         "--method",
-        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, adaptive, pieces, train or paper.",
+        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, adaptive, pieces, convex, train or paper.",
     ),
 ]
 Accept = Annotated[

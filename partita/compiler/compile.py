@@ -52,6 +52,7 @@ def compile(
     sharpness: float | None = None,
     outside: str = "raise",
     max_bytes: int = DEFAULT_MAX_BYTES,
+    query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
     budget: float | None = None,
@@ -77,7 +78,8 @@ def compile(
         method: how the values are chosen. "hard": f at the centers, sharp, as in the paper. "tuned": f at the centers, with
             the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
             "affine": f and its slopes in every cell. "adaptive": "affine" on scattered centers, placed where they are
-            needed. "pieces": exact, for piecewise affine expressions. "train": a tensor train, for many dimensions.
+            needed. "pieces": exact, for piecewise affine expressions. "convex": a maximum of planes, for convex
+            or concave expressions. "train": a tensor train, for many dimensions.
             "paper": the grid, the temperature and the values of the paper's proof, corrected. "auto": the smallest head
             among all of these but "paper", which it only lists.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
@@ -85,6 +87,8 @@ def compile(
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
         max_bytes: largest size of the head in bytes.
+        query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
+            is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
@@ -122,6 +126,7 @@ def compile(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        query_values=query_values,
         progress=planning,
     )
     planned = best_plan(request, progress=planning)
@@ -144,6 +149,7 @@ def plan(
     dtype: torch.dtype = torch.float64,
     sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
     progress: Progress | None = None,
@@ -167,6 +173,8 @@ def plan(
         dtype: dtype of the head, torch.float64 or torch.float32.
         sharpness: κ = R h², for methods whose values are f at the centers.
         max_bytes: largest size of the head in bytes.
+        query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
+            is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
         progress: called as `progress(what, done, of)`.
@@ -194,6 +202,7 @@ def plan(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
         vectorize=vectorize,
         trace=trace,
+        query_values=query_values,
         progress=progress,
     )
     return best_plan(request, progress=progress)

@@ -41,6 +41,7 @@ def request_for(
     declared: dict[str, Any],
     vectorize: bool,
     trace: bool | None,
+    query_values: bool = False,
     progress: Progress | None = None,
 ) -> Request:
     """The request with what is known about f, or the error that says which option is wrong.
@@ -69,6 +70,10 @@ def request_for(
         _require_sharpness(sharpness, method)
     if not (_is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
+    if query_values and not isinstance(domain, tuple):
+        raise UnsupportedError(
+            "query_values is True for a single domain; expected a pair of boxes", "Leave query_values out."
+        )
     target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
     found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
     require_gradual_underflow()
@@ -85,6 +90,7 @@ def request_for(
         accept,
         said,
         progress,
+        bool(query_values),
         seen,
         {"knowledge": found},
     )

@@ -125,8 +125,9 @@ def _trails(piece: Rows, others: Rows, gap: int) -> tuple[bool, Rows | None]:
     basis = np.array([start, *(count + i + (m if signs[i] < 0 else 0) for i in range(m))])
     inverse, determinant = np.diag(np.array([1, *signs], dtype=object)), 1
     inverse[1:, 0] = -signs * others[start, 1:]
+    wanted = np.array([1, *piece[1:]], dtype=object)  # a list of mixed whole numbers could become floats
     for _ in range(_MAX_PIVOTS):
-        amounts, dual = inverse @ [1, *piece[1:]], prices[basis] @ inverse
+        amounts, dual = inverse @ wanted, prices[basis] @ inverse
         if (piece[0] + gap) * determinant + prices[basis] @ amounts <= 0:
             shares = {int(k): amount for k, amount in zip(basis, amounts) if k < count}
             return _is_proof(piece, others, gap, shares), None

@@ -7,9 +7,11 @@ Notation: G cells, input `d × n` (`m = dn` flat, token-major), output `d_o × n
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.errors import SizeError, UnsupportedError
@@ -38,7 +40,7 @@ def literal_layers(head: FoldedHead, form: str, dtype: torch.dtype | None = None
     if form not in ("log", "indexed"):
         raise UnsupportedError(f"form is {form!r}; expected 'log' (the paper's construction) or 'indexed' (ours).")
     if form == "log":
-        _refuse_log(2 * _matrix_shape(head.output_shape)[0] * head.num_keys, _matrix_shape(head.output_shape)[1])
+        _refuse_log(_log_columns(head), _matrix_shape(head.output_shape)[1])
     else:
         _refuse_indexed(head.num_keys * _matrix_shape(head.output_shape)[1], head.dimension + head.num_outputs)
     scores, r, dtype = head.affine_scores(), head.sharpest_rate(), dtype or head.dtype
@@ -103,11 +105,75 @@ def _refuse_log(columns: int, tokens_out: int) -> None:
         )
 
 
-def _refuse_affine(scores: AffineScores) -> None:
-    if scores.value_slopes is not None:
-        raise UnsupportedError(
-            "the log form stores values as logarithms, so they cannot be affine in z; use form='indexed'."
+@dataclass(frozen=True, eq=False)
+class _LogColumns:
+    """The columns of the log form, `2 d G` for each carrier: what a column's weight is multiplied with.
+
+    Constant values have one carrier, the number 1: `W_V` adds the columns T and subtracts the columns E, `(T − E)/2 = V/B`.
+    Values that are affine in z have an affine part `A_j z`, with one row of Linear for each of its d features:
+    - one output token: as `T + E = 2`, the two columns (j, s) hold together the share `w_j/d`, whatever V is. Both hold
+      `(A_j z)[s]/B`.
+    - several tokens: a column's value cannot depend on the token, but its weight does. Every coordinate z_k that occurs is a
+      further carrier: its columns encode `A_j[·, k]` as T and E do V, and hold `±z_k`.
+
+    Attributes:
+        cell: `(columns,)`. logs: the rows `ln T`, `ln E` of W_K, `(n, columns)`. signs: `(d, columns)`, the part of W_V.
+        tilts: what row s of the affine part multiplies z with, `(columns, m)` each; empty for constant values.
+        gain: what W_O multiplies with, `d B` times the number of carriers.
+    """
+
+    cell: NDArray[np.int64]
+    logs: Array
+    signs: Array
+    tilts: tuple[Array, ...]
+    gain: float
+
+    @classmethod
+    def of(cls, scores: AffineScores, d: int, n: int) -> _LogColumns:
+        cells, slopes = len(scores.offsets), scores.value_slopes
+        of_cell, feature = np.repeat(np.arange(cells), d), np.tile(np.arange(d), cells)
+        log_t, log_e, bound = _split_logs(scores.values, d, n)
+        identities = np.tile(np.eye(d), cells)
+        blocks = [(log_t, identities), (log_e, -identities)]
+        if slopes is None:
+            tilts: tuple[Array, ...] = ()
+        elif n == 1:
+            tilts = tuple(np.tile((feature == s)[:, None] * slopes[of_cell, s] / bound, (2, 1)) for s in range(d))
+        else:
+            parts = [np.zeros((2 * d * cells, slopes.shape[2]))]
+            for k in np.flatnonzero(slopes.any(axis=(0, 1))):
+                log_t, log_e, size = _split_logs(slopes[:, :, k], d, n)
+                blocks += [(log_t, 0 * identities), (log_e, 0 * identities)]
+                parts.append(np.repeat([size / bound, -size / bound], d * cells)[:, None] * np.eye(slopes.shape[2])[k])
+            rows = np.concatenate(parts)
+            tilts = tuple((np.tile(feature, len(blocks)) == s)[:, None] * rows for s in range(d))
+        carriers = len(blocks) // 2
+        return cls(
+            np.tile(of_cell, 2 * carriers),
+            np.hstack([logs for logs, _ in blocks]),
+            np.hstack([signs for _, signs in blocks]),
+            tilts,
+            d * bound * carriers,
         )
+
+    def __len__(self) -> int:
+        return len(self.cell)
+
+    def value_rows(self, first: int) -> dict[int, Array]:
+        """The rows of Linear that hold the affine part, from row `first` on."""
+        return {first + s: tilt for s, tilt in enumerate(self.tilts)}
+
+    def w_o(self, n: int) -> Array:
+        """`gain · I_n` on the first n rows."""
+        return np.vstack([self.gain * np.eye(n), np.zeros((len(self) - n, n))])
+
+
+def _log_columns(head: FoldedHead) -> int:
+    """How many columns the log form of a head has, before anything is allocated."""
+    d, n = _matrix_shape(head.output_shape)
+    slopes = head.state_dict().get("value_slopes") if n > 1 else None
+    carriers = 1 + (0 if slopes is None else int(slopes.ne(0).any(dim=0).any(dim=0).sum()))
+    return 2 * d * head.num_keys * carriers
 
 
 def _split_logs(values: Array, d: int, n: int) -> tuple[Array, Array, float]:
@@ -118,12 +184,6 @@ def _split_logs(values: Array, d: int, n: int) -> tuple[Array, Array, float]:
     bound = 2 * float(np.abs(values).max()) or 1.0
     ratio = values.reshape(len(values), n, d).transpose(1, 0, 2).reshape(n, -1) / bound
     return np.log1p(ratio), np.log1p(-ratio), bound
-
-
-def _difference(d: int, n: int, cells: int, bound: float) -> tuple[Array, Array]:
-    """`[I…I, −I…−I]` and `W_O = d B I_n` on the first n rows: together they turn `(T − E)/(2d)` into V."""
-    identities = np.tile(np.eye(d), cells)
-    return np.hstack([identities, -identities]), np.vstack([d * bound * np.eye(n), np.zeros((2 * d * cells - n, n))])
 
 
 def log_self(
@@ -138,26 +198,25 @@ def log_self(
 
     Row 0 of `Linear(Z)` is `v_j·z`, repeated d_o times per cell, twice over; below it `I`. `W_K` adds −|v_j|²/2 and the
     rows `ln T(v_j)ᵀ`, `ln E(v_j)ᵀ`; `W_Q` holds R, R and I_n on the first n columns; `W_V = [0, I…I, −I…−I]`;
-    `W_O = d_o B·I` on the first n rows.
+    `W_O = d_o B·I` on the first n rows. Values that are affine in z add d_o rows to Linear, which W_V picks (`_LogColumns`).
     """
-    _refuse_affine(scores)
-    (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
-    columns = 2 * d * cells
-    _refuse_log(columns, n)
-    repeated = np.tile(np.repeat(np.arange(cells), d), 2)
-    constant = np.vstack([np.zeros((1, columns)), np.eye(columns)])
-    log_t, log_e, bound = _split_logs(scores.values, d, n)
-    w_k = np.zeros((2 + n, 1 + columns))
+    (d, n), r = _matrix_shape(output_shape), inverse_temperature
+    columns = _LogColumns.of(scores, d, n)
+    size = len(columns)
+    _refuse_log(size, n)
+    more = columns.value_rows(1 + size)
+    constant = np.vstack([np.zeros((1, size)), np.eye(size), np.zeros((len(more), size))])
+    w_k = np.zeros((2 + n, len(constant)))
     w_k[0, 0] = 1.0
-    w_k[1, 1:] = scores.offsets[repeated] / r
-    w_k[2:, 1:] = np.hstack([log_t, log_e])
-    w_q = np.zeros((2 + n, 1 + columns))
+    w_k[1, 1 : 1 + size] = scores.offsets[columns.cell] / r
+    w_k[2:, 1 : 1 + size] = columns.logs
+    w_q = np.zeros((2 + n, len(constant)))
     w_q[:2, 1 : 1 + n] = r
     w_q[2:, 1 : 1 + n] = np.eye(n)
-    signs, w_o = _difference(d, n, cells, bound)
-    w_v = np.hstack([np.zeros((d, 1)), signs])
-    linear = _linear({0: scores.slopes[repeated] / r}, _matrix_shape(input_shape), constant, dtype)
-    attention = SelfAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o))
+    w_v = np.hstack([np.zeros((d, 1)), columns.signs, np.eye(d, len(more))])
+    rows = {0: scores.slopes[columns.cell] / r, **more}
+    linear = _linear(rows, _matrix_shape(input_shape), constant, dtype)
+    attention = SelfAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=columns.w_o(n)))
     return SelfNetwork(linear, attention, form="log", input_shape=input_shape, output_shape=output_shape)
 
 
@@ -259,31 +318,50 @@ def log_cross(
     """Theorem 4.2 with the paper's logarithms: `2 d_o G_K G_Q` columns, errata 6 and 9 corrected. *Theorem*: `cross-attention`.
 
     The score of a pair of cells is `v_K·z_K + v_Q·z_Q + offset`. `v_K·z_K` is a row of `Linear_K`; v_Q sits in the key as a
-    constant (m rows; the paper's one-hot needs G) and meets z_Q in the query; R is counted once.
+    constant (m rows; the paper's one-hot needs G) and meets z_Q in the query; R is counted once. Values may be affine in z_K, as
+    in `log_self`.
     """
-    _refuse_affine(scores)
-    (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
+    (d, n), r = _matrix_shape(output_shape), inverse_temperature
     m_k, m_q = math.prod(input_shapes[0]), math.prod(input_shapes[1])
-    columns = 2 * d * cells
-    _refuse_log(columns, n)
-    repeated = np.tile(np.repeat(np.arange(cells), d), 2)
-    constant = np.vstack([np.eye(columns), np.zeros((1, columns))])
-    linear_k = _linear({columns: scores.slopes[repeated, :m_k] / r}, _matrix_shape(input_shapes[0]), constant, dtype)
-    log_t, log_e, bound = _split_logs(scores.values, d, n)
-    w_k = np.zeros((2 + m_q + n, columns + 1))
-    w_k[0, columns] = 1.0
-    w_k[1, :columns] = scores.offsets[repeated] / r
-    w_k[2 : 2 + m_q, :columns] = scores.slopes[repeated, m_k:].T / r
-    w_k[2 + m_q :, :columns] = np.hstack([log_t, log_e])
+    scores = _of_keys(scores, m_k)
+    columns = _LogColumns.of(scores, d, n)
+    size = len(columns)
+    _refuse_log(size, n)
+    more = columns.value_rows(1 + size)
+    constant = np.vstack([np.eye(size), np.zeros((1 + len(more), size))])
+    rows = {size: scores.slopes[columns.cell, :m_k] / r, **more}
+    linear_k = _linear(rows, _matrix_shape(input_shapes[0]), constant, dtype)
+    w_k = np.zeros((2 + m_q + n, len(constant)))
+    w_k[0, size] = 1.0
+    w_k[1, :size] = scores.offsets[columns.cell] / r
+    w_k[2 : 2 + m_q, :size] = scores.slopes[columns.cell, m_k:].T / r
+    w_k[2 + m_q :, :size] = columns.logs
     w_q = np.zeros((2 + m_q + n, m_q + 1 + n))
     w_q[:2, m_q] = r
     w_q[2 : 2 + m_q, :m_q] = r * np.eye(m_q)
     w_q[2 + m_q :, m_q + 1 :] = np.eye(n)
-    signs, w_o = _difference(d, n, cells, bound)
-    w_v = np.hstack([signs, np.zeros((d, 1))])
-    attention = CrossAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=w_o))
-    linears = (linear_k, _query_side(input_shapes[1], n, columns, dtype))
+    w_v = np.hstack([columns.signs, np.zeros((d, 1)), np.eye(d, len(more))])
+    attention = CrossAttention(**_tensors(dtype, w_k=w_k, w_q=w_q, w_v=w_v, w_o=columns.w_o(n)))
+    linears = (linear_k, _query_side(input_shapes[1], n, size, dtype))
     return CrossNetwork(linears, attention, form="log", input_shapes=input_shapes, output_shape=output_shape)
+
+
+def _of_keys(scores: AffineScores, m_k: int) -> AffineScores:
+    """The scores with value slopes in z_K alone, `(cells, out, m_K)`.
+
+    Raises:
+        UnsupportedError: a value depends on z_Q.
+    """
+    slopes = scores.value_slopes
+    if slopes is None:
+        return scores
+    if slopes[:, :, m_k:].any():
+        raise UnsupportedError(
+            "the values of this head are affine in z_Q, and the values of cross-attention, W_V Linear_K(Z_K), depend on z_K "
+            "alone: there are no such layers",
+            "Compile without query_values=True.",
+        )
+    return replace(scores, value_slopes=slopes[:, :, :m_k])
 
 
 def indexed_cross(
@@ -295,16 +373,16 @@ def indexed_cross(
     dtype: torch.dtype,
 ) -> CrossNetwork:
     """Theorem 4.2 in the indexed form: `n_o G_K G_Q` columns, `d_attn = 1 + m_Q + n_o`, n_o query columns.
-    *Theorem*: `indexed-form`.
+
+    Values may be affine in z_K. *Theorem*: `indexed-form`.
     """
-    if scores.value_slopes is not None:
-        raise UnsupportedError(
-            "cross-attention values may depend on z_K only; this head's values are affine in both inputs."
-        )
     (d, n), cells, r = _matrix_shape(output_shape), len(scores.offsets), inverse_temperature
     m_k, m_q = math.prod(input_shapes[0]), math.prod(input_shapes[1])
+    scores = _of_keys(scores, m_k)
     columns, height = n * cells, 1 + m_q + n + d
-    on_keys, on_queries = m_k * _matrix_shape(input_shapes[0])[1], m_q * (m_q + _matrix_shape(input_shapes[1])[1])
+    affine, values = _value_rows(scores, d, n, 1 + m_q + n)
+    on_keys = m_k * _matrix_shape(input_shapes[0])[1] * (1 + len(affine))
+    on_queries = m_q * (m_q + _matrix_shape(input_shapes[1])[1])
     _refuse_indexed(columns, height + on_keys + on_queries)
     s, unmix = token_mixing(n)
     of_cell = np.repeat(np.arange(cells), n)
@@ -312,8 +390,9 @@ def indexed_cross(
     constant[0] = scores.offsets[of_cell] / r
     constant[1 : 1 + m_q] = scores.slopes[of_cell, m_k:].T / r
     constant[1 + m_q : 1 + m_q + n] = np.tile(np.eye(n), cells)
-    constant[1 + m_q + n :] = scores.values.reshape(-1, d).T
-    linear_k = _linear({0: scores.slopes[of_cell, :m_k] / r}, _matrix_shape(input_shapes[0]), constant, dtype)
+    constant[1 + m_q + n :] = values
+    rows = {0: scores.slopes[of_cell, :m_k] / r, **affine}
+    linear_k = _linear(rows, _matrix_shape(input_shapes[0]), constant, dtype)
     w_k = np.eye(1 + m_q + n, height)
     w_q = np.zeros((1 + m_q + n, m_q + 1 + n))
     w_q[0, m_q] = r

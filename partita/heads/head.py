@@ -268,6 +268,16 @@ class FoldedHead(nn.Module, ABC):
         return self.inverse_temperature.dtype
 
     @property
+    def has_query_values(self) -> bool:
+        """Whether this is a head on pairs whose values depend on z_Q: the values of cross-attention do not."""
+        slopes = self.state_dict().get("value_slopes")
+        return (
+            len(self.input_shapes) == 2
+            and slopes is not None
+            and bool(slopes[:, :, math.prod(self.input_shapes[0]) :].any())
+        )
+
+    @property
     def num_outputs(self) -> int:
         return math.prod(self.output_shape)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -11,7 +13,9 @@ from partita.heads.forms import require_scalars
 from partita.heads.layers import LinearSum, SelfAttention, SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
 
-__all__ = ["tokenwise_layers"]
+__all__ = ["DOMINATED", "tokenwise_layers"]
+
+DOMINATED = 45.0  # of the exponent: components that are added hold less than e^{−45} together
 
 
 def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float = 0.0) -> SelfNetwork:
@@ -19,6 +23,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
 
     Constant values: section A.2 with its block sizes corrected (erratum 2), N ≥ n columns:
     `Linear(X) = [X 0; I_N]`, `W_K = [0 a_j; 0 b_j]`, `W_Q = R[I_d 0; 0 1_n 0]`, `W_V = [0 V_j]`, `W_O = [I_n; 0]`.
+    The paper assumes N ≥ n without loss of generality. Where there are fewer cells than tokens, components are added that are
+    dominated everywhere (`_padded`).
     Affine values (Figure 2): a column per cell *and* token, since a column's value depends on one token; scores get
     `S·[same token]`, and `(n−1)e^{−S}` of the mass leaks to other tokens.
 
@@ -28,10 +34,12 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
 
     Raises:
         SizeError: layers of more than 2 GiB.
-        UnsupportedError: fewer cells than tokens.
+        UnsupportedError: no tokens.
     """
+    if tokens < 1:
+        raise UnsupportedError(f"tokens is {tokens}; expected a number of tokens ≥ 1.")
     affine = head.value_slopes is not None
-    columns = head.num_keys * (tokens if affine else 1)
+    columns = head.num_keys * tokens if affine else max(head.num_keys, tokens)
     held = (
         columns * (head.num_keys * tokens + 2 * (head.dimension + tokens) + head.num_outputs) if affine else columns**2
     )
@@ -41,12 +49,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     slopes, offsets, values = scores.slopes / r, scores.offsets / r, scores.values
     out = values.shape[1]
     if scores.value_slopes is None:
+        slopes, offsets, values = _padded(slopes, offsets, values, tokens, r)
         cells = len(offsets)
-        if cells < tokens:
-            raise UnsupportedError(
-                f"{cells} cells for {tokens} tokens; section A.2 needs at least as many cells as tokens, "
-                "because its Linear cannot shorten a sequence."
-            )
         constant = np.vstack([np.zeros((d, cells)), np.eye(cells)])
         left, right = _copy_tokens(d, tokens, cells, height=d + cells)
         w_k = np.hstack([np.zeros((d + 1, d)), np.vstack([slopes.T, offsets])])
@@ -64,6 +68,23 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     linear = LinearSum(*tensors[:3])
     attention = SelfAttention(w_k=tensors[3], w_q=tensors[4], w_v=tensors[5], w_o=tensors[6])
     return SelfNetwork(linear, attention, form="tokenwise", input_shape=(tokens, d), output_shape=(tokens, out))
+
+
+def _padded(slopes: Array, offsets: Array, values: Array, cells: int, r: float) -> tuple[Array, Array, Array]:
+    """At least so many cells. The added ones are the first one, lowered so far that together they hold less than e^{−45}.
+
+    `s_0 − T/R ≤ max_j s_j − T/R` everywhere, so an added cell never wins, and all k of them hold at most `k e^{−T}` of the mass,
+    T = ln k + 45. *Theorem*: `indicator`.
+    """
+    extra = max(cells - len(offsets), 0)
+    if not extra:
+        return slopes, offsets, values
+    lowered = offsets[0] - (math.log(extra) + DOMINATED) / r
+    return (
+        np.vstack([slopes, np.repeat(slopes[:1], extra, axis=0)]),
+        np.append(offsets, np.full(extra, lowered)),
+        np.vstack([values, np.repeat(values[:1], extra, axis=0)]),
+    )
 
 
 def _copy_tokens(d: int, tokens: int, columns: int, *, height: int) -> tuple[Array, Array]:

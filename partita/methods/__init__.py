@@ -6,6 +6,7 @@ A new method is a file here and a line in METHODS; `auto` then considers it, and
 from partita.methods.adaptive import Adaptive
 from partita.methods.affine import Affine
 from partita.methods.averaged import Corrected, Tuned
+from partita.methods.convex import Convex
 from partita.methods.cover import BallCover
 from partita.methods.fitted import Fitted
 from partita.methods.hard import Hard
@@ -27,6 +28,7 @@ METHODS: list[Method] = [
     Affine(),
     Tangents(),
     Adaptive(),
+    Convex(),
     Tuned(),
     Corrected(),
     Train(),

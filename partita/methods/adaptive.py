@@ -61,6 +61,7 @@ class Adaptive(Method):
                 tolerance=share * request.tolerance,
                 dtype=request.dtype,
                 max_keys=8 * max(min(_MOST_KEYS, room), 16),
+                sloped=request.value_axes,
                 progress=progress,
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
@@ -93,6 +94,7 @@ class Adaptive(Method):
             error_bound=draft.error_bound,
             error_estimate=draft.error_seen if draft.proof is None else None,
             largest=float(np.abs(draft.values).max()),
+            caveat=request.caveat(draft.slopes),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:

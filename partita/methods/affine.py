@@ -50,6 +50,8 @@ class Affine(Method):
         box, aim, second = request.box, request.aim, request.slopes.second
         curved = second * box.sides**2 > 16 * aim / box.dimension
         cells = np.where(curved, box.sides * np.sqrt(second * max(1, curved.sum()) / (16 * aim)), 1.0)
+        flat = ~request.value_axes  # without slopes the error there is of first order
+        cells[flat] = np.maximum(box.sides * request.slopes.first / (2 * aim), 1.0)[flat]
         if not np.isfinite(cells).all():
             return Refusal("the second derivatives of f are not finite everywhere")
         counts = tuple(math.ceil(c) for c in cells)
@@ -66,11 +68,12 @@ class Affine(Method):
             tolerance=share * request.aim,
             storage=precision.number,
             max_cells=min(most, room),
+            sloped=request.value_axes,
             progress=progress,
         )
         if isinstance(found, str):
             return Refusal.of_a_search(found, most=most, room=room)
-        windows = (1,) * box.dimension
+        windows, in_keys = (1,) * box.dimension, "" if request.value_axes.all() else " in z_K"
         draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
         parameters = affine_parameters(request, found.counts)
         return Plan(
@@ -82,7 +85,7 @@ class Affine(Method):
             draft=draft,
             why=(
                 keys_text(found.counts),
-                f"affine: every cell stores f and its slopes; {found.error_estimate:.3g} is the largest error sampled",
+                f"affine: every cell stores f and its slopes{in_keys}; {found.error_estimate:.3g} is the largest error sampled",
                 halving_text(found.counts),
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
@@ -91,6 +94,7 @@ class Affine(Method):
             sharpness=min(sharpness_of(box, draft), default=0.0),
             largest=float(np.abs(found.values).max()),
             counts=found.counts,
+            caveat=request.caveat(found.slopes),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:

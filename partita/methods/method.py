@@ -106,6 +106,7 @@ class Plan:
         largest: the largest absolute value.
         rounding: the part of the error that comes from running in floating point; None if it is computed when the head is built.
         candidates: every method that was considered.
+        caveat: what a reader of the report must know about the head; empty for most.
 
     >>> import partita as pa
     >>> plan = pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")
@@ -127,6 +128,7 @@ class Plan:
     rounding: float | None = None
     counts: tuple[int, ...] | None = None
     candidates: tuple[Candidate, ...] = ()
+    caveat: str = ""
 
     @property
     def method(self) -> str:
@@ -156,6 +158,7 @@ class Plan:
             chosen: whether this is the head that is built.
         """
         error = self.error_bound if self.error_estimate is None else self.error_estimate
+        note = "; ".join(text for text in (note, self.caveat) if text)
         return Candidate(
             self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import DOUBLE, Precision
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.piecewise import READ, PiecewiseAffine
@@ -26,17 +26,21 @@ from partita.proofs.certificate import Assumption, total
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
 from partita.proofs.soft_maximum import (
+    MAX_KEYS,
     PiecesProof,
+    QueryKeys,
     exact,
     halfway,
     key_labels,
     key_rows,
     piece_facts,
     pieces_on,
+    query_axes,
+    query_slope,
     slope_scale,
 )
 
-__all__ = ["Pieces", "PiecesDraft", "piecewise_affine", "softest_pieces"]
+__all__ = ["Pieces", "PiecesDraft", "pieces_head", "piecewise_affine", "softest_maximum", "softest_pieces"]
 
 _SHARE = 0.9  # of the tolerance is for the temperature, the rest for rounding
 
@@ -46,6 +50,9 @@ class Pieces(Method):
 
     Claim: `|net − f| ≤ W((N−1)/e)/R` on the domain, N the most pieces in one maximum, plus rounding; an affine f is one key and
     only rounds. *Theorem*: `max-affine-values`.
+
+    For a pair of boxes the values must not depend on z_Q. A piece then has two keys for every coordinate of z_Q on which it
+    depends, whose weights read that coordinate (`QueryKeys`). *Theorem*: `query-keys`.
 
     Hypotheses: the pieces are those of the graph (`recognise`, exact arithmetic); the domain lies in its bounding box.
     """
@@ -70,12 +77,21 @@ class Pieces(Method):
             return Refusal("needs an expression, from which the pieces are read")
         try:
             draft = softest_pieces(
-                graph, request.box, tolerance=share * request.tolerance, dtype=request.dtype, progress=progress
+                graph,
+                request.box,
+                tolerance=share * request.tolerance,
+                dtype=request.dtype,
+                key_axes=int(request.value_axes.sum()),
+                progress=progress,
             )
         except (SizeError, ToleranceError, UnsupportedError) as error:
             return Refusal(error.reason, error.hint)
-        one = draft.keys == 1
-        many = "" if one else f"; the temperature adds W((N−1)/e)/R, within the tolerance {request.tolerance:g}"
+        one, several = draft.keys == 1, draft.pieces.most > 1
+        many = f"; the temperature adds W((N−1)/e)/R, within the tolerance {request.tolerance:g}" if several else ""
+        values = "values are the pieces themselves, affine in z: only the choice between them is approximate"
+        if draft.queries is not None:
+            each = len(draft.queries.corners)
+            values = f"values are affine in z_K alone: {each} keys for each piece read z_Q, and are nearly exact"
         return Plan(
             request=request,
             maker=self,
@@ -86,11 +102,12 @@ class Pieces(Method):
             why=(
                 f"{draft.keys:,} key{'' if one else 's'}",
                 f"pieces: f is piecewise affine, one key for each piece that matters{many}",
-                "values are the pieces themselves, affine in z: only the choice between them is approximate",
+                values,
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_bound=draft.error_bound,
             largest=math.nan if request.knowledge is None else request.knowledge.magnitude,
+            caveat=request.caveat(None if draft.queries else draft.pieces.steepest()[None]),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
@@ -106,6 +123,7 @@ class PiecesDraft:
         labels: `(keys, factors)`, the piece that each key takes of every maximum (`PiecewiseAffine.factors`).
         scale: s, a power of two: centers are the middle of the box plus s times the slopes, less their common part.
         rate: R/s, the head's inverse temperature. parameters: stored scalars. error_bound: what the certificate will say.
+        queries: for a pair of boxes, the keys that read z_Q; None if the values are the pieces themselves.
     """
 
     pieces: PiecewiseAffine
@@ -116,50 +134,92 @@ class PiecesDraft:
     dtype: torch.dtype
     parameters: int
     error_bound: float = math.inf
+    queries: QueryKeys | None = None
 
     @property
     def keys(self) -> int:
-        return len(self.labels)
+        return len(self.labels) * (1 if self.queries is None else len(self.queries.corners))
 
 
 def softest_pieces(
-    graph: Graph, box: Box, *, tolerance: float, dtype: torch.dtype, progress: Progress | None = None
+    graph: Graph,
+    box: Box,
+    *,
+    tolerance: float,
+    dtype: torch.dtype,
+    key_axes: int | None = None,
+    progress: Progress | None = None,
 ) -> PiecesDraft:
     """The pieces of f and the softest temperature that leaves a tenth of the tolerance for rounding.
+
+    Values depend on the first `key_axes` coordinates alone, on all of them by default.
 
     Raises:
         UnsupportedError: f is not piecewise affine. SizeError: too many pieces or keys.
         ToleranceError: below what the dtype can promise. DomainError: numbers out of range for the dtype.
     """
     pieces = pieces_on(box, graph, dtype, progress=progress)
+    return softest_maximum(pieces, box, tolerance=tolerance, dtype=dtype, key_axes=key_axes, progress=progress)
+
+
+def softest_maximum(
+    pieces: PiecewiseAffine,
+    box: Box,
+    *,
+    tolerance: float,
+    dtype: torch.dtype,
+    key_axes: int | None = None,
+    progress: Progress | None = None,
+) -> PiecesDraft:
+    """The same for pieces that are known."""
+    axes = query_axes(pieces, box.dimension if key_axes is None else key_axes)
     allowed, terms = _SHARE * tolerance, []
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round
-        draft = _softest(pieces, allowed, tolerance, dtype, progress)
-        head = _head(draft, ((box.dimension,),), (len(graph.outputs),))
+        draft = _softest(pieces, axes, allowed, tolerance, dtype, progress)
+        head = pieces_head(draft, ((box.dimension,),), (len(pieces.convex),))
         head.check_range(*Precision.of(dtype).widened(box.lo.ravel(), box.hi.ravel()))
-        terms = piece_facts(head, box, pieces, draft.labels).terms()
+        terms = piece_facts(head, box, pieces, draft.labels, draft.queries).terms()
         if total(terms) <= tolerance:
             return replace(draft, error_bound=total(terms))
-        allowed = _SHARE * (tolerance - total(terms[1:]))
+        rest = [t for t in terms if t.source != "approximation"]
+        allowed = _SHARE * (tolerance - total(rest))
         if allowed <= 0:
             break
-    parts = ", ".join(f"{t.name} {t.value:.2g}" for t in terms[1:] if t.value)
+    parts = ", ".join(f"{t.name} {t.value:.2g}" for t in rest if t.value)
     raise ToleranceError(
         f"tolerance {tolerance:g} is below what {Precision.of(dtype).name} can promise for these pieces: {parts}",
-        f"Use a tolerance above {1.2 * total(terms[1:]):.3g}{' or dtype=torch.float64' if dtype == torch.float32 else ''}.",
+        f"Use a tolerance above {1.2 * total(rest):.3g}{' or dtype=torch.float64' if dtype == torch.float32 else ''}.",
     )
 
 
 def _softest(
-    pieces: PiecewiseAffine, allowed: float, tolerance: float, dtype: torch.dtype, progress: Progress | None
+    pieces: PiecewiseAffine,
+    axes: tuple[int, ...],
+    allowed: float,
+    tolerance: float,
+    dtype: torch.dtype,
+    progress: Progress | None,
 ) -> PiecesDraft:
-    """The least R with `W((N−1)/e)/R ≤ allowed`, 1 for an affine f, and the keys that matter at it."""
-    scale, gap = slope_scale(pieces), soft_maximum_gap(pieces.most)
-    rate = _stored_rate(Fraction(gap) / Fraction(allowed) / scale if gap else Fraction(1), dtype)
+    """The least R with `W((N−1)/e)/R ≤ allowed`, 1 for an affine f, and the keys that matter at it.
+
+    Query keys for these axes take a third of what is allowed, all of it for an affine f.
+    """
+    gap, queries = soft_maximum_gap(pieces.most), None
+    if axes:
+        part = allowed / 3 if gap else allowed
+        queries = QueryKeys.within(axes, part / query_slope(pieces, axes))
+        allowed -= part
+    scale = slope_scale(pieces, queries)
+    sharp = Fraction(gap) / Fraction(allowed) if gap else Fraction(queries.tilt) if queries else scale
+    rate = _stored_rate(sharp / scale, dtype)
+    if not Fraction(rate) * scale < Fraction(DOUBLE.largest):
+        raise DomainError("the inverse temperature of these pieces overflows float64", "Rescale the variables.")
     labels = key_labels(pieces, Fraction(rate) * scale, progress=progress)
-    m, keys = len(pieces.middle), len(labels)
+    m, keys = len(pieces.middle), len(labels) * (len(queries.corners) if queries else 1)
+    if keys > MAX_KEYS:
+        raise SizeError(f"these pieces need more than {MAX_KEYS:,} keys; a grid needs fewer.")
     per_key = (m + 1) * len(pieces.convex) + m + (keys > 1)
-    return PiecesDraft(pieces, labels, scale, rate, tolerance, dtype, per_key * keys + 1)
+    return PiecesDraft(pieces, labels, scale, rate, tolerance, dtype, per_key * keys + 1, queries=queries)
 
 
 def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress | None = None) -> Construction:
@@ -168,9 +228,10 @@ def piecewise_affine(target: Target, draft: PiecesDraft, *, progress: Progress |
         raise UnsupportedError(
             f"{target.label} is a black box; expected an expression, from which the pieces are read."
         )
-    head = _head(draft, target.input_shapes, target.output_shape)
-    facts = piece_facts(head, target.box, draft.pieces, draft.labels)
-    proved = PiecesProof().prove(head, target, Given(earlier=facts))
+    head = pieces_head(draft, target.input_shapes, target.output_shape)
+    facts = piece_facts(head, target.box, draft.pieces, draft.labels, draft.queries)
+    read = {} if draft.queries is None else {"tilt": draft.queries.tilt, "reach": draft.queries.reach}
+    proved = PiecesProof().prove(head, target, Given(earlier=facts, details=read))
     if progress is not None:
         progress("keys", draft.keys, draft.keys)
     centers = head.centers.double().numpy()
@@ -210,11 +271,12 @@ def _stored_rate(rate: Fraction, dtype: torch.dtype) -> float:
     return float(nearest if Fraction(float(nearest)) >= rate else np.nextafter(nearest, number(np.inf)))
 
 
-def _head(
+def pieces_head(
     draft: PiecesDraft, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]
 ) -> ScatteredHead:
     """Centers from the slopes of the scores; powers and values such that both are right at the middle of the box."""
-    scores, values = key_rows(draft.pieces, draft.labels)
+    sharp = Fraction(draft.rate) * draft.scale
+    scores, values = key_rows(draft.pieces, draft.labels, draft.queries, sharp)
     middle, radii = (np.array(x, dtype=object) for x in (draft.pieces.middle, draft.pieces.radii))
     slopes = (scores[:, 1:] - halfway(scores[:, 1:])) / radii
     centers = _stored(middle + draft.scale * slopes, draft.dtype)

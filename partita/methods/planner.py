@@ -51,13 +51,12 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
         note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
-    why = (*best.why, request.target.origin) if request.target.origin else best.why
-    return replace(best, why=why, candidates=table)
+    return replace(best, why=_why(best), candidates=table)
 
 
 def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> tuple[Construction, Plan]:
     """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
-    construction, origin = plan.maker.build(plan, progress, seed), plan.request.target.origin
+    construction = plan.maker.build(plan, progress, seed)
     for share in plan.maker.shares[1:]:
         certificate = construction.certificate
         error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
@@ -66,10 +65,14 @@ def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> 
         again = plan.maker.plan(plan.request, share, progress)
         if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
             break
-        why = (*again.why, origin) if origin else again.why
-        plan = replace(again, why=why, candidates=plan.candidates)
+        plan = replace(again, why=_why(again), candidates=plan.candidates)
         construction = plan.maker.build(plan, progress, seed)
     return construction, plan
+
+
+def _why(plan: Plan) -> tuple[str, ...]:
+    """The explanation of a plan, with what is to be said about its values and where f comes from."""
+    return (*plan.why, *(text for text in (plan.caveat, plan.request.target.origin) if text))
 
 
 def _methods_by_name(request: Request) -> Iterator[tuple[str, list[Method]]]:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.progress import Progress
@@ -34,10 +36,12 @@ class Request:
         method: the name of a method, "auto" for the smallest head.
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
         declared: what the caller declares about f.
+        query_values: for a pair of boxes, whether values may be affine in z_Q too. Such a head is not cross-attention.
         precision: of the head's dtype. hard_sharpness: κ of a hard head. is_auto: whether the planner chooses the method.
         box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
         domain_factor: `(volume · outputs)^{1/p}`, what carries a supremum over to L_p.
         aim: the tolerance for the supremum: what meets it meets the tolerance in the norm asked for.
+        value_axes: the flat coordinates in which values may be affine, `(m,)`: those of z_K for a pair, unless `query_values`.
         progress: called while `knowledge` and `slopes` are computed.
     """
 
@@ -51,6 +55,7 @@ class Request:
     accept: str = "strongest"
     declared: Declared = field(default_factory=Declared)
     progress: Progress | None = None
+    query_values: bool = False
     _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
     precision: Precision = field(init=False)
@@ -60,6 +65,7 @@ class Request:
     seen: tuple[Array, Array] = field(init=False)
     domain_factor: float = field(init=False)
     aim: float = field(init=False)
+    value_axes: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         box, outputs = self.target.box, self.target.num_outputs
@@ -73,8 +79,21 @@ class Request:
             ("seen", self._seen or precision.widened(box.lo.ravel(), box.hi.ravel())),
             ("domain_factor", factor),
             ("aim", self.tolerance / factor),
+            ("value_axes", self._value_axes()),
         ):
             object.__setattr__(self, name, value)
+
+    def _value_axes(self) -> NDArray[np.bool_]:
+        domains = self.target.domains
+        restricted = len(domains) == 2 and not self.query_values
+        return np.arange(self.target.box.dimension) < (domains[0].dimension if restricted else math.inf)
+
+    def caveat(self, slopes: ArrayLike | None) -> str:
+        """What is to be said about values with these slopes, `(cells, out, m)`: empty unless they depend on z_Q."""
+        domains = self.target.domains
+        if len(domains) == 1 or slopes is None or not np.asarray(slopes)[:, :, domains[0].dimension :].any():
+            return ""
+        return "values are affine in z_Q: not cross-attention, and without layers()"
 
     @property
     def knowledge(self) -> Knowledge | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from partita.errors import CurvatureContradictedError, UnsupportedError
 from partita.functions.regularity import Curvature
@@ -38,6 +40,7 @@ class Tangents(Method):
     """
 
     name = "affine"
+    shares = (1.0, 0.85, 0.6)  # slopes across cells without slopes are known only when the head is built
 
     def applies(self, request: Request) -> Refusal | None:
         if request.declared.curvature is None or request.target.graph is not None:
@@ -67,6 +70,7 @@ class Tangents(Method):
             error_bound=request.tolerance,
             sharpness=min(sharpness_of(request.box, draft), default=0.0),
             counts=draft.counts,
+            caveat=request.caveat(np.ones((1, 1, request.box.dimension)) * request.value_axes),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
@@ -78,10 +82,11 @@ class Tangents(Method):
         request, box = plan.request, plan.request.box
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
         ratio = _attack(target, box, curvature, seed)
-        values, slopes, step = _tangents(target, grid, progress)
+        values, slopes, step, across = _tangents(target, grid, request.value_axes, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
         scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
-        known = {"curvature": curvature.constant, "differences": step, "scale": scale}
+        known: dict[str, Any] = {"curvature": curvature.constant, "differences": step, "scale": scale}
+        known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
         lines = f"second differences along {_ATTACKS:,} random lines"
         repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
@@ -117,15 +122,25 @@ def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
     """The fewest cells with `½M Σ((½ + s)h_i)² + M Σ d_i(½ + s)h_i/2 ≤ aim`, spacings alike."""
     box, widths = request.box, 0.5 + OVERLAP
     per_cell = 0.5 * curvature.constant * (widths**2 + widths * _STEP)  # times Σ h_i²
-    h = math.sqrt(_AIM[request.dtype] * share * request.aim / max(per_cell * box.dimension, 1e-300))
+    aim, flat = _AIM[request.dtype] * share * request.aim, ~request.value_axes
+    h = np.full(box.dimension, math.sqrt(aim / max(per_cell * box.dimension, 1e-300)))
+    if flat.any():  # fewest cells where an axis of first order takes twice the share of one of second order
+        part = aim * np.where(flat, 2, 1) / (box.dimension + flat.sum())
+        rise = np.where(flat, 1.05 * request.slopes.first * widths, 0.0)
+        h = 2 * part / (rise + np.sqrt(rise**2 + 4 * per_cell * part))
     counts = tuple(np.maximum(np.ceil(np.minimum(box.sides / h, 1e15)), 1).astype(np.int64).tolist())
     rates = request.precision.rates(SHARPNESS, box.sides / np.array(counts))
     return GridDraft(counts, tuple(rates.tolist()), (1,) * box.dimension)
 
 
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
-def _tangents(target: Target, grid: ProductGrid, progress: Progress | None) -> tuple[Array, Array, float]:
-    """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out."""
+def _tangents(
+    target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], progress: Progress | None
+) -> tuple[Array, Array, float, list[float]]:
+    """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out.
+
+    Axes that are not `sloped` hold no slopes. The last list has the largest slope that f has across each, 0 for the others.
+    """
     centers = grid.centers_of(np.arange(grid.num_cells))
     spacing = grid.box.sides / np.array(grid.counts)
     here = target(centers)
@@ -140,8 +155,10 @@ def _tangents(target: Target, grid: ProductGrid, progress: Progress | None) -> t
         widest = max(widest, float(reach) * (1 + 1e-12))
         if progress is not None:
             progress("values", i + 1, grid.dimension)
+    across = np.where(sloped, 0.0, np.abs(slopes).max(axis=(0, 1)) * (1 + 1e-12))
+    slopes[:, :, ~sloped] = 0.0
     origin = (grid.box.lo.ravel() + grid.box.hi.ravel()) / 2
-    return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest
+    return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest, across.tolist()
 
 
 def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:

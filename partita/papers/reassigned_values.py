@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from partita.arithmetic.rounding import add_up, mul_up
+from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import MaxAffine
 from partita.heads.layers import SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
-from partita.heads.tokenwise_layers import tokenwise_layers
+from partita.heads.tokenwise_layers import DOMINATED, tokenwise_layers
 from partita.papers.tokenwise_head import build_tokenwise
 from partita.proofs.claim import Construction
 from partita.proofs.form_rounding import layers_rounding
@@ -75,7 +75,8 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     """The paper's layers of Propositions 3.2 and 3.3 for sequences of `tokens` tokens; see `tokenwise_layers`.
 
     Their `error_bound` is the certificate's plus what these layers round, plus `token_leak` times the spread of the values where
-    those are affine. It holds where the certificate does.
+    those are affine. It holds where the certificate does. Constant values need at least as many components as tokens: where the
+    partition has fewer, dominated ones are added, which hold less than e^{−45} of the mass.
 
     Args:
         token_leak: the mass that affine values may lose to other tokens, `S = ln((n−1)/leak)`.
@@ -91,7 +92,8 @@ def reassignment_layers(construction: Construction, tokens: int, *, token_leak: 
     ends = (np.tile(np.asarray(token[end], dtype=np.float64), tokens) for end in ("lo", "hi"))
     rounded = layers_rounding(network, *ends, offset_error=scores.offset_error, value_error=scores.value_error)
     leaked = mul_up(token_leak, rounded.spread) if head.value_slopes is not None and tokens > 1 else 0.0
-    rounding = add_up(rounded.bound(), leaked)
+    padded = mul_up(exp_up(-DOMINATED), rounded.spread) if tokens > head.num_keys else 0.0
+    rounding = add_up(rounded.bound(), leaked, padded)
     return network.claiming(error_bound=add_up(construction.certificate.error_bound, rounding), rounding=rounding)
 
 

@@ -60,8 +60,9 @@ class CellProof(Proof):
 class CurvatureProof(Proof):
     """Tangents against a function whose second derivatives are declared. *Theorem*: `declared-curvature`.
 
-    `given.details` has `curvature`, M; `differences`, d/h: how far from a center f was evaluated for its slope; and `scale`, at
-    least max |f| and what its tangents reach.
+    `given.details` has `curvature`, M; `differences`, d/h: how far from a center f was evaluated for its slope; `scale`, at
+    least max |f| and what its tangents reach; and, if the cells hold no slopes along some axes, `across`, the largest slopes that
+    were found there, one per axis and 0 for the others.
     """
 
     name = "curvature"
@@ -74,7 +75,10 @@ class CurvatureProof(Proof):
         step, scale = float(given.details["differences"]), float(given.details["scale"])
         grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))
         gaps = [g.gap_max if g.count > 1 else float(s) for g, s in zip(grid.geometry, box.sides)]
-        error = partial(_leaves_tangent, curvature, gaps, step, scale)
+        across = [float(x) for x in given.details.get("across", [0.0] * len(gaps))]
+        if len(across) != len(gaps) or not min(across) >= 0:
+            raise UnsupportedError(f"across is {across}; expected {len(gaps)} numbers ≥ 0, one per axis.")
+        error = partial(_leaves_tangent, curvature, gaps, step, scale, across)
         terms = _affine_terms(grid_head, error, box, Given(given.tolerance, given.norm))
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
         factor = domain_factor(facts, given.norm)
@@ -88,7 +92,7 @@ class CurvatureProof(Proof):
             slopes = head.get_buffer("value_slopes").double().numpy()
             steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
             reach = math.sqrt(sum(g * g for g in gaps))
-            known = Known(Modulus(add_up(steepest, mul_up(curvature.constant, reach, 1.0 + step))))
+            known = Known(Modulus(add_up(steepest, *across, mul_up(curvature.constant, reach, 1.0 + step))))
             terms.append(input_rounding(facts, known, given.norm))
         return Proved(terms, {"method": self.name, "boxes": grid.num_cells})
 
@@ -100,14 +104,17 @@ def _with_slopes(head: FoldedHead) -> GridHead:
 
 
 def _leaves_tangent(
-    curvature: Curvature, gaps: list[float], step: float, scale: float, widths: float, _: float
+    curvature: Curvature, gaps: list[float], step: float, scale: float, across: list[float], widths: float, _: float
 ) -> float:
-    """`½M Σ(w h_i)² + Σ(½M d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i."""
+    """`½M Σ(w h_i)² + Σ(½M d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i.
+
+    A slope that the cells do not hold adds itself times `w h_i`.
+    """
     wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
     bent = mul_up(0.5, curvature.constant, add_up(*(mul_up(w, w) for w in wide)))
     tilted = mul_up(0.5 * (1 + 1e-9), curvature.constant, add_up(*(mul_up(step, g, w) for g, w in zip(gaps, wide))))
     noise = mul_up(ANSWER, scale, add_up(1.0, len(gaps) * widths / step * (1 + 1e-9)))
-    return add_up(bent, tilted, noise)
+    return add_up(bent, tilted, noise, *map(mul_up, across, wide))
 
 
 def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given) -> list[Term]:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import UnsupportedError
+from partita.functions.graph import Graph
 from partita.functions.regularity import AxisLipschitz, Jumps, Known, Modulus, RoughBoxes
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
@@ -59,6 +61,8 @@ class GridFacts:
         largest, spread: bounds of `max|V|` and of `max V − min V` per component.
         value_error: how far a stored value may be from f at its center.
         semantics: "float64" or "float32".
+        centers, ends: the centers of every axis, and the ends of the domain, flat: for what is integrated cell by cell.
+        values: `(cells, out)` as stored; None for a head that does not exist yet, which will hold f at the centers.
     """
 
     axes: tuple[AxisGeometry, ...]
@@ -71,12 +75,15 @@ class GridFacts:
     spread: float
     value_error: float
     semantics: str
+    centers: tuple[Array, ...] = field(default=(), compare=False)
+    ends: tuple[Array, Array] | None = field(default=None, compare=False)
+    values: Array | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, head: GridHead, box: Box, value_error: float = 0.0) -> GridFacts:
         """The stored head; below float64 its domain is widened by one rounding of its ends."""
         largest, spread = value_size(head.values)
-        return cls.planned(
+        planned = cls.planned(
             [a.double().numpy() for a in head.axes],
             box,
             rates=tuple(head.inverse_temperature.double().tolist()),
@@ -87,6 +94,7 @@ class GridFacts:
             spread=spread,
             value_error=value_error,
         )
+        return replace(planned, values=head.values.detach().double().numpy())
 
     @classmethod
     @np.errstate(over="ignore")  # a reach beyond float64 is infinite
@@ -116,6 +124,8 @@ class GridFacts:
             spread=spread,
             value_error=value_error,
             semantics=precision.name,
+            centers=tuple(axes),
+            ends=(box.lo.ravel(), box.hi.ravel()),
         )
 
 
@@ -242,8 +252,13 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
         relevant = 1.001 * math.sqrt(axis.covering_radius**2 + 48 / rate) if axis.count > 1 else farthest
         reach.append(add_up(min(relevant, farthest), rounded))
         beyond.append(2.1 * math.exp(-24) / -math.expm1(-kappa / 2) if relevant < farthest else 0.0)
-    height, measure = jumps.near(reach, norm, facts.volume)
-    near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
+    near = _rough_cells(facts, jumps, reach, norm) if isinstance(jumps, RoughBoxes) else math.inf
+    if near < math.inf:
+        height = jumps.height
+        measure = pow_up(div_up(near, height), norm) if height else 0.0
+    else:
+        height, measure = jumps.near(reach, norm, facts.volume)
+        near = mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm))
     far = mul_up(add_up(*beyond), jumps.height, domain_factor(facts, norm))
     inputs = {"height": height, "measure": measure, "reach": max(reach), "mass beyond": add_up(*beyond)}
     return [
@@ -255,6 +270,134 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
             inputs,
         )
     ]
+
+
+def _rough_cells(facts: GridFacts, jumps: RoughBoxes, reach: Sequence[float], norm: float) -> float:
+    """`(Σ_j ∫ w_j Σ_outputs |f − V_j|^p)^{1/p}` over the cells j with a rough box within reach, on small boxes around each center.
+
+    Infinite where there would be too many boxes. *Theorem*: `lp-jumps`.
+    """
+    if facts.ends is None or not len(jumps.lo):
+        return math.inf
+    m, (lo, hi) = len(facts.centers), facts.ends
+    labels = _within_reach(facts, jumps, np.array(reach))
+    if labels is None:
+        return math.inf
+    for parts in (p for p in _PARTS if p <= _FINEST.get(m, 1)):  # of a spacing
+        steps = [_steps(axis, r, parts) for axis, r in zip(facts.axes, reach)]
+        if len(labels[0]) * math.prod(2 * s for s in steps) <= _MOST_SMALL_BOXES:
+            break
+    else:
+        return math.inf
+    tables = []
+    for i, s in enumerate(steps):
+        width = facts.axes[i].gap_max or float(hi[i] - lo[i])
+        tables.append(_AxisParts.of(facts.centers[i], facts.rates[i], width / parts, s, (float(lo[i]), float(hi[i]))))
+    at_once = max(1, _SMALL_BOXES_AT_ONCE // math.prod(2 * s for s in steps))
+    total, counts = 0.0, [len(c) for c in facts.centers]
+    for start in range(0, len(labels[0]), at_once):
+        some = [label[start : start + at_once] for label in labels]
+        total += _integral_around(jumps.graph, facts, tables, some, counts, norm)
+    return _root_up(float(up(total * (1 + 1e-9))), norm)
+
+
+_PARTS = (64, 32, 16, 8, 6, 4, 3, 2, 1)
+_FINEST = {1: 64, 2: 8, 3: 4, 4: 3}  # parts of a spacing, by the number of variables
+_MOST_SMALL_BOXES = 6_000_000
+_SMALL_BOXES_AT_ONCE = 1 << 17
+_FINER = 16  # steps of one part, for the integral of its weight
+
+
+def _steps(axis: AxisGeometry, reach: float, parts: int) -> int:
+    """How many parts of a spacing cover the reach to one side; one part is the whole axis where there is one center."""
+    return 1 if axis.count == 1 else math.ceil(reach / axis.gap_max * parts * (1 + 1e-9))
+
+
+@dataclass(frozen=True, eq=False)
+class _AxisParts:
+    """Short intervals around every center of an axis, cut to the domain, and the integral of the center's weight over each.
+
+    Shapes: `(centers, parts)`.
+    """
+
+    lo: Array
+    hi: Array
+    mass: Array
+
+    @classmethod
+    @np.errstate(over="ignore", invalid="ignore")
+    def of(cls, centers: Array, rate: float, width: float, steps: int, ends: tuple[float, float]) -> _AxisParts:
+        """`w_j(x) ≤ 1/(1 + e^{R(g d − g²/2)})`, d the distance from v_j towards a neighbour at distance g: falling in d."""
+        edges = np.clip(centers[:, None] + width * np.arange(-steps, steps + 1), *ends)
+        if len(centers) == 1:
+            edges = np.array([[ends[0], centers[0], ends[1]]])
+        fine = edges[:, :-1, None] + (edges[:, 1:] - edges[:, :-1])[:, :, None] * np.linspace(0, 1, _FINER + 1)
+        weight = np.ones((*edges[:, 1:].shape, _FINER))
+        for side in (1, -1):
+            gap = np.full(len(centers), np.inf)
+            gap[: -1 if side > 0 else None][0 if side > 0 else 1 :] = np.diff(centers)
+            g = gap[:, None, None]
+            nearest = fine[:, :, :-1] if side > 0 else fine[:, :, 1:]
+            d = side * (nearest - centers[:, None, None])
+            rounded = 1e-15 * (np.abs(centers).max() + max(map(abs, ends)))  # of d
+            exponent = np.where(np.isfinite(g), rate * g * (d - g / 2 - rounded), -np.inf)
+            weight = np.minimum(weight, 1 / (1 + np.exp(exponent * (1 - 1e-12 * np.sign(exponent)) - 1e-12)))
+        mass = (weight * np.diff(fine, axis=2)).sum(axis=2) * (1 + 1e-10)
+        return cls(edges[:, :-1], edges[:, 1:], mass)
+
+
+def _within_reach(facts: GridFacts, jumps: RoughBoxes, reach: Array) -> list[NDArray[np.int64]] | None:
+    """Places on every axis of the centers with a rough box within reach, `(n,)` each; None if there are too many to list."""
+    slack = 1e-9 * (np.abs(jumps.lo) + np.abs(jumps.hi) + reach)
+    first, last = [], []
+    for i, centers in enumerate(facts.centers):
+        low, high = jumps.lo[:, i] - reach[i] - slack[:, i], jumps.hi[:, i] + reach[i] + slack[:, i]
+        first.append(np.searchsorted(centers, low, side="left"))
+        last.append(np.searchsorted(centers, high, side="right"))
+    shape = [int((b - a).max()) for a, b in zip(first, last)]
+    if min(shape) <= 0:
+        return [np.zeros(0, dtype=np.int64) for _ in shape]
+    if len(jumps.lo) * math.prod(shape) > 4 * _MOST_SMALL_BOXES:
+        return None
+    inside, label = np.ones((len(jumps.lo), *shape), dtype=bool), np.zeros((len(jumps.lo), *shape), dtype=np.int64)
+    for i, (a, b) in enumerate(zip(first, last)):
+        place = (slice(None), *(None,) * i, slice(None), *(None,) * (len(shape) - 1 - i))
+        at = a[:, None] + np.arange(shape[i])
+        inside &= (at < b[:, None])[place]
+        label = label * len(facts.centers[i]) + at[place]
+    found = np.unique(label[inside])
+    return [np.asarray(x) for x in np.unravel_index(found, [len(c) for c in facts.centers])]
+
+
+def _integral_around(
+    graph: Graph,
+    facts: GridFacts,
+    tables: Sequence[_AxisParts],
+    labels: Sequence[NDArray[np.int64]],
+    counts: Sequence[int],
+    norm: float,
+) -> float:
+    """`Σ_j ∫ w_j Σ_outputs |f − V_j|^p` over these cells."""
+    m, n = len(tables), len(labels[0])
+    shape = (n, *(t.mass.shape[1] for t in tables))
+    mass, ends = np.ones(shape), []
+    for i, (table, label) in enumerate(zip(tables, labels)):
+        place = (slice(None), *(None,) * i, slice(None), *(None,) * (m - 1 - i))
+        mass = mass * table.mass[label][place]
+        ends.append([np.broadcast_to(end[label][place], shape).ravel() for end in (table.lo, table.hi)])
+    kept = np.flatnonzero(mass.ravel() > 0)
+    if not len(kept):
+        return 0.0
+    low, high = (np.stack([pair[k][kept] for pair in ends], axis=1) for k in (0, 1))
+    f = graph.enclose(low, high)
+    if facts.values is None:
+        at = np.stack([facts.centers[i][label] for i, label in enumerate(labels)], axis=1)
+        held = graph.enclose(at, at).mid
+    else:
+        held = facts.values[np.ravel_multi_index(tuple(labels), counts)]
+    value = np.repeat(held, math.prod(shape[1:]), axis=0)[kept]
+    off = np.maximum(up(f.hi - value), up(value - f.lo))
+    return float((mass.ravel()[kept] * (off**norm).sum(axis=1)).sum())
 
 
 def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation: float) -> list[Term]:

@@ -12,7 +12,18 @@ from partita.errors import FormatError
 from partita.functions.regularity import Curvature, Known
 from partita.heads.tensor_digest import model_digest
 
-__all__ = ["Assumption", "Certificate", "Kind", "Source", "Term", "Witness", "hex_floats", "model_digest", "total"]
+__all__ = [
+    "QUERY_VALUES",
+    "Assumption",
+    "Certificate",
+    "Kind",
+    "Source",
+    "Term",
+    "Witness",
+    "hex_floats",
+    "model_digest",
+    "total",
+]
 
 SCHEMA = 2
 Kind = Literal["proved", "proved_given", "estimated"]
@@ -28,6 +39,7 @@ _SOURCES_OF_SCHEMA_1: Mapping[str, Source] = {
     "value rounding": "rounding",
     "input rounding": "input",
 }
+QUERY_VALUES = "affine in z_K and z_Q"  # of a head on pairs that is not cross-attention
 _CONFIDENCE = 1e-6  # β of the statement that an estimate makes
 
 
@@ -124,6 +136,10 @@ class Certificate:
                 f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved about its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
+        if self.model.get("values") == QUERY_VALUES:
+            lines.append(
+                "  not cross-attention: the values are affine in z_Q, and those of cross-attention depend on z_K alone"
+            )
         if self.function.get("meaning"):
             lines.append(f"  {self.function['meaning']}")
         for a in self.assumptions:

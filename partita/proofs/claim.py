@@ -19,7 +19,7 @@ from partita.functions.target import Target, sample_hash
 from partita.geometry.domains import Array, Domain
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead
-from partita.proofs.certificate import Assumption, Certificate, Kind, Term, model_digest, total
+from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, model_digest, total
 from partita.proofs.sampled import SampledError
 
 __all__ = [
@@ -89,7 +89,7 @@ def claim(
         theorem=theorem,
         function=function,
         domain={"arguments": [d.description for d in domains]},
-        model={"sha256": model_digest(model.state_dict()), **details},
+        model={"sha256": model_digest(model.state_dict()), **details, **_values(model)},
         known=known.to_json() if isinstance(known, Known) else known or {},
         facts=facts or {},
         environment=_environment(),
@@ -97,6 +97,11 @@ def claim(
         samples=0 if seen is None else seen.samples,
         proof=proof or {},
     )
+
+
+def _values(model: nn.Module) -> dict[str, str]:
+    """What to say about the values of a head on pairs that is not cross-attention."""
+    return {"values": QUERY_VALUES} if isinstance(model, FoldedHead) and model.has_query_values else {}
 
 
 _SAME_ANSWERS = Assumption(

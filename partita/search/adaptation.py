@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import report
@@ -109,9 +110,18 @@ class Adaptation:
     """Grows leaves, keeps few of them as cells, and uses samples and proofs to find out where there are too few."""
 
     def __init__(
-        self, target: Target, tolerance: float, dtype: torch.dtype, budget: Budget, progress: Progress | None
+        self,
+        target: Target,
+        tolerance: float,
+        dtype: torch.dtype,
+        budget: Budget,
+        progress: Progress | None,
+        sloped: NDArray[np.bool_] | None = None,
     ) -> None:
         self.target, self.tolerance, self.dtype, self.budget, self.progress = target, tolerance, dtype, budget, progress
+        self.sloped = (
+            None if sloped is None or sloped.all() else sloped
+        )  # axes along which pieces may have slopes, if not all
         self.box, self.ask = _usable_box(target), Questions(target, progress)
         self.scan = self.box.sample(_SCANNED, np.random.default_rng(0))
         self.scanned = self.ask(self.scan)
@@ -162,7 +172,7 @@ class Adaptation:
         frame = Frame.plain(self.box)
         tree = self._rooted(frame, affine)
         tree.grow(_PROBED)
-        if self.box.dimension > 1 and len(tree.leaves) > 1:
+        if self.box.dimension > 1 and len(tree.leaves) > 1 and self.sloped is None:  # else directions are not alike
             frame = find_frame(tree.sampler, self._probes(tree))
             tree = tree if frame.active == self.box.dimension else self._rooted(frame, affine)
         tree.grow()
@@ -175,7 +185,8 @@ class Adaptation:
 
     def _rooted(self, frame: Frame, affine: bool, *, slabs: bool = False) -> LeafTree:
         limits = Limits(_FIT * self.tolerance, self.budget.keys, self.budget.evaluations)
-        tree = LeafTree(Sampler(self.ask, self.box, frame), limits, affine=affine, slabs=slabs)
+        slopes = affine if self.sloped is None or not affine else self.sloped
+        tree = LeafTree(Sampler(self.ask, self.box, frame), limits, affine=slopes, slabs=slabs)
         tree.add_hints(frame.enter(self.scan), self.scanned)
         return tree
 
@@ -292,7 +303,7 @@ class Adaptation:
             centers=centers,
             powers=powers if np.ptp(powers) else None,
             values=self._round(fits.values),
-            slopes=self._round(fits.slopes @ frame.axes.T) if tree.affine else None,
+            slopes=self._round(fits.slopes @ frame.axes.T) if np.any(tree.affine) else None,
             rate=rate,
             tolerance=self.tolerance,
             dtype=self.dtype,
@@ -341,6 +352,7 @@ def adaptive_cells(
     max_evaluations: int = 5_000_000,
     max_boxes: int = 500_000,
     polish: int = 1,
+    sloped: NDArray[np.bool_] | None = None,
     progress: Progress | None = None,
 ) -> AdaptiveDraft:
     """Few cells whose affine (or constant) values are within the tolerance, found by sampling, and proved where f is a graph.
@@ -351,6 +363,7 @@ def adaptive_cells(
         affine: None for whichever stores fewer numbers.
         max_keys: leaves, from which the keys are chosen; max_evaluations: of f; max_boxes: of one proof.
         polish: rounds of trying for fewer keys after a success.
+        sloped: the axes along which affine values may have slopes, `(m,)`; None for all.
         progress: called with (what, done, of).
 
     Raises:
@@ -362,7 +375,8 @@ def adaptive_cells(
     >>> draft.keys, draft.holds
     (2, True)
     """
-    search = Adaptation(target, tolerance, dtype, Budget(max_keys, max_evaluations, max_boxes, polish), progress)
+    budget = Budget(max_keys, max_evaluations, max_boxes, polish)
+    search = Adaptation(target, tolerance, dtype, budget, progress, sloped)
     found = search.run(affine=affine is not False)
     _require_finite(target, found)
     return found if affine is not None or not found.holds else _or_constants(search, found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
@@ -21,10 +22,11 @@ SHARPNESS = 4096.0  # κ: a cell is left within a hundredth of its width, so tha
 _AIM = 0.88  # of the tolerance, that the sampled error may take
 
 
-def affine_cells(target: Target, grid: ProductGrid) -> tuple[Array, Array]:
+def affine_cells(target: Target, grid: ProductGrid, sloped: NDArray[np.bool_] | None = None) -> tuple[Array, Array]:
     """Values at the middle of the box and slopes of the affine function of each cell, from f at its center and at its faces.
 
     `J_i = (f₊ − f₋)/h_i`; half of the second differences is added to the value, which centres the residual of a parabola.
+    `sloped`, `(m,)`: the axes that have slopes, all by default.
     """
     centers = grid.centers_of(np.arange(grid.num_cells))
     spacing = grid.box.sides / np.array(grid.counts)
@@ -36,7 +38,8 @@ def affine_cells(target: Target, grid: ProductGrid) -> tuple[Array, Array]:
         left[:, i] = np.maximum(centers[:, i] - h / 2, lo[i])
         right[:, i] = np.minimum(centers[:, i] + h / 2, hi[i])
         below, above = target(left), target(right)
-        slopes[:, :, i] = (above - below) / (right - left)[:, i, None]
+        if sloped is None or sloped[i]:
+            slopes[:, :, i] = (above - below) / (right - left)[:, i, None]
         values += ((above + below) / 2 - here) / 2
     origin = (lo + hi) / 2
     return values - np.einsum("jom,jm->jo", slopes, centers - origin), slopes
@@ -61,12 +64,16 @@ def smallest_affine_grid(
     tolerance: float,
     storage: type[np.floating[Any]],
     max_cells: int,
+    sloped: NDArray[np.bool_],
     progress: Progress | None = None,
 ) -> AffineCells | str:
-    """The fewest cells of a uniform grid whose affine values meet the tolerance at test points, or why there are none."""
+    """The fewest cells of a uniform grid whose affine values meet the tolerance at test points, or why there are none.
+
+    Values have slopes along the `sloped` axes alone, `(m,)`. Along the others the error is of first order.
+    """
     box = target.box
     test = np.concatenate([box.sample(4096, np.random.default_rng(11)), box.corners(256)])
-    need = slopes.cells_needed(box, tolerance)
+    need = slopes.cells_needed(box, tolerance, sloped)
 
     def at(scale: float) -> AffineCells | None:
         counts = tuple(np.maximum(np.ceil(scale * need), 1).astype(int).tolist())
@@ -75,7 +82,7 @@ def smallest_affine_grid(
         report(progress, f"trying {' × '.join(map(str, counts))} cells")
         rates = Precision.of(np.dtype(storage)).rates(SHARPNESS, box.sides / np.array(counts))
         grid = ProductGrid.uniform(box, counts, dtype=storage)
-        values, tilts = affine_cells(target, grid)
+        values, tilts = affine_cells(target, grid, sloped)
         cells, points = _corners_of_cells(grid)
         cells, points = np.concatenate([cells, grid.cell(test)]), np.concatenate([points, test])
         origin = (box.lo.ravel() + box.hi.ravel()) / 2

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
@@ -97,10 +98,16 @@ class Slopes:
         return cls(found[:, 0] / radius, found[:, 1] / radius**2, found[:, 2] / radius**4)
 
     @np.errstate(all="ignore")  # numbers out of range end in a refusal
-    def cells_needed(self, box: Box, tolerance: float) -> Array:
-        """Cells per axis, up to a common factor: side·√curvature, 0 where f does not move."""
+    def cells_needed(self, box: Box, tolerance: float, sloped: NDArray[np.bool_] | None = None) -> Array:
+        """Cells per axis, up to a common factor: side·√curvature, 0 where f does not move.
+
+        An axis that is not `sloped` holds constants: there, in the same units, side·slope/√tolerance.
+        """
         moving = self.first * box.sides > 0.01 * tolerance
-        need = np.where(moving, np.minimum(box.sides * np.sqrt(self.second), 1e300), 0.0)
+        need = np.minimum(box.sides * np.sqrt(self.second), 1e300)
+        if sloped is not None:
+            need = np.where(sloped, need, np.minimum(2 * box.sides * self.first / math.sqrt(tolerance), 1e300))
+        need = np.where(moving, need, 0.0)
         return np.where(moving, np.maximum(need / need.max(), 0.05) if need.max() > 0 else 1.0, 0.0)
 
     @property

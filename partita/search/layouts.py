@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 from partita.search.leaves import NARROWEST, LeafTree
-from partita.search.power_cells import Fits, PowerCells, Ranking, coarsen, fit_cells, minimax_fits
+from partita.search.power_cells import Affine, Fits, PowerCells, Ranking, coarsen, fit_cells, minimax_fits
 
 __all__ = ["Layout", "Pieces"]
 
@@ -178,7 +178,7 @@ def _equal_runs(
     level: float,
     number: tuple[int, int],
     *,
-    affine: bool,
+    affine: Affine,
     progress: Progress | None = None,
 ) -> list[int]:
     """Ends of runs with errors ≤ level: as few as can be within the number allowed, and equally good ones."""
@@ -203,7 +203,7 @@ def _longest_runs(
     answers: Array,
     level: float,
     *,
-    affine: bool,
+    affine: Affine,
     most: int | None = None,
     progress: Progress | None = None,
 ) -> list[int] | None:
@@ -230,7 +230,7 @@ def _longest_runs(
     return ends
 
 
-def _runs(points: Array, answers: Array, first: int, ends: NDArray[Any], affine: bool) -> Array:
+def _runs(points: Array, answers: Array, first: int, ends: NDArray[Any], affine: Affine) -> Array:
     """The error of one piece on the samples from `first` to each of the ends, `(k,)`."""
     counts = ends - first
     rows = np.concatenate([np.arange(first, end) for end in ends])

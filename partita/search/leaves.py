@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.progress import Progress, report
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
-from partita.search.power_cells import minimax_fits
+from partita.search.power_cells import Affine, minimax_fits
 
 __all__ = ["NARROWEST", "Frame", "LeafTree", "Leaves", "Limits", "Questions", "Sampler", "find_frame"]
 
@@ -167,7 +167,7 @@ class Limits:
 class LeafTree:
     """Leaves of a k-d tree of boxes, halved where an affine (or constant) piece does not fit."""
 
-    def __init__(self, sampler: Sampler, limits: Limits, *, affine: bool, slabs: bool = False) -> None:
+    def __init__(self, sampler: Sampler, limits: Limits, *, affine: Affine, slabs: bool = False) -> None:
         self.sampler, self.limits, self.affine, self.slabs = sampler, limits, affine, slabs
         self.hints = np.zeros((0, sampler.box.dimension))
         self.told = np.zeros((0, sampler.questions.target.num_outputs))

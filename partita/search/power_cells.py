@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 
-__all__ = ["Fits", "PowerCells", "Ranking", "coarsen", "fit_cells", "minimax_fits"]
+__all__ = ["Affine", "Fits", "PowerCells", "Ranking", "coarsen", "fit_cells", "minimax_fits"]
 
 Labels = NDArray[np.int64]
+Affine = bool | NDArray[np.bool_]  # whether functions have slopes, or along which axes, `(m,)`
 
 _SAY = 4.0  # lag of the exponent up to which a cell is fitted to a sample: weights above e^{−4} or so
 _LISTED = 8  # cells known per sample
@@ -81,7 +82,7 @@ def minimax_fits(
     centers: Array,
     *,
     rounds: int = 8,
-    affine: bool = True,
+    affine: Affine = True,
     progress: Progress | None = None,
 ) -> Fits:
     """The best affine (or constant) functions on groups of samples, nearly in the sup norm.
@@ -91,15 +92,14 @@ def minimax_fits(
     Args: group g owns the samples from `starts[g]` to the next start; points `(P, m)`, answers `(P, out)`, centers `(G, m)`.
     """
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(points))))
-    local = points - centers[group]
-    if not affine:
-        local = local[:, :0]
-    extent = np.maximum.reduceat(np.abs(local), starts) if affine else np.ones((len(starts), 0))
+    sloped = np.broadcast_to(affine, points.shape[1:])
+    local = (points - centers[group])[:, sloped]
+    extent = np.maximum.reduceat(np.abs(local), starts) if sloped.any() else np.ones((len(starts), 0))
     extent = np.where(extent > 0, extent, 1.0)
     basis = np.column_stack([np.ones(len(local)), local / extent[group]])
     weight, least = np.ones(len(basis)), np.full(len(starts), np.inf)
     best = np.zeros((len(starts), basis.shape[1], answers.shape[1]))
-    for done in range(rounds if affine else 1):
+    for done in range(rounds if sloped.any() else 1):
         report(progress, "fitting cells", done, rounds)
         found = _solve(starts, basis, weight, answers)
         residual = answers - np.einsum("pq,pqo->po", basis, found[group])
@@ -113,8 +113,8 @@ def minimax_fits(
         weight = weight * (size + 1e-9 * error[group] + 1e-300)
         weight /= np.maximum.reduceat(weight, starts)[group]
     slopes = np.zeros((len(starts), answers.shape[1], points.shape[1]))
-    if affine:
-        slopes = np.moveaxis(best[:, 1:] / extent[:, :, None], 1, 2)
+    if sloped.any():
+        slopes[:, :, sloped] = np.moveaxis(best[:, 1:] / extent[:, :, None], 1, 2)
     return Fits(best[:, 0], slopes, least)
 
 
@@ -136,7 +136,7 @@ def fit_cells(
     points: Array,
     answers: Array,
     *,
-    affine: bool = True,
+    affine: Affine = True,
     progress: Progress | None = None,
 ) -> Fits:
     """Fits of all cells. Cells without samples hold the value of the nearest one."""
@@ -158,7 +158,7 @@ def coarsen(
     answers: Array,
     level: float,
     *,
-    affine: bool = True,
+    affine: Affine = True,
     progress: Progress | None = None,
 ) -> NDArray[np.bool_]:
     """Which cells to keep so that refitted neighbours can take over the samples of the others with errors ≤ level.
@@ -180,7 +180,7 @@ class _Coarsening:
         points: Array,
         answers: Array,
         level: float,
-        affine: bool,
+        affine: Affine,
         progress: Progress | None,
     ) -> None:
         self.cells, self.points, self.answers, self.level, self.affine = cells, points, answers, level, affine
@@ -275,12 +275,17 @@ class _Coarsening:
             progress=self.progress,
         ).errors
         close = (errors > self.level) & (errors < 2 * self.level)
-        if close.any() and self.affine:
+        if close.any() and np.any(self.affine):
             chosen = close[group]
             starts = np.searchsorted(group[chosen], np.flatnonzero(close))
             part = rows[chosen]
             errors[close] = minimax_fits(
-                starts, self.points[part], self.answers[part], centers[close], progress=self.progress
+                starts,
+                self.points[part],
+                self.answers[part],
+                centers[close],
+                affine=self.affine,
+                progress=self.progress,
             ).errors
         return errors
 

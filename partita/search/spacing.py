@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, SizeError, ToleranceError
-from partita.functions.regularity import AxisLipschitz, Known, Modulus
+from partita.functions.regularity import AxisLipschitz, Known, Modulus, RoughBoxes
 from partita.geometry.domains import Array, Box
+from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
 from partita.proofs.center_values import AVERAGED_UP_TO, GridFacts, grid_terms
 from partita.proofs.certificate import Term, total
@@ -21,6 +23,7 @@ from partita.proofs.certificate import Term, total
 __all__ = ["SpacingRule"]
 
 _LONGEST = math.sqrt(sys.float_info.max)  # sides whose squares float64 holds
+_STRIDE = 12  # of the fractions, from coarse to fine, until one will do
 _FRACTIONS = np.geomspace(1, 1e-5, 116)  # of the longest side, tried as spacings where f jumps
 
 
@@ -137,19 +140,33 @@ class SpacingRule:
 
     def _counts_with_jumps(self, tolerance: float) -> tuple[int, ...]:
         """The coarsest of near-cubic grids, from one cell to 1e5 per axis, that will do: jumps make the error fall like h^{1/p}."""
-        first, last = 0, len(_FRACTIONS) - 1
-        if self._jump_bound(last) > tolerance:
-            raise ToleranceError(
-                f"tolerance {tolerance:g} in L{self.norm:g} is below {self._jump_bound(last):.3g}, the least that is possible with "
-                "what is known about the jumps. Use a larger tolerance, or declare lipschitz= and jumps= yourself."
-            )
+        first, last = -1, 0
+        while self._jump_bound(last) > tolerance:
+            if last == len(_FRACTIONS) - 1:
+                raise ToleranceError(
+                    f"tolerance {tolerance:g} in L{self.norm:g} is below {min(self._jump_bounds.values()):.3g}, the least that "
+                    "is possible with what is known about the jumps. Use a larger tolerance, or declare lipschitz= and jumps= "
+                    "yourself."
+                )
+            first, last = last, min(last + _STRIDE, len(_FRACTIONS) - 1)
+        first += 1
         while first < last:
             middle = (first + last) // 2
             first, last = (first, middle) if self._jump_bound(middle) <= tolerance else (middle + 1, last)
         return self._cubic(first)
 
     def _cubic(self, index: int) -> tuple[int, ...]:
-        return tuple(int(c) for c in np.ceil(self.box.sides / (_FRACTIONS[index] * self.box.sides.max())))
+        counts = np.ceil(self.box.sides / (_FRACTIONS[index] * self.box.sides.max()))
+        return tuple(int(c) for c in np.where(self._still, 1, counts))
+
+    @cached_property
+    def _still(self) -> NDArray[np.bool_]:
+        """The axes along which f does not seem to move: slopes of 0, and rough boxes that were never cut."""
+        jumps, slopes = self.known.jumps, self.known.per_axis
+        if not isinstance(jumps, RoughBoxes) or slopes is None:
+            return np.zeros(self.box.dimension, dtype=bool)
+        uncut = (jumps.hi - jumps.lo >= self.box.sides).all(axis=0)
+        return np.asarray(uncut & (np.array(slopes.constants) == 0))
 
     def _jump_bound(self, index: int) -> float:
         if index not in self._jump_bounds:
@@ -165,6 +182,8 @@ class SpacingRule:
                 spread=0.0,
                 value_error=0.0,
                 semantics="float64",
+                centers=ProductGrid.uniform(self.box, counts, dtype=self.storage).axes,
+                ends=(self.box.lo.ravel(), self.box.hi.ravel()),
             )
             self._jump_bounds[index] = total(grid_terms(facts, self.known, self.norm)) * (1 + 1e-9)
         return self._jump_bounds[index]
