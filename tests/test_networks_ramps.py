@@ -114,7 +114,9 @@ def test_sharpness_that_sharing_needs():
         kappa = sharpness_needed(p, slack)
         assert (p - 1) * sharing_excess(kappa) <= slack < (p - 1) * sharing_excess(kappa - 0.2)
     with pytest.raises(ToleranceError, match="κ ≥"):
-        shared(10, 16, "best")
+        shared(10, 16, 5.44)
+    with pytest.raises(ToleranceError, match="κ ≥"):
+        multi_head_ramp(np.ones((50, 1)), 0.0, ENDS, heads=16, domain=pa.Box([-1], [1]), beta=25.0)  # a fixed β is too soft
 
 
 @pytest.mark.parametrize(
