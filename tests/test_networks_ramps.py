@@ -116,7 +116,9 @@ def test_sharpness_that_sharing_needs():
     with pytest.raises(ToleranceError, match="κ ≥"):
         shared(10, 16, 5.44)
     with pytest.raises(ToleranceError, match="κ ≥"):
-        multi_head_ramp(np.ones((50, 1)), 0.0, ENDS, heads=16, domain=pa.Box([-1], [1]), beta=25.0)  # a fixed β is too soft
+        multi_head_ramp(
+            np.ones((50, 1)), 0.0, ENDS, heads=16, domain=pa.Box([-1], [1]), beta=25.0
+        )  # a fixed β is too soft
 
 
 @pytest.mark.parametrize(

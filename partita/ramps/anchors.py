@@ -128,7 +128,9 @@ def window_excess(sharpness: float, half_window: int) -> float:
 
     An anchor outside lies i ≥ q spacings behind the nearer one, weighs at most `e^{−κi²/2}`, and is that far from the mean.
     """
-    steps = half_window + np.arange(0, 64 + math.ceil(64 / (sharpness * half_window)))  # the next weigh e^{−64} of the first
+    steps = half_window + np.arange(
+        0, 64 + math.ceil(64 / (sharpness * half_window))
+    )  # the next weigh e^{−64} of the first
     return float(up((2 * (steps + half_window + 1) * np.exp(-0.5 * sharpness * steps**2.0)).sum() * (1 + 1e-9), 4))
 
 

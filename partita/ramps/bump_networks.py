@@ -37,7 +37,7 @@ _SOFTENING = 0.02  # how much of the bound the first layer's errors may add
 
 
 class TwoLayers(nn.Module):
-    """`Attn₂ ∘ Linear₂ ∘ Attn₁ ∘ Linear₁`. The first is one head in the paper's form or an `nn.MultiheadAttention`, the second is one head."""
+    """`Attn₂ ∘ Linear₂ ∘ Attn₁ ∘ Linear₁`: first one head in the paper's form or an `nn.MultiheadAttention`, then one head."""
 
     def __init__(self, first: SelfNetwork | MultiHeadRamp, second: SelfNetwork) -> None:
         super().__init__()
@@ -242,9 +242,7 @@ def _single_head(grid: ProductGrid, domain: Box, anchors: int, dtype: torch.dtyp
     return _Bumps(network, layers.error_bound, anchors, 1)
 
 
-def _several_heads(
-    grid: ProductGrid, domain: Box, heads: int | str, needed: float, dtype: torch.dtype
-) -> _Bumps:
+def _several_heads(grid: ProductGrid, domain: Box, heads: int | str, needed: float, dtype: torch.dtype) -> _Bumps:
     """The first layer as an `nn.MultiheadAttention` of m(P + 1) tokens, read from the whole sequence by one Linear."""
     slopes, offsets = _hats(grid)
     if heads == "auto":
@@ -256,9 +254,7 @@ def _several_heads(
         count = heads
     else:
         raise ShapeError(f"heads is {heads!r}; expected a whole number ≥ 1, 'auto', or None for a single head.")
-    built = multi_head_ramp(
-        slopes, offsets, (0.0, 1.0), heads=count, domain=grid.box, sharpness="best", dtype=dtype
-    )
+    built = multi_head_ramp(slopes, offsets, (0.0, 1.0), heads=count, domain=grid.box, sharpness="best", dtype=dtype)
     assert isinstance(built.network, MultiHeadRamp)
     network = MultiHeadRamp(
         _reading(slopes, domain, built.network.linear.constant), built.network.attention, input_shape=domain.shape

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -53,16 +52,16 @@ def sharpness_needed(anchors: int, slack: float) -> float:
     return kappa
 
 
-@lru_cache(maxsize=64)
 def best_shared_sharpness(anchors: int) -> float:
-    """The κ with the least `C(p, κ) + (p − 1)S(κ)` spacings, to two digits: it grows like ln p. *Theorem*: `shared-anchors`.
+    """The κ with the least `C(p, κ) + (p − 1)S(κ)` spacings, to half a unit: it grows like ln p. *Theorem*: `shared-anchors`.
 
     >>> best_shared_sharpness(16), best_shared_sharpness(100_000)
-    (6.2, 16.1)
+    (6.0, 16.0)
     """
-
-    tenths = range(50, 80 + round(10 * math.log(anchors)))
-    return min(tenths, key=lambda k: shared_constant(anchors, k / 10)) / 10
+    kappa = 5.0
+    while shared_constant(anchors, kappa + 0.5) < shared_constant(anchors, kappa):
+        kappa += 0.5
+    return kappa
 
 
 def shared_constant(anchors: int, sharpness: float) -> float:
@@ -119,8 +118,8 @@ class MultiHeadRamp(nn.Module):
 class FoldedSharedRamp(nn.Module):
     """The multi-head ramp without one-hot positions: H softmaxes per token, each over the keys of its head around u.
 
-    With `s = (u − a)/Δ` and c the cell of s among the keys of a head, its scores are `κ i((s − c) − i/2)` for the keys c + i. No large
-    numbers are subtracted and nothing is stored per token but w and t, so sequences of any length and float32 are in reach.
+    With `s = (u − a)/Δ` and c the cell of s among the keys of a head, its scores are `κ i((s − c) − i/2)` for the keys c + i.
+    No large numbers are subtracted and nothing is stored per token but w and t: for sequences of any length, and float32.
 
     Shapes: `(…, tokens, dim)` to `(…, tokens, 1)`.
     """

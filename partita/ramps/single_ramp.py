@@ -71,9 +71,9 @@ def ramp(
     `|net − ramp| ≤ Δ·C(p, κ)`, `Δ = (b − a)/(p − 1)`, with C exact (`ramp_constant`): 0.062 at the best finite temperature κ = 5.4,
     towards 0.5 when hard; so O(1/p), also where w·x + t lies outside [a, b]. Rounding in the dtype is added, term by term.
 
-    That rate needs a temperature that follows p. `sharpness` fixes κ, so the paper's β = κ/(2Δ) grows like p; this is the default, and
-    `Ramp.beta` says which β was chosen. `beta` fixes β itself; then κ = 2βΔ falls, the error is at most `√(Δ/(πβ)) + Δ/2`, tends
-    to the first term, and falls like p^{−1/2} only.
+    That rate needs a temperature that follows p. `sharpness` fixes κ, so the paper's β = κ/(2Δ) grows like p; this is the
+    default, and `Ramp.beta` says which β was chosen. `beta` fixes β itself. Then κ = 2βΔ falls, the error is at most
+    `√(Δ/(πβ)) + Δ/2`, tends to the first term, and falls like p^{−1/2} only.
 
     *Theorem*: `ramp`, `ramp-fixed-beta` (the second paper's single-head result; the constants are ours).
 
