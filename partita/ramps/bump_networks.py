@@ -287,10 +287,9 @@ def _terms(
     leaked = add_up(*(mul_up(float(c), float(s), leak) for c, s in zip(bounds.per_axis, box.sides)))
     delta = mul_up(2 * beta * m * (1 + 1e-12), first.error_bound)
     softened = mul_up(expm1_up(2 * delta), add_up(grid_part, leaked))
-    width = second.input_shape[-1]
-    ends = np.zeros((m * (cells + 1), width))
-    ends[:, 0] = 1.0 + first.error_bound
-    ends = ends.ravel()
+    tokens = np.zeros((m * (cells + 1), second.input_shape[-1]))
+    tokens[:, 0] = 1.0 + first.error_bound  # the ramps; the other coordinates are 0
+    ends = tokens.ravel()
     rounding = literal_rounding(second, -ends, ends)
     return [
         Term("approximation", grid_part, "Σ_i L_i h_i/2", "bump-networks", {"cells": float(cells)}),

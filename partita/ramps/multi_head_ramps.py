@@ -285,9 +285,9 @@ def multi_head_ramp(
         attention = _attention(keys, kappa, (high - low) / (p - 1), (low + high) / 2, embed, coordinate, dtype)
         network = MultiHeadRamp(linear, attention, input_shape=(n, dim))
         terms = _terms(w, t, domain, (low, high), p, heads, kappa, dtype)
+        _refuse_rounding(terms, p, n, high - low, dtype)
     else:
         raise UnsupportedError(f"form is {form!r}; expected 'module' or 'folded'.")
-    _refuse_rounding(terms, p, n, high - low, dtype)
     certificate = claim(
         network,
         {"type": "ramp", "ends": [low, high], "tokens": n},

@@ -22,7 +22,7 @@ __all__ = ["EXPERIMENT", "Settings"]
 
 _RERUN = {("H", 1): 56.8, ("H", 8): 32.4}  # mean squared errors of the public scripts, one seed each
 _RERUN_VARIANCE = 35.1  # of their targets about their mean
-_BAND = 2.0  # the factor within which MSE over variance should lie: a target network is drawn per seed
+_BAND = 2.0  # the factor within which ours should lie: every seed draws its own target
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,17 @@ def _trained(settings: Settings, setup: Setup) -> list[dict[str, Any]]:
         ),
     )
     for number, (sweep, tokens, shapes) in enumerate(sweeps):
+
+        def progress(done: float, of: float, number: int = number) -> None:
+            setup.progress(number + done / of, len(sweeps))
+
         task = _task(settings, tokens, first)
         wanted = [(shape, level, s) for shape, level in shapes for s in range(settings.seeds)]
         jobs = [Job(shape, first + s, s) for shape, _, s in wanted]
-        trained = train_networks(
-            jobs,
-            task,
-            epochs=settings.epochs,
-            device=setup.device,
-            progress=lambda done, of, number=number: setup.progress(number + done / of, len(sweeps)),
-        )
+        trained = train_networks(jobs, task, epochs=settings.epochs, device=setup.device, progress=progress)
         for (_, level, s), found in zip(wanted, trained):
             truth = task.targets[s, -task.held_out :]
-            spread = float((truth - truth.mean(dim=0)).square().mean())
+            spread = float((truth - truth.mean(dim=0)).square().mean())  # what the best constant sequence leaves
             mse = float((found.predicted - truth).square().mean())
             rows.append(
                 {
@@ -100,7 +98,7 @@ def _trained(settings: Settings, setup: Setup) -> list[dict[str, Any]]:
                     "mse": mse,
                     "target_variance": spread,
                     "relative_mse": mse / spread,
-                    "rerun_relative_mse": _RERUN[sweep, level] / _RERUN_VARIANCE if (sweep, level) in _RERUN else None,
+                    "rerun_mse": _RERUN.get((sweep, level)),
                 }
             )
     return rows
@@ -186,9 +184,13 @@ def verdict(tables: Tables) -> Verdict:
     for sweep in means:
         rows = trained.where(sweep=sweep)
         ranks[sweep] = rank_correlation(rows["level"], rows["relative_mse"])
-    known = [(h, means["H"][h], v / _RERUN_VARIANCE) for (_, h), v in _RERUN.items() if h in means.get("H", {})]
-    near = all(1 / _BAND <= m / r <= _BAND for _, m, r in known)
-    rerun = ", ".join(f"H = {h}: {r:.2f}" for h, _, r in known)
+    known = []
+    for (sweep, level), value in _RERUN.items():
+        rows = trained.where(sweep=sweep, level=level)
+        if len(rows) and "mse" in rows.columns:
+            known.append((sweep, level, float(rows["mse"].mean()), value))
+    near = all(1 / _BAND <= m / r <= _BAND for *_, m, r in known)
+    rerun = ", ".join(f"{sweep} = {level}: {m:.1f} ({r:.1f})" for sweep, level, m, r in known)
     sentence = (
         "Constructed: the target's ReLU network as attention is within every tolerance down to "
         f"{built['tolerance'].min():g} ({built['keys'][-1]} keys)"
@@ -196,9 +198,11 @@ def verdict(tables: Tables) -> Verdict:
         + " the paper's bumps and selection, on two tokens, have error like "
         + " and ".join(f"cells^{law.value:.2f} ({first} in layer 1)" for first, law in laws.items())
         + ". The published networks: mean squared error over the variance of the targets "
-        + f"{told}; 1.00 is what their mean would give"
+        + f"{told}; 1.00 is what the best constant sequence gives"
         + (
-            f" (a rerun of the public scripts gave {rerun}; {'within' if near else 'not within'} a factor of {_BAND:g})."
+            f". Mean squared errors, and in brackets what a rerun of the public scripts gave: {rerun}, "
+            f"{'within' if near else 'not within'} a factor of {_BAND:g}; the variance was "
+            f"{float(trained.where(sweep='H')['target_variance'].mean()):.1f} ({_RERUN_VARIANCE})."
             if known
             else "."
         )
