@@ -446,7 +446,7 @@ def _folded(
 ) -> tuple[FoldedSharedRamp, list[Term]]:
     """The folded form and its bound: a misplaced s moves the ramp by as much; weights are off by `e^{±8ut}`, t behind the best.
 
-    In head h weights sum to W_h on its own anchors, `Σ W_h ≤ 1 + 2S ≤ 3/2`, and `Σ w t ≤ 2q/e` per head.
+    In head h weights sum to W_h on its own anchors, `Σ W_h ≤ 1 + 2S ≤ 2`, and `Σ w t ≤ 2q/e` per head.
     """
     low, high = ends
     if p > MOST_ANCHORS[dtype]:

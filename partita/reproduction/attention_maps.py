@@ -145,11 +145,12 @@ def verdict(tables: Tables) -> Verdict:
     sentence = (
         f"|b − a| = {', '.join(f'{r:g}' for r in widths)}. The published heads: {percent(found)} of the columns have a weight "
         f"above 0.9, of the queries inside [a, b] {percent(shares[_TRAINED, _INSIDE])} (a rerun of the public scripts gave "
-        f"{rerun[0]} and {rerun[1]} %; {'all' if near else 'not all'} within {100 * _BAND:.0f} points of our seeds). Inside [a, b] the key that "
+        f"{rerun[0]} and {rerun[1]} %; {'all' if near else 'not all'} within {100 * _BAND:.0f} points of our seeds). Inside "
+        "[a, b] the key that "
         f"wins is that of the nearest anchor in {percent(nearest)}, and the relative errors are "
         f"{', '.join(f'{e:.2f}' for e in errors)}. Before training {percent(shares[_UNTRAINED, _ALL])} of the columns are "
         f"above 0.9: the overwritten key channel alone does it. "
-        f"{'Heads that learn more are less one-hot' if learning.p_rises < 0.01 else 'Learning and one-hot columns: no clear order'} "
+        f"{'Heads that learn more are less one-hot' if learning.p_rises < 0.01 else 'Learning and one-hotness: no order'} "
         f"(share against relative error, {learning}). The constructed head with the same β is softer inside [a, b] "
         f"({percent(shares[_BUILT, _INSIDE])} above 0.9), and its largest weight is at the nearest anchor in {percent(built)}."
     )
