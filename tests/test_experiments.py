@@ -695,11 +695,11 @@ class TestTheCommittedReport:
 # the second paper's networks
 
 
-def published(heads, layers, *, columns=5, beta=None, copies=2):
+def published(heads, layers, *, columns=5, beta=1.0, anchored=False, copies=2):
     """Copies of one network, a task for them, and inputs."""
     g = torch.Generator().manual_seed(0)
     task = Task(torch.randn(2, 20, 3, 2, generator=g), torch.randn(2, 20, 3, 8, generator=g))
-    shape = NetworkShape(columns, heads, 8, layers, beta)
+    shape = NetworkShape(columns, heads, 8, layers, beta, anchored)
     jobs = [Job(shape, seed, seed % 2, (-1.0, 1.0 + seed)) for seed in range(copies)]
     return jobs, task, _Networks(jobs, task, "cpu")
 
@@ -747,7 +747,7 @@ def test_published_networks_start_as_the_authors_did():
 
 
 def test_a_head_with_anchors_holds_them_in_one_key_and_one_value_channel():
-    jobs, _, net = published(1, 1, columns=3, beta=25.0)
+    jobs, _, net = published(1, 1, columns=3, beta=25.0, anchored=True)
     x = torch.randn(2, 6, 3, 2, generator=torch.Generator().manual_seed(1))
     _, weights = net(x)
     for i, job in enumerate(jobs):

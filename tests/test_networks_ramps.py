@@ -365,6 +365,8 @@ def test_bad_two_layer_networks():
     for heads in (0, 2.5, "many"):
         with pytest.raises(ShapeError, match="heads"):
             two_layers("x0", pa.Box([-1], [1]), cells=4, heads=heads)
+    with pytest.raises(ShapeError, match="3 cells"):
+        two_layers("x0", pa.Box([-1], [1]), cells=2, heads=1)
     with pytest.raises(NothingKnownError, match="jumps"):
         two_layers("step(x0)", pa.Box([-1], [1]), cells=4)
 

@@ -145,7 +145,7 @@ def two_layers(
 
     Raises:
         NothingKnownError: a black box.
-        ShapeError: heads < 1.
+        ShapeError: heads < 1, or 2 cells in one dimension with `heads`.
         SizeError: more than 16,384 cells.
 
     >>> built = two_layers("sin(3*x)", Box([-1], [1]), cells=8, heads="auto")
@@ -245,6 +245,10 @@ def _single_head(grid: ProductGrid, domain: Box, anchors: int, dtype: torch.dtyp
 def _several_heads(grid: ProductGrid, domain: Box, heads: int | str, needed: float, dtype: torch.dtype) -> _Bumps:
     """The first layer as an `nn.MultiheadAttention` of m(P + 1) tokens, read from the whole sequence by one Linear."""
     slopes, offsets = _hats(grid)
+    if len(slopes) < 4:
+        raise ShapeError(
+            "2 cells in one dimension make 3 ramps; several heads need 4. Use 3 cells or more, or heads=None."
+        )
     if heads == "auto":
         count, p = 1, len(slopes) - 2
         while p < (least := 2 + needed * shared_constant(p, best_shared_sharpness(p))):

@@ -103,8 +103,8 @@ def verdict(tables: Tables) -> Verdict:
         f"Constructed networks, {built['tokens'].min():,} to {built['tokens'].max():,} tokens: error like the number of "
         f"shared points to the power {law}, from {built['worst_seen'].max():.2g} to {built['worst_seen'].min():.2g}, "
         f"{'all within' if (built['worst_seen'] <= built['error_bound']).all() else 'not all within'} the bounds. "
-        f"The published networks, p = 60: the error {'falls' if improves else 'is not shown to fall'} with H ({falls}), like H to the "
-        f"power {decay}, {'as fast as' if follows else 'more slowly than' if decay.low > -0.9 else 'not clearly slower than'} "
+        f"The published networks, p = 60: the error {'falls' if improves else 'is not shown to fall'} with H ({falls}), like H to "
+        f"the power {decay}, {'as fast as' if follows else 'more slowly than' if decay.low > -0.9 else 'not clearly slower than'} "
         f"1/H. Mean squared errors, and in brackets what "
         f"a rerun of the public scripts gave: {compared}, {'within' if near else 'not within'} a factor of {_BAND:g}."
     )

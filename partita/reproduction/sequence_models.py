@@ -4,8 +4,8 @@
 constant over channels at the start, in equal steps from −1 to 1. *Attention*: multi-head self-attention with biases, scores over
 √(E/H), output projection. The first n tokens are the output. Two layers: mapping, attention, a linear map, attention, a linear map.
 
-A head with `anchors` has one key channel and one value channel overwritten by the interpolation points: key channel E − 1 by
-`k(L_k + L_0) − 2k` and a random value channel by L_k; its scores are multiplied by β.
+An anchored head has one key channel and one value channel overwritten by the interpolation points: key channel E − 1 by
+`k(L_k + L_0) − 2k` and a random value channel by L_k.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ class NetworkShape:
         heads: H, a divisor of the width.
         width: E.
         layers: 1 or 2.
-        beta: β of a head with anchors; None for an ordinary one.
+        beta: multiplies the scores.
+        anchored: whether the interpolation points overwrite a key channel and a value channel.
     """
 
     columns: int
     heads: int
     width: int
     layers: int = 1
-    beta: float | None = None
+    beta: float = 1.0
+    anchored: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class _Networks:
                 made.setdefault("extra", []).append(steps.clone())
             channels.append(int(torch.randint(shape.width, (1,), generator=g)))
         self.parameters = {name: torch.stack(drawn).to(device).requires_grad_() for name, drawn in made.items()}
-        if shape.beta is not None:
+        if shape.anchored:
             k = torch.arange(shape.columns)
             points = torch.stack([torch.linspace(*job.ends, shape.columns) for job in jobs])
             self.anchor_keys = (k * (points + points[:, :1]) - 2 * k)[:, None, :, None].to(device)
@@ -114,11 +116,11 @@ class _Networks:
         shape = self.shape
         q = self._linear(f"query{layer}", x[:, :, :queries])
         k, v = self._linear(f"key{layer}", x), self._linear(f"value{layer}", x)
-        if shape.beta is not None:
+        if shape.anchored:
             k = torch.cat([k[..., :-1], self.anchor_keys.expand(*k.shape[:-1], 1)], dim=-1)
             v = torch.where(self.anchor_channel, self.anchor_values, v)
         q, k, v = (t.unflatten(-1, (shape.heads, -1)).transpose(-2, -3) for t in (q, k, v))
-        scale = (shape.beta or 1.0) / math.sqrt(shape.width / shape.heads)
+        scale = shape.beta / math.sqrt(shape.width / shape.heads)
         weights = torch.softmax(q @ k.transpose(-1, -2) * scale, dim=-1)
         read = (weights @ v).transpose(-2, -3).flatten(-2)
         return self._linear(f"out{layer}", read), weights
@@ -184,6 +186,9 @@ def train_networks(
 @torch.no_grad()
 def _held_out(net: _Networks, x: Tensor) -> list[Trained]:
     """Every copy's answers to its own sequences, in parts that fit in memory."""
-    parts = [net(part) for part in x.split(256, dim=1)]
-    predicted, weights = (torch.cat([part[j] for part in parts], dim=1).cpu() for j in (0, 1))
-    return [Trained(p, w[:, 0]) for p, w in zip(predicted, weights)]
+    predicted, weights = [], []
+    for part in x.split(256, dim=1):
+        out, attention = net(part)
+        predicted.append(out.cpu())
+        weights.append(attention[:, :, 0].cpu())
+    return [Trained(*both) for both in zip(torch.cat(predicted, dim=1), torch.cat(weights, dim=1))]

@@ -107,8 +107,9 @@ def _jumps(anchors: int, queries: int) -> list[dict[str, Any]]:
         off = np.abs(_interpolated(u, anchors, kappa, np.sin(3 * points)) - np.sin(3 * u))
         smooth = off[np.abs(u) < 1 - 4 * spacing].max()
         for kind in ("jump", "steep"):
-            for away in (0.5, 1.5, 4.0):
-                places = {"near a": -1 + away * spacing, "near b": 1 - away * spacing, "middle": spacing * (away % 1)}
+            for away in (0.5, 1.3, 4.1):
+                middle = points[anchors // 2] + away % 1 * spacing  # as far from an anchor as the others
+                places = {"near a": -1 + away * spacing, "near b": 1 - away * spacing, "middle": middle}
                 for place, c in places.items():
 
                     def target(z: np.ndarray, c: float = c, kind: str = kind) -> np.ndarray:
@@ -125,7 +126,6 @@ def _jumps(anchors: int, queries: int) -> list[dict[str, Any]]:
                             "target": kind,
                             "place": place,
                             "spacings_from_end": away if place != "middle" else None,
-                            "offset": away % 1,
                             "smooth_interior": smooth,
                             "worst_near": error[np.abs(u - c) < 2 * spacing].max(),
                             "worst_away": error[np.abs(u - c) >= 4 * spacing].max(),
@@ -173,9 +173,11 @@ def verdict(tables: Tables) -> Verdict:
     outcome: Outcome = "holds" if all(parts) else "mixed" if any(parts) or max(plain) == 1 else "fails"
     words = ", ".join(f"{d} {100 * stable[d, s]:.0f} % ({s})" for d, s in stable)
     ratio = float((edges["near_ends"] / np.maximum(edges["interior"], 1e-12)).max())
+    soft, sharp = (edges.take([k]).rows()[0] for k in (0, len(edges) - 1))
     sentence = (
-        f"Share of (β, p) within half a spacing of exact arithmetic: {words}. Near a and b the error is at most "
-        f"{ratio:.1f} times that of the interior. A jump or a step near a or b spoils at most "
+        f"Share of (β, p) within half a spacing of exact arithmetic: {words}. Near a and b the error is "
+        f"{soft['near_ends']:.2f} spacings at β = {soft['beta']:g} ({soft['interior']:.2g} in the interior) and "
+        f"{sharp['near_ends']:.2f} at β = {sharp['beta']:g} ({sharp['interior']:.2f}). A jump or a step near a or b spoils at most "
         f"{max(zones['near a'], zones['near b']):.1f} spacings around it, one in the middle {zones['middle']:.1f}; farther "
         f"away the error is {'at most twice' if local else 'not at most twice'} that of a smooth target. Long sequences "
         f"({lengths['tokens'].max():,} tokens, float32): {'within' if long else 'beyond'} the bound."
