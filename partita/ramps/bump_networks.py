@@ -238,7 +238,7 @@ def _single_head(grid: ProductGrid, domain: Box, anchors: int, dtype: torch.dtyp
         form="bumps",
         input_shape=domain.shape,
         output_shape=(len(slopes), 1),
-    )
+    ).claiming(error_bound=layers.error_bound, rounding=layers.rounding)
     return _Bumps(network, layers.error_bound, anchors, 1)
 
 
