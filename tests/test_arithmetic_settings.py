@@ -72,6 +72,10 @@ MODULES = {
     "ramp": (lambda: ramp([0.7, 0.4], 0.1, anchors=9, **RAMP).head, points(64, 2)),
     "ramp layers": (lambda: ramp_layers(ramp([0.7, 0.4], 0.1, anchors=9, **RAMP), 4), points(8, 4, 2)),
     "prefix ramp": (lambda: prefix_ramp(ramp([0.7, 0.4], 0.1, anchors=9, **RAMP), 4), points(8, 4, 2)),
+    "folded shared ramp": (
+        lambda: multi_head_ramp(np.full((6, 2), 0.5), 0.1, heads=2, form="folded", **RAMP).network,
+        points(8, 6, 2),
+    ),
     "shared ramp": (
         lambda: multi_head_ramp(np.full((6, 2), 0.5), 0.1, heads=2, sharpness=16.0, **RAMP).network,
         points(8, 6, 2),

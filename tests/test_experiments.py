@@ -27,6 +27,7 @@ from partita.reproduction.image_models import Copy, Schedule, train_copies
 from partita.reproduction.page import write_pages
 from partita.reproduction.results import find_finished
 from partita.reproduction.robustness import LayerTensors
+from partita.reproduction.sequence_models import Job, NetworkShape, Task, _Networks, train_networks
 from partita.reproduction.statistics import against_decline, log_slope, more_often, rank_correlation, slope
 
 NAMES = list(EXPERIMENTS)
@@ -149,7 +150,7 @@ def order(tmp_path, **more):
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    e = EXPERIMENTS["attention-maps"]
+    e = EXPERIMENTS["stability"]
     first, there = run_experiment(e, order(tmp_path))
     assert not there
 
@@ -168,13 +169,14 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 
 
 def test_a_smaller_size_is_content_with_a_larger_run(tmp_path):
-    e = EXPERIMENTS["attention-maps"]
+    e = EXPERIMENTS["stability"]
+    e = replace(e, settings=dict(e.settings) | {"default": replace(e.settings["tiny"], queries=403)})
     run_experiment(e, Order(tmp_path, "default"))
     assert run_experiment(e, Order(tmp_path, "tiny"))[1]
 
 
 def test_an_interrupted_run_loses_nothing_that_was_finished(tmp_path, monkeypatch):
-    names = ["partition", "attention-maps"]
+    names = ["partition", "stability"]
 
     def interrupted(setup):
         raise KeyboardInterrupt
@@ -191,7 +193,7 @@ def test_an_interrupted_run_loses_nothing_that_was_finished(tmp_path, monkeypatc
 
 
 def test_a_write_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatch):
-    e = EXPERIMENTS["attention-maps"]
+    e = EXPERIMENTS["stability"]
     run_experiment(e, order(tmp_path))
     monkeypatch.setattr(Table, "to_csv", lambda self: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
@@ -202,11 +204,11 @@ def test_a_write_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["cut", "missing table", "not json"])
 def test_a_damaged_result_counts_as_not_there(tmp_path, damage):
-    e = EXPERIMENTS["attention-maps"]
+    e = EXPERIMENTS["stability"]
     run_experiment(e, order(tmp_path))
     place = tmp_path / "out" / e.name
     if damage == "missing table":
-        (place / "columns.csv").unlink()
+        (place / "edges.csv").unlink()
     else:
         (place / "result.json").write_text('{"name": ' if damage == "cut" else "no")
     with pytest.raises(FormatError, match=str(place)):
@@ -215,11 +217,11 @@ def test_a_damaged_result_counts_as_not_there(tmp_path, damage):
 
 
 def test_a_result_says_how_it_came_about(tmp_path):
-    finished, _ = run_experiment(EXPERIMENTS["attention-maps"], order(tmp_path, seed=3))
-    written = json.loads((tmp_path / "out" / "attention-maps" / "result.json").read_text())
+    finished, _ = run_experiment(EXPERIMENTS["stability"], order(tmp_path, seed=3))
+    written = json.loads((tmp_path / "out" / "stability" / "result.json").read_text())
     assert written["seed"] == 3 and written["size"] == "tiny" and written["wall_seconds"] >= 0
     assert {"partita", "torch", "numpy", "python"} <= set(written["versions"])
-    assert written["settings"]["tokens"] == 30 and written["verdict"]["sentence"] == finished.verdict.sentence
+    assert written["settings"]["queries"] == 401 and written["verdict"]["sentence"] == finished.verdict.sentence
 
 
 def test_missing_images_are_named_before_anything_is_trained(tmp_path):
@@ -241,22 +243,22 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
     runner = CliRunner()
     listed = runner.invoke(app, ["reproduce", "--list", "--json"])
     assert [e["name"] for e in json.loads(listed.stdout)] == NAMES
-    arguments = ["reproduce", "attention-maps", "partition", "--tiny", "--out", str(tmp_path / "o"), "--json"]
+    arguments = ["reproduce", "stability", "partition", "--tiny", "--out", str(tmp_path / "o"), "--json"]
     told = runner.invoke(app, arguments)
     assert told.exit_code == 0, told.output
-    assert set(json.loads(told.stdout)) == {"attention-maps", "partition"}
+    assert set(json.loads(told.stdout)) == {"stability", "partition"}
     assert {p.name for p in (tmp_path / "o" / "partition").iterdir()} == {
         "cells.csv", "figure.svg", "margins.csv", "picture.csv", "result.json", "tolerances.csv",
     }  # fmt: skip
     again = runner.invoke(app, arguments[:-1])
-    assert "attention-maps (finished before)" in again.stderr
-    assert again.stdout.count("fails attention-maps") == 1 and "Inside [a, b]" in again.stdout  # results on stdout
+    assert "stability (finished before)" in again.stderr
+    assert again.stdout.count("mixed stability") == 1 and "Near a and b" in again.stdout  # results on stdout
 
 
 def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):
     from partita.cli import reproduce_command as command
 
-    few = {name: EXPERIMENTS[name] for name in ("attention-maps", "weight-scale")}
+    few = {name: EXPERIMENTS[name] for name in ("stability", "weight-scale")}
     monkeypatch.setattr(command, "EXPERIMENTS", few)
     told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])
     assert told.exit_code == 0 and "weight-scale was not run" in told.stderr
@@ -274,13 +276,13 @@ def test_an_interruption_on_the_command_line_keeps_what_was_finished(tmp_path, m
         raise KeyboardInterrupt
 
     few = {
-        "attention-maps": EXPERIMENTS["attention-maps"],
+        "stability": EXPERIMENTS["stability"],
         "partition": replace(EXPERIMENTS["partition"], run=interrupted),
     }
     monkeypatch.setattr(command, "EXPERIMENTS", few)
     told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])
-    assert told.exit_code != 0 and {p.name for p in tmp_path.iterdir()} == {"attention-maps"}
-    assert read_finished(tmp_path / "attention-maps").verdict.sentence
+    assert told.exit_code != 0 and {p.name for p in tmp_path.iterdir()} == {"stability"}
+    assert read_finished(tmp_path / "stability").verdict.sentence
 
 
 def test_wrong_requests_are_refused_with_a_hint():
@@ -296,7 +298,7 @@ def test_wrong_requests_are_refused_with_a_hint():
 
 def test_the_report_tells_everything_and_loads_nothing(tmp_path):
     done = []
-    for name in ("attention-maps", "partition"):
+    for name in ("stability", "partition"):
         finished, _ = run_experiment(EXPERIMENTS[name], Order(tmp_path, "tiny"))
         draw_figure(name, finished.tables, tmp_path / name / "figure.svg")
         done.append((EXPERIMENTS[name], finished))
@@ -644,7 +646,7 @@ def test_the_optimum_is_scikit_learns():
 
 
 REPORT = Path(__file__).parent.parent / "docs" / "reproduction"
-CHEAP = ("partition", "attention-maps", "in-context")
+CHEAP = ("partition", "in-context")
 
 
 @pytest.mark.skipif(not REPORT.exists(), reason="the report is not written yet")
@@ -690,19 +692,111 @@ class TestTheCommittedReport:
         assert sum(p.stat().st_size for p in REPORT.rglob("*") if p.name != "report.html") < 3_000_000
 
 
-def test_heads_of_a_sequence_model_are_those_of_torch():
-    """The first layer against nn.MultiheadAttention's arithmetic: queries per token, keys and values given, heads split alike."""
-    from partita.reproduction.sequence_models import SequenceCopy, Task, _Networks
+# the second paper's networks
 
+
+def published(heads, layers, *, columns=5, beta=1.0, anchored=False, copies=2):
+    """Copies of one network, a task for them, and inputs."""
     g = torch.Generator().manual_seed(0)
-    task = Task(torch.randn(1, 10, 3, 2, generator=g), torch.randn(1, 10, 3, 5, generator=g), (0, 0))
-    net = _Networks([SequenceCopy(7, 4, 0), SequenceCopy(4, 4, 1)], task, width=8, layers=1, device="cpu")
-    x = task.inputs.expand(2, -1, -1, -1)
-    got = net(x)
-    for i, columns in enumerate((7, 4)):
-        p = {name: value[i] for name, value in net.parameters.items()}
-        q = torch.einsum("btd,tdw->btw", x[i], p["a"]) + p["c"]
-        k, v = (p[name][:columns].expand(10, -1, -1) for name in ("keys", "values"))
-        heads = [t.unflatten(-1, (4, 2)).transpose(1, 2) for t in (q, k, v)]
-        read = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        assert torch.allclose(torch.einsum("btw,two->bto", read, p["out"]), got[i], atol=1e-5)
+    task = Task(torch.randn(2, 20, 3, 2, generator=g), torch.randn(2, 20, 3, 8, generator=g))
+    shape = NetworkShape(columns, heads, 8, layers, beta, anchored)
+    jobs = [Job(shape, seed, seed % 2, (-1.0, 1.0 + seed)) for seed in range(copies)]
+    return jobs, task, _Networks(jobs, task, "cpu")
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_published_networks_are_modules_of_torch(heads, layers):
+    """Mapping, added tokens and attention against nn.Linear and nn.MultiheadAttention with the same tensors."""
+    _, _, net = published(heads, layers)
+    x = torch.randn(2, 6, 3, 2, generator=torch.Generator().manual_seed(1))
+    got, weights = net(x)
+    for i in range(2):
+        p = {name: value[i].detach() for name, value in net.parameters.items()}
+        h = (x[i] @ p["map"] + p["map_bias"]) * p["modulation"]
+        h = torch.cat([h, p["extra"].expand(6, -1, -1)], dim=1)
+        for layer in range(layers):
+            if layer:
+                h = h @ p["between"] + p["between_bias"]
+            attention = torch.nn.MultiheadAttention(8, heads, batch_first=True)
+            parts = [f"{part}{layer}" for part in ("query", "key", "value")]
+            attention.load_state_dict(
+                {
+                    "in_proj_weight": torch.cat([p[part].T for part in parts]),
+                    "in_proj_bias": torch.cat([p[f"{part}_bias"] for part in parts]),
+                    "out_proj.weight": p[f"out{layer}"].T,
+                    "out_proj.bias": p[f"out{layer}_bias"],
+                }
+            )
+            h, seen = attention(h, h, h, average_attn_weights=False)
+            if layer == 0:
+                assert torch.allclose(weights[i], seen[:, :, : weights.shape[3]], atol=1e-6)
+        expected = h[:, :3] if layers == 1 else h[:, :3] @ p["last"] + p["last_bias"]
+        assert torch.allclose(expected, got[i], atol=1e-5)
+    assert not torch.allclose(got[0], got[1], atol=1e-3)  # negative control: copies differ
+
+
+def test_published_networks_start_as_the_authors_did():
+    _, _, net = published(2, 1, copies=40)
+    p = {name: value.detach() for name, value in net.parameters.items()}
+    assert (p["modulation"] == 1).all() and torch.equal(p["extra"][0, :, 0], torch.linspace(-1, 1, 2))
+    assert (p["extra"] == p["extra"][:, :, :1]).all()
+    for name, reach in (("map", 2**-0.5), ("query0", (1.5 / 8) ** 0.5), ("out0", 8**-0.5)):
+        assert 0.95 * reach < p[name].abs().max() <= reach
+    assert not p["query0_bias"].any() and not p["out0_bias"].any() and p["map_bias"].any()
+
+
+def test_a_head_with_anchors_holds_them_in_one_key_and_one_value_channel():
+    jobs, _, net = published(1, 1, columns=3, beta=25.0, anchored=True)
+    x = torch.randn(2, 6, 3, 2, generator=torch.Generator().manual_seed(1))
+    _, weights = net(x)
+    for i, job in enumerate(jobs):
+        p = {name: value[i].detach() for name, value in net.parameters.items()}
+        h = (x[i] @ p["map"] + p["map_bias"]) * p["modulation"]
+        points, k = torch.linspace(*job.ends, 3), torch.arange(3)
+        keys = h @ p["key0"] + p["key0_bias"]
+        keys[..., -1] = k * (points + points[0]) - 2 * k
+        scores = (h @ p["query0"] + p["query0_bias"]) @ keys.transpose(1, 2) * 25 / 8**0.5
+        assert torch.allclose(torch.softmax(scores, dim=-1), weights[i, :, 0], atol=1e-5)
+        plain = torch.softmax((h @ p["query0"]) @ (h @ p["key0"]).transpose(1, 2) * 25 / 8**0.5, dim=-1)
+        assert not torch.allclose(plain, weights[i, :, 0], atol=1e-2)  # negative control
+
+
+def test_networks_trained_together_are_those_trained_alone():
+    jobs, task, _ = published(2, 1)
+    together = train_networks(jobs, task, epochs=2, batch=8)
+    for job, found in zip(jobs, together):
+        (alone,) = train_networks([job], task, epochs=2, batch=8)
+        assert torch.allclose(alone.predicted, found.predicted, atol=1e-5)
+    before = train_networks(jobs, task, epochs=0)
+    assert not torch.allclose(before[0].predicted, together[0].predicted, atol=1e-3)  # and training does something
+
+
+def test_ramp_verdicts_say_yes_where_the_claims_are_true():
+    """The other controls: tables in which the rates hold, maps that are one-hot, networks that learn."""
+    e = EXPERIMENTS["ramp-rate"]
+    good = {name: t.columns for name, t in e.control(0).items()}
+    for name in ("constructed", "lengths"):
+        good[name] = dict(good[name]) | {"worst_seen": tuple(1 / (p - 1) for p in good[name]["anchors"])}
+    good["trained"] = dict(good["trained"]) | {"relative_rmse": tuple(p**-2.0 for p in good["trained"]["columns"])}
+    assert e.verdict({n: Table(c) for n, c in good.items()}).outcome == "holds"
+    good["trained"] = e.control(0)["trained"].columns
+    assert e.verdict({n: Table(c) for n, c in good.items()}).outcome == "mixed"
+    e = EXPERIMENTS["ramp-heads"]
+    good = {name: dict(t.columns) for name, t in e.control(0).items()}
+    good["constructed"]["worst_seen"] = tuple(1 / (p - 1) for p in good["constructed"]["anchors"])
+    for power, outcome in ((-1.0, "holds"), (-0.4, "mixed")):
+        good["trained"]["relative_rmse"] = tuple(h**power for h in good["trained"]["heads"])
+        assert e.verdict({n: Table(c) for n, c in good.items()}).outcome == outcome
+    e = EXPERIMENTS["attention-maps"]
+    columns = dict(e.control(0)["columns"].columns)
+    for share, outcome in ((0.95, "holds"), (0.7, "mixed")):
+        columns["share_above_0.9"] = (share,) * len(columns["range"])
+        assert e.verdict({"columns": Table(columns)}).outcome == outcome
+    e = EXPERIMENTS["two-layers"]
+    good = {name: dict(t.columns) for name, t in e.control(0).items()}
+    good["constructed"]["worst_seen"] = tuple(t / 2 for t in good["constructed"]["tolerance"])
+    good["bumps"]["worst_seen"] = tuple(1 / c for c in good["bumps"]["cells"])
+    for level, outcome in ((0.1, "holds"), (0.9, "mixed")):
+        good["trained"]["relative_mse"] = (level,) * len(good["trained"]["level"])
+        assert e.verdict({n: Table(c) for n, c in good.items()}).outcome == outcome

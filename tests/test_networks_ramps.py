@@ -10,6 +10,7 @@ from partita.errors import DomainError, NothingKnownError, ShapeError, SizeError
 from partita.networks import encoder_ramp, prefix_ramp
 from partita.ramps import multi_head_ramp, ramp, sharpness_needed, two_layers
 from partita.ramps.anchors import ramp_constant, sharing_excess
+from partita.ramps.multi_head_ramps import MultiHeadRamp, best_shared_sharpness, shared_constant
 
 ENDS = (-0.7, 2.1)
 BOX = pa.Box([-1, -1], [1, 1])
@@ -109,12 +110,80 @@ def test_sharing_costs_what_the_theorem_says(kappa):
     assert np.abs(out - (several + middle)[:, None]).max() < 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "heads", "sharpness"), [(4, 1, "hard"), (4, 8, "best"), (7, 3, 14.0), (40, 5, "best")])
+def test_the_folded_form_is_the_same_function(n, heads, sharpness, dtype):
+    """Against every weight of every head, in numpy, and against the module where there is one."""
+    w, t, built = shared(n, heads, sharpness, dtype, form="folded")
+    x = sequences(w, t, built.spacing, count=300)
+    with torch.no_grad():
+        out = built.network(torch.from_numpy(x)).double().numpy()[..., 0]
+    places = np.linspace(*ENDS, built.anchors)
+    u, expected = ((x * w).sum(-1) + t)[..., None], np.full(x.shape[:2], sum(ENDS) / 2)
+    for h in range(heads):
+        own = np.arange(h * (n - 2), (h + 1) * (n - 2))
+        keys = np.arange(max(own[0] - 1, 0), min(own[-1] + 2, built.anchors))
+        score = -0.5 * built.sharpness * ((u - places[keys]) / built.spacing) ** 2
+        weights = np.exp(score - score.max(axis=-1, keepdims=True))
+        values = np.where(np.isin(keys, own), places[keys] - sum(ENDS) / 2, 0.0)
+        expected += (weights @ values) / weights.sum(axis=-1)
+    assert np.abs(out - exact(x, w, t)).max() <= built.error_bound
+    if dtype == torch.float64:
+        assert np.abs(out - expected).max() < 1e-9
+        module = shared(n, heads, sharpness)[2]
+        with torch.no_grad():
+            assert np.abs(module.network(torch.from_numpy(x)).numpy()[..., 0] - out).max() < 1e-9
+    with torch.no_grad():  # negative control: anchors that are off by a spacing
+        built.network.low.add_(built.spacing)
+        assert (
+            np.abs(built.network(torch.from_numpy(x)).double().numpy()[..., 0] - exact(x, w, t)).max()
+            > built.error_bound
+        )
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(1000, torch.float64), (10_000, torch.float64), (10_000, torch.float32)])
+def test_shared_anchors_on_long_sequences(n, dtype):
+    rng = np.random.default_rng(n)
+    w, t = rng.normal(size=(n, 2)), 0.2 * rng.normal(size=n)
+    errors, sizes = [], []
+    for heads in (1, 4, 16):
+        built = multi_head_ramp(w, t, ENDS, heads=heads, domain=BOX, sharpness="best", form="folded", dtype=dtype)
+        x = sequences(w, t, built.spacing, count=3)[:6]
+        with torch.no_grad():
+            out = built.network(torch.from_numpy(x)).double().numpy()[..., 0]
+        error = np.abs(out - exact(x, w, t)).max()
+        assert error <= built.error_bound
+        if dtype == torch.float64:
+            assert error > 0.8 * built.certificate.terms[0].value  # negative control: the constant is needed
+        errors.append(error)
+        sizes.append(built.anchors - 1)
+    if dtype == torch.float64:
+        assert (
+            abs(np.polyfit(np.log(sizes), np.log(errors), 1)[0] + 1) < 0.15
+        )  # κ, and with it the constant, grows with ln p
+        with pytest.raises(SizeError, match="folded"):
+            multi_head_ramp(w[:9000], t[:9000], ENDS, heads=1, domain=BOX, sharpness="best") if n == 10_000 else (
+                multi_head_ramp(w, t, ENDS, heads=16, domain=BOX)
+            )
+
+
+def test_the_best_shared_temperature():
+    for p in (16, 1000, 10**5):
+        kappa = best_shared_sharpness(p)
+        assert all(shared_constant(p, kappa) <= shared_constant(p, k) * 1.0001 for k in (kappa - 1, kappa + 1))
+        assert shared_constant(p, kappa) < shared_constant(p, 60.0)
+
+
 def test_sharpness_that_sharing_needs():
     for p, slack in [(16, 0.01), (1000, 0.1), (10**5, 0.001)]:
         kappa = sharpness_needed(p, slack)
         assert (p - 1) * sharing_excess(kappa) <= slack < (p - 1) * sharing_excess(kappa - 0.2)
     with pytest.raises(ToleranceError, match="κ ≥"):
-        shared(10, 16, "best")
+        shared(10, 16, 5.44)
+    with pytest.raises(ToleranceError, match="κ ≥"):
+        multi_head_ramp(
+            np.ones((50, 1)), 0.0, ENDS, heads=16, domain=pa.Box([-1], [1]), beta=25.0
+        )  # a fixed β is too soft
 
 
 @pytest.mark.parametrize(
@@ -131,6 +200,9 @@ def test_sharpness_that_sharing_needs():
         (ShapeError, "anchors per head", {"heads": 1.5}),
         (UnsupportedError, "float16", {"dtype": torch.float16}),
         (DomainError, "sharpness", {"sharpness": -1.0}),
+        (DomainError, "one of them", {"sharpness": 20.0, "beta": 1.0}),
+        (UnsupportedError, "folded", {"form": "dense"}),
+        (ShapeError, "folded", {"form": "folded", "coordinate": 1}),
     ],
 )
 def test_bad_multi_head_ramps(kind, match, options):
@@ -195,6 +267,8 @@ def test_where_a_block_makes_a_ramp_impossible():
         encoder_ramp(built, norm_first=False)
     with pytest.raises(UnsupportedError, match="float64"):
         encoder_ramp(shared(4, 2, 12.0, torch.float32)[2])
+    with pytest.raises(UnsupportedError, match="folded"):
+        encoder_ramp(shared(4, 2, 12.0, form="folded")[2])
     # negative control: with a small constant in its place LayerNorm spoils the answer
     block = encoder_ramp(built)
     block.size = 1.0
@@ -211,14 +285,19 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "box", "cells"), TARGETS, ids=[t[0] for t in TARGETS])
-def test_two_layers_and_one_layer_then_softmax(text, box, cells):
-    built = two_layers(text, box, cells=cells)
+@pytest.mark.parametrize(
+    ("text", "box", "cells", "heads"),
+    [*((*t, None) for t in TARGETS), (*TARGETS[0], "auto"), (*TARGETS[1], "auto"), (*TARGETS[2], 100)],
+    ids=str,
+)
+def test_two_layers_and_one_layer_then_softmax(text, box, cells, heads):
+    built = two_layers(text, box, cells=cells, heads=heads)
+    assert isinstance(built.two_layers.first, MultiHeadRamp) == (heads is not None)
     rng = np.random.default_rng(0)
     edges = box.lo.ravel() + box.sides / cells * rng.integers(0, cells + 1, size=(300, box.dimension))
     points = np.concatenate(
         [box.sample(500, rng), box.corners(), edges, box.clamp(edges + 1e-3 * rng.standard_normal(edges.shape))]
-    )
+    )[:: 1 if heads is None else 16]  # many heads are slow
     z = torch.from_numpy(points.reshape(-1, *box.shape))
     f = built.target(points)
     answers = [network(z).numpy() for network in (built.two_layers, built.layer_then_softmax)]
@@ -230,6 +309,40 @@ def test_two_layers_and_one_layer_then_softmax(text, box, cells):
     blunt = built.layer_then_softmax
     blunt.scores.mul_(0.01)  # negative control: without the sharpness the bumps select nothing
     assert np.abs(blunt(z).numpy().reshape(len(points), -1) - f).max() > built.error_bound
+
+
+@pytest.mark.parametrize("heads", [1, 7, 60])
+def test_a_first_layer_with_several_heads_against_the_dense_evaluation(heads):
+    """Every weight of both layers in numpy, from the theorem's formulas; fewer heads have a larger bound, which still holds."""
+    box, cells, m = pa.Box.sequence(-1, 1, tokens=2, dim=1), 5, 2
+    built = two_layers("sin(3*x0) + x0*cos(2*x1)", box, cells=cells, heads=heads)
+    z = np.random.default_rng(0).uniform(-1, 1, (60, m))
+    n, h, p = m * (cells + 1), 2 / cells, built.anchors
+    assert p == (n - 2) * heads and built.two_layers.first.attention.num_heads == heads == built.heads
+    centers = -1 + h * (np.arange(cells + 1) + 0.5)
+    u = np.concatenate([(z[:, i, None] - centers) / h + 1 for i in range(m)], axis=1)
+    kappa, places, ramps = best_shared_sharpness(p), np.linspace(0, 1, p), np.full(u.shape, 0.5)
+    for head in range(heads):
+        own = np.arange(head * (n - 2), (head + 1) * (n - 2))
+        keys = np.arange(max(own[0] - 1, 0), min(own[-1] + 2, p))
+        score = -0.5 * kappa * ((u[..., None] - places[keys]) * (p - 1)) ** 2
+        g = np.exp(score - score.max(axis=-1, keepdims=True))
+        ramps += (g @ np.where(np.isin(keys, own), places[keys] - 0.5, 0.0)) / g.sum(axis=-1)
+    hats = [ramps[:, i * (cells + 1) :][:, :cells] - ramps[:, i * (cells + 1) + 1 :][:, :cells] for i in range(m)]
+    bumps = built.sharpness * (hats[0][:, :, None] + hats[1][:, None, :]).reshape(len(z), -1)
+    weights = np.exp(bumps - bumps.max(axis=1, keepdims=True))
+    grid = np.stack(np.meshgrid(centers[:-1], centers[:-1], indexing="ij"), axis=-1).reshape(-1, 2)
+    expected = weights @ (np.sin(3 * grid[:, 0]) + grid[:, 0] * np.cos(2 * grid[:, 1])) / weights.sum(axis=1)
+    answer = built.two_layers(torch.from_numpy(z)[..., None]).detach().numpy().ravel()
+    assert np.abs(answer - expected).max() < 1e-8
+    truth = np.sin(3 * z[:, 0]) + z[:, 0] * np.cos(2 * z[:, 1])
+    assert np.abs(answer - truth).max() <= built.error_bound
+    if heads == 60:
+        few = two_layers("sin(3*x0) + x0*cos(2*x1)", box, cells=cells, heads=7)
+        assert built.error_bound < few.error_bound
+        with torch.no_grad():  # negative control: layer 1 matters
+            built.two_layers.first.attention.in_proj_bias.mul_(1.01)
+        assert np.abs(built.two_layers(torch.from_numpy(z)[..., None]).detach().numpy().ravel() - expected).max() > 1e-3
 
 
 def test_the_bumps_are_hats():
@@ -249,6 +362,11 @@ def test_bad_two_layer_networks():
         two_layers("x0", pa.Box([-1], [1]), cells=1)
     with pytest.raises(SizeError, match="at most"):
         two_layers("x0*x1", BOX, cells=1000)
+    for heads in (0, 2.5, "many"):
+        with pytest.raises(ShapeError, match="heads"):
+            two_layers("x0", pa.Box([-1], [1]), cells=4, heads=heads)
+    with pytest.raises(ShapeError, match="3 cells"):
+        two_layers("x0", pa.Box([-1], [1]), cells=2, heads=1)
     with pytest.raises(NothingKnownError, match="jumps"):
         two_layers("step(x0)", pa.Box([-1], [1]), cells=4)
 

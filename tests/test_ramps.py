@@ -12,7 +12,14 @@ import partita as pa
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.papers import max_affine_head, reassignment_layers, relu_head, sigmoid_head, silu_head, tanh_head
 from partita.ramps import ramp, ramp_layers
-from partita.ramps.anchors import best_sharpness, half_window_for, ramp_constant, window_excess
+from partita.ramps.anchors import (
+    best_sharpness,
+    fixed_beta_error,
+    half_window_for,
+    ramp_constant,
+    soft_ramp_constant,
+    window_excess,
+)
 
 ENDS = (-0.7, 2.1)
 TOKEN = pa.Box([-3.0], [3.0])
@@ -107,14 +114,55 @@ def test_the_error_falls_like_one_over_p(sharpness, dtype):
     assert abs(slope + 1) <= 0.02
 
 
-def test_a_fixed_inverse_temperature_would_not_fall_like_one_over_p():
-    """Negative control of the slope: R, not κ, held fixed."""
-    errors = []
-    for p in (16, 32, 64):
-        kappa = max(1.0, 1024 * (15 / (p - 1)) ** 2 / 16)
-        built = ramp([1.0], 0.0, ENDS, anchors=p, domain=TOKEN, sharpness=kappa)
-        errors.append(seen(built, attack_points(p, np.random.default_rng(0))).max())
-    assert abs(np.polyfit(np.log([15, 31, 63]), np.log(errors), 1)[0] + 1) > 0.1
+def fixed_beta_errors(sizes, beta, dtype=torch.float64):
+    """The head's largest error and the built ramp for each p at one β, attacked at the ends, where soft heads err most."""
+    for p in sizes:
+        built = ramp([1.0], 0.0, ENDS, anchors=int(p), domain=TOKEN, beta=beta, dtype=dtype)
+        u = np.concatenate([attack_points(int(p), np.random.default_rng(0), 4000), *([e] * 2 for e in ENDS)])
+        yield built, seen(built, u).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("beta", [0.05, 1.0, 25.0])
+def test_at_a_fixed_beta_the_error_is_what_the_theorem_says(beta, dtype):
+    for built, error in fixed_beta_errors((2, 3, 40, 1000, 30_000), beta, dtype):
+        spacing, p = built.spacing, built.head.anchors
+        kappa, limit = 2 * beta * spacing, math.sqrt(spacing / (math.pi * beta))
+        assert built.beta == pytest.approx(beta, rel=1e-6)
+        assert error <= built.error_bound
+        assert error <= fixed_beta_error(spacing, beta) + 1e-5 * (dtype == torch.float32)
+        if dtype == torch.float64:
+            assert built.error_bound <= fixed_beta_error(spacing, beta) * (1 + 1e-6)
+        cut = math.exp(min(kappa / 8 - kappa * (p - 0.5) ** 2 / 2, 50.0))
+        least = limit * (1 - math.sqrt(kappa / math.e) - cut) / (1 + math.sqrt(2 * kappa / math.pi))
+        assert error >= least - 1e-5 * (dtype == torch.float32)
+        if kappa < 1e-3 and p >= 1000:
+            assert error > 0.95 * limit  # negative control: the limit is attained
+            assert error > 5 * ramp_constant(p, best_sharpness(64)) * spacing
+
+
+def test_a_fixed_beta_falls_like_the_root_and_a_growing_one_like_one_over_p():
+    sizes = np.array([300, 3000, 30_000, 300_000])
+    root = [error for _, error in fixed_beta_errors(sizes, 1.0)]
+    assert abs(np.polyfit(np.log(sizes - 1), np.log(root), 1)[0] + 0.5) < 0.02
+    assert [b.beta for b, _ in fixed_beta_errors([300, 3000], 1.0)] == pytest.approx([1.0, 1.0])
+    best = [ramp([1.0], 0.0, ENDS, anchors=int(p), domain=TOKEN) for p in sizes]
+    slopes = np.polyfit(np.log(sizes - 1), np.log([[b.error_bound, b.beta] for b in best]), 1)[0]
+    assert np.abs(slopes - [-1, 1]).max() < 0.01  # negative control: the error falls like 1/p exactly as β grows like p
+
+
+@pytest.mark.parametrize("kappa", [1e-5, 1e-3, 0.03, 0.3, 1.0, 5.0, 6.0, 40.0])
+def test_the_closed_form_holds_for_every_row_and_temperature(kappa):
+    """Against the exact mean at whole and half numbers and between, for one-sided rows and short ones."""
+    with mpmath.workdps(25):
+        for p in (2, 3, 9, min(400, int(12 / math.sqrt(kappa)) + 10)):
+            x = [mpmath.mpf(v) for v in (0, 0.25, 0.5, 0.75, 1, 1.5, (p - 1) / 2)]
+            worst = max(abs(exact_mean(v, p, kappa) - v) for v in x if v <= p - 1)
+            assert worst <= soft_ramp_constant(kappa)
+            halves = max(abs(exact_mean(v, p, kappa) - v) for v in x if 2 * v == int(2 * v) and v <= p - 1)
+            assert halves <= soft_ramp_constant(kappa) - 0.5 + 1e-12
+    if kappa <= 1e-3:
+        assert worst > 0.2 * soft_ramp_constant(kappa)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 10_000])
@@ -222,7 +270,13 @@ def test_layers_refuse_what_their_dtype_does_not_carry(sharpness):
         (DomainError, "a < b", {"ends": (0.0, math.inf)}),
         (DomainError, "integer ≥ 2", {"anchors": 1}),
         (DomainError, "integer ≥ 2", {"anchors": 2.5}),
-        (DomainError, "sharpness", {"sharpness": 0.1}),
+        (DomainError, "sharpness", {"sharpness": 1e-9}),
+        (DomainError, "sharpness", {"beta": 1e9}),
+        (DomainError, "one of them", {"beta": 1.0, "sharpness": 4.0}),
+        (DomainError, "beta", {"beta": -1.0}),
+        (DomainError, "beta", {"beta": math.inf}),
+        (DomainError, "beta", {"beta": math.nan}),
+        (DomainError, "integer ≥ 2", {"beta": 1.0, "anchors": 1}),
         (DomainError, "best", {"sharpness": "soft"}),
         (ShapeError, "slopes", {"slopes": [[1.0, 2.0]]}),
         (ShapeError, "offsets", {"offsets": [1.0, 2.0, 3.0]}),

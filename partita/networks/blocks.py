@@ -18,7 +18,7 @@ from partita.networks.in_context import GradientDescent
 from partita.networks.prompt_functions import PromptFunction
 from partita.ramps.anchors import sharing_excess
 from partita.ramps.literal_ramps import refuse_many, rounded_layers
-from partita.ramps.multi_head_ramps import SharedRamp
+from partita.ramps.multi_head_ramps import MultiHeadRamp, SharedRamp
 from partita.ramps.single_ramp import Ramp
 
 __all__ = ["EncoderRamp", "PrefixRamp", "descent_attention", "encoder_ramp", "prefix_ramp", "prompt_attention"]
@@ -171,8 +171,8 @@ class EncoderRamp(nn.Module):
 
     def __init__(self, built: SharedRamp, layer: nn.TransformerEncoderLayer, size: float, error_bound: float) -> None:
         super().__init__()
-        self.source, self.layer, self.size, self.error_bound = built.network, layer, size, error_bound
-        self.spare = layer.self_attn.embed_dim - 2 * (built.network.tokens + 1) - 2
+        self.source, self.layer, self.size, self.error_bound = _module(built), layer, size, error_bound
+        self.spare = layer.self_attn.embed_dim - 2 * (self.source.tokens + 1) - 2
 
     def embed(self, x: Any) -> Tensor:
         """`(batch, tokens, d_model)`."""
@@ -182,7 +182,7 @@ class EncoderRamp(nn.Module):
 
     @certified
     def forward(self, x: Any) -> Tensor:
-        _, lead = flatten_inputs((x,), ((self.source.tokens, self.source.dim),), self.source.linear.constant.dtype)
+        _, lead = flatten_inputs((x,), (self.source.input_shape,), self.source.linear.constant.dtype)
         out: Tensor = self.layer(self.embed(x))
         return out.reshape(*lead, self.source.tokens, -1)
 
@@ -191,7 +191,7 @@ def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = F
     """The multi-head ramp as an `nn.TransformerEncoderLayer`, with the bound that LayerNorm leaves. *Theorem*: `ramp-in-a-block`.
 
     Raises:
-        UnsupportedError: `norm_first=False`; `causal=True`; a dtype other than float64.
+        UnsupportedError: `norm_first=False`; `causal=True`; a dtype other than float64; a folded ramp.
     """
     if causal:
         raise UnsupportedError(
@@ -203,7 +203,7 @@ def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = F
             "norm_first is False; expected a pre-norm block (norm_first=True). LayerNorm after the residual "
             "would divide the output by the token's size."
         )
-    network, dtype = built.network, built.network.linear.constant.dtype
+    network, dtype = _module(built), _module(built).linear.constant.dtype
     if dtype != torch.float64:
         raise UnsupportedError(
             "the ramp is not float64; LayerNorm with a large constant needs float64. Build the ramp in float64."
@@ -224,6 +224,14 @@ def encoder_ramp(built: SharedRamp, *, norm_first: bool = True, causal: bool = F
         _embed_heads(layer.self_attn, old, n, built.ends)
     bound = add_up(built.error_bound, _norm_error(built, reach, size, model))
     return EncoderRamp(built, layer.eval().requires_grad_(False), size, bound)
+
+
+def _module(built: SharedRamp) -> MultiHeadRamp:
+    if not isinstance(built.network, MultiHeadRamp):
+        raise UnsupportedError(
+            "the ramp is folded; a Transformer block needs its nn.MultiheadAttention. Build it with form='module'."
+        )
+    return built.network
 
 
 def _embed_heads(
@@ -255,13 +263,13 @@ def _norm_error(built: SharedRamp, reach: float, size: float, model: int) -> flo
     """
     u = Precision.of(torch.float64).unit
     low, high = built.ends
-    n, kappa = built.network.tokens, float(built.certificate.terms[1].inputs["sharpness"])
+    n, kappa = _module(built).tokens, float(built.certificate.terms[1].inputs["sharpness"])
     factor = reach**2 / (2 * size**2) + 8 * (model + 8) * u
     shift = 8 * (model + 8) * u * size
     moved = factor + n * shift  # relative to the largest key and value
     reach_keys = (n / 2 + 2) * (reach / built.spacing + built.anchors / 2 + n / 2 + 2)
     delta = mul_up(2.02 * kappa * reach_keys, moved)
     heads_ = mul_up(expm1_up(min(2 * delta, 700.0)), (high - low) / 2, 1 + 2 * sharing_excess(kappa))
-    own = mul_up(built.network.attention.num_heads * 2.0 * moved, high - low)
+    own = mul_up(_module(built).attention.num_heads * 2.0 * moved, high - low)
     residual = 2 * u * (abs(low) + abs(high))
     return add_up(mul_up(1.01, factor * reach + shift), heads_, own, residual)

@@ -2,12 +2,19 @@
 
 from partita.ramps.bump_networks import BumpNetwork, two_layers
 from partita.ramps.literal_ramps import ramp_layers
-from partita.ramps.multi_head_ramps import MultiHeadRamp, SharedRamp, multi_head_ramp, sharpness_needed
+from partita.ramps.multi_head_ramps import (
+    FoldedSharedRamp,
+    MultiHeadRamp,
+    SharedRamp,
+    multi_head_ramp,
+    sharpness_needed,
+)
 from partita.ramps.ramp_head import RampHead
 from partita.ramps.single_ramp import Ramp, ramp
 
 __all__ = [
     "BumpNetwork",
+    "FoldedSharedRamp",
     "MultiHeadRamp",
     "Ramp",
     "RampHead",

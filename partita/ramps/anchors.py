@@ -11,14 +11,25 @@ from functools import lru_cache
 
 import numpy as np
 
-from partita.arithmetic.rounding import add_up, up
+from partita.arithmetic.rounding import add_up, mul_up, sqrt_up, up
 from partita.errors import DomainError
 from partita.geometry.domains import Array
 
-__all__ = ["SHARPEST", "best_sharpness", "half_window_for", "ramp_constant", "sharing_excess", "window_excess"]
+__all__ = [
+    "SHARPEST",
+    "SOFTEST",
+    "best_sharpness",
+    "fixed_beta_error",
+    "half_window_for",
+    "ramp_constant",
+    "sharing_excess",
+    "soft_ramp_constant",
+    "window_excess",
+]
 
 SHARPEST = 1e6  # κ beyond this changes nothing: 0.49999 of a spacing
-_SOFTEST = 1.0
+SOFTEST = 1e-6  # 800 spacings; the window of a softer head would be longer than anybody's row of anchors
+_BISECTED = 1e-3  # below this κ the closed form is within 2 % of the supremum, and bisection would be slow
 _PIECES_PER_CELL = 32
 _SLACK = 1e-5  # of the constant, between what is proved and what is attained
 
@@ -39,18 +50,20 @@ def ramp_constant(anchors: int, sharpness: float) -> float:
     `E′ = κ Var ≥ 0`: E is increasing, so on a piece [x₁, x₂] the error is at most `max(E(x₂) − x₁, x₂ − E(x₁))`; pieces are halved
     until that is what is attained. Beyond the ends E only comes closer to the end. By symmetry half of the anchors suffice.
     For long rows of anchors it is `max(ρ₁(κ), Σ_k k e^{−κk²/2}/Σ_k e^{−κk²/2})`, ρ₁ the bias of an endless row.
-    *Theorem*: `ramp`.
+    Below κ = 0.001 it is `soft_ramp_constant`. *Theorem*: `ramp`.
 
     >>> round(ramp_constant(64, 4.0), 3), round(ramp_constant(64, 5.4), 3), round(ramp_constant(64, 8.0), 3)
     (0.12, 0.063, 0.135)
     """
     require_ramp(anchors, sharpness)
+    if sharpness < _BISECTED:
+        return min(soft_ramp_constant(sharpness), float(anchors - 1))
     row = min(
         anchors, 4 * half_window_for(sharpness)
     )  # in a longer row the middle sees no end: `window_excess` bounds the rest
-    padding = 1e-13 * row + 1e-15 * sharpness  # rounding of E, of which only weights near x matter
+    padding = 1e-13 * row * max(1.0, row / 200) + 1e-15 * sharpness  # rounding of E: only weights near x matter
     cells = (row - 1) / 2
-    points = np.linspace(0.0, cells, 1 + math.ceil(_PIECES_PER_CELL * cells))
+    points = np.linspace(0.0, cells, 1 + math.ceil(_PIECES_PER_CELL * cells * min(1.0, math.sqrt(sharpness))))
     left, right = points[:-1], points[1:]
     at_left, at_right = _mean(left, row, sharpness), _mean(right, row, sharpness)
     attained, settled = 0.0, 0.0
@@ -68,12 +81,40 @@ def ramp_constant(anchors: int, sharpness: float) -> float:
     return add_up(float(up(max(settled, attained), 4)), padding, excess)
 
 
+def soft_ramp_constant(sharpness: float) -> float:
+    """`√(2/(πκ)) + ½`, rounded up: a bound of the same supremum for every κ > 0 and every number of anchors.
+
+    It is the first term that counts in soft heads: the mean of half a Gaussian, which is what an end anchor sees.
+    *Theorem*: `ramp-fixed-beta`.
+
+    >>> round(soft_ramp_constant(1e-4), 1)
+    80.3
+    """
+    return add_up(sqrt_up(float(up(2 / math.pi / sharpness, 2))), 0.5)
+
+
+def fixed_beta_error(spacing: float, beta: float) -> float:
+    """`√(Δ/(πβ)) + Δ/2`: the error of a ramp at the paper's inverse temperature β, at most. *Theorem*: `ramp-fixed-beta`.
+
+    As Δ falls the error tends to the first term, so at a fixed β it falls like p^{−1/2}.
+
+    Args:
+        spacing: Δ, of the anchors.
+        beta: β; scores are `−β k(L_0 + L_k − 2u)`, so `κ = 2βΔ`.
+
+    >>> round(fixed_beta_error(0.01, 25.0), 5)  # 0.01128 + 0.005
+    0.01628
+    """
+    return add_up(sqrt_up(float(up(spacing / math.pi / beta, 2))), mul_up(0.5, spacing))
+
+
 def require_ramp(anchors: int, sharpness: float) -> None:
     if not (isinstance(anchors, int) and anchors >= 2):
         raise DomainError(f"the number of anchors is {anchors!r}; expected an integer ≥ 2, both ends included.")
-    if not _SOFTEST <= sharpness <= SHARPEST:
+    if not SOFTEST <= sharpness <= SHARPEST:
         raise DomainError(
-            f"sharpness κ = R Δ² is {sharpness!r}; expected a number from {_SOFTEST:g} to {SHARPEST:g}, 'best' or 'hard'."
+            f"sharpness κ = RΔ² = 2βΔ is {sharpness!r}; expected a number from {SOFTEST:g} to {SHARPEST:g}, 'best' or "
+            "'hard'. At a fixed β fewer anchors make a head sharper."
         )
 
 
@@ -87,7 +128,9 @@ def window_excess(sharpness: float, half_window: int) -> float:
 
     An anchor outside lies i ≥ q spacings behind the nearer one, weighs at most `e^{−κi²/2}`, and is that far from the mean.
     """
-    steps = half_window + np.arange(0, 64)
+    steps = half_window + np.arange(
+        0, 64 + math.ceil(64 / (sharpness * half_window))
+    )  # the next weigh e^{−64} of the first
     return float(up((2 * (steps + half_window + 1) * np.exp(-0.5 * sharpness * steps**2.0)).sum() * (1 + 1e-9), 4))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.rounding import add_up, exp_up, expm1_up, mul_up
-from partita.errors import DomainError, NothingKnownError, SizeError
+from partita.errors import DomainError, NothingKnownError, ShapeError, SizeError
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box
@@ -27,6 +27,7 @@ from partita.proofs.claim import claim, describe_function
 from partita.proofs.form_rounding import literal_rounding
 from partita.ramps.anchors import best_sharpness, ramp_constant
 from partita.ramps.literal_ramps import ramp_layers
+from partita.ramps.multi_head_ramps import MultiHeadRamp, best_shared_sharpness, multi_head_ramp, shared_constant
 from partita.ramps.single_ramp import ramp
 
 __all__ = ["BumpNetwork", "LayerThenSoftmax", "TwoLayers", "two_layers"]
@@ -36,9 +37,9 @@ _SOFTENING = 0.02  # how much of the bound the first layer's errors may add
 
 
 class TwoLayers(nn.Module):
-    """`Attn₂ ∘ Linear₂ ∘ Attn₁ ∘ Linear₁`, both in the paper's form, every tensor a named buffer."""
+    """`Attn₂ ∘ Linear₂ ∘ Attn₁ ∘ Linear₁`: first one head in the paper's form or an `nn.MultiheadAttention`, then one head."""
 
-    def __init__(self, first: SelfNetwork, second: SelfNetwork) -> None:
+    def __init__(self, first: SelfNetwork | MultiHeadRamp, second: SelfNetwork) -> None:
         super().__init__()
         self.first, self.second = first, second
 
@@ -61,7 +62,9 @@ class LayerThenSoftmax(nn.Module):
     scores: Tensor
     values: Tensor
 
-    def __init__(self, first: SelfNetwork, scores: Tensor, values: Tensor, output_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, first: SelfNetwork | MultiHeadRamp, scores: Tensor, values: Tensor, output_shape: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.first, self.output_shape = first, output_shape
         self.register_buffer("scores", scores)
@@ -74,7 +77,7 @@ class LayerThenSoftmax(nn.Module):
     @certified
     def forward(self, z: Any) -> Tensor:
         _, lead = flatten_inputs((z,), (self.first.input_shape,), self.values.dtype)
-        ramps = self.first(z).reshape(-1, self.scores.shape[1])
+        ramps = self.first(z)[..., 0].reshape(-1, self.scores.shape[1])  # the others are 0
         weights = torch.softmax(ramps @ self.scores.transpose(0, 1), dim=1)
         return (weights @ self.values).reshape(*lead, *self.output_shape)
 
@@ -84,8 +87,9 @@ class BumpNetwork:
     """Both networks of the theorem, with one claim that holds for either.
 
     Attributes:
-        keys: of the first layer (anchors) and of the second (cells).
+        anchors: of the first layer.
         sharpness: β, of the second softmax.
+        heads: of the first layer.
     """
 
     two_layers: TwoLayers
@@ -95,13 +99,31 @@ class BumpNetwork:
     target: Target
     anchors: int
     sharpness: float
+    heads: int = 1
 
     @property
     def error_bound(self) -> float:
         return self.certificate.error_bound
 
 
-def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = torch.float64) -> BumpNetwork:
+@dataclass(frozen=True, eq=False)
+class _Bumps:
+    """The first layer, what its ramps are off by, its anchors and its heads."""
+
+    network: SelfNetwork | MultiHeadRamp
+    error_bound: float
+    anchors: int
+    heads: int
+
+
+def two_layers(
+    function: Any,
+    domain: Box,
+    *,
+    cells: int,
+    heads: int | Literal["auto"] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> BumpNetwork:
     """`f` on a box of sequences by two attention layers with `cells` bumps per coordinate: explicit weights, proved error.
 
     Layer 1 computes ramps `r_{i,k} = Range_[0,1]((z_i − c_k)/h_i + 1)`, so that `r_{i,k} − r_{i,k+1}` is a hat of height 1 at
@@ -109,16 +131,26 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
     `|net − f| ≤ e^{2δ} Σ_i L_i(h_i/2 + side_i(P − 1)e^{−β/2})`, δ = 2βm·(ramp error), plus rounding: the grid's own bound, as
     a single layer has it (`grid-moments`), and then what the detour costs.
 
+    With `heads`, layer 1 is an `nn.MultiheadAttention`: the m(P + 1) ramps are its tokens, and its heads share the anchors
+    (`multi_head_ramp`), so a sequence of that length carries (m(P + 1) − 2)H of them. Without, it is one head over a sequence that
+    its Linear lengthens to as many columns as there are anchors.
+
     *Theorem*: `bump-networks` (the second paper's two-layer result; constants ours).
 
     Args:
         function: an expression, or a Graph: its Lipschitz constants are proved.
         domain: a box `(tokens, dim)` or `(m,)`.
         cells: P ≥ 2.
+        heads: of layer 1; "auto" for as many as keep the ramps' part of the bound at 2 %. Fewer make the bound larger.
 
     Raises:
         NothingKnownError: a black box.
+        ShapeError: heads < 1, or 2 cells in one dimension with `heads`.
         SizeError: more than 16,384 cells.
+
+    >>> built = two_layers("sin(3*x)", Box([-1], [1]), cells=8, heads="auto")
+    >>> built.heads, type(built.two_layers.first).__name__, built.two_layers.first.attention.num_heads
+    (156, 'MultiHeadRamp', 156)
     """
     target = make_target(function, domain)
     if target.graph is None:
@@ -131,23 +163,28 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
             f"{_MOST_CELLS:,} in all."
         )
     beta = 2 * math.log(4000.0 * cells * cells)
-    kappa = best_sharpness(64)
-    anchors = 2 + math.ceil(4 * beta * m * ramp_constant(64, kappa) / _SOFTENING)
+    needed = 4 * beta * m / _SOFTENING  # anchors times spacings of error
     grid = ProductGrid.uniform(Box(domain.lo.ravel(), domain.hi.ravel()), cells)
-    first = _bumps(grid, domain, anchors, kappa, dtype)
+    if heads is None:
+        first = _single_head(grid, domain, 2 + math.ceil(needed * ramp_constant(64, best_sharpness(64))), dtype)
+    else:
+        first = _several_heads(grid, domain, heads, needed, dtype)
     values, value_error = value_table(target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, dtype)
     slopes = beta * _selection(cells, m)
-    scores = AffineScores(slopes, np.zeros(grid.num_cells), values.double().numpy())
+    width = first.network.attention.embed_dim if isinstance(first.network, MultiHeadRamp) else 1
+    spread = np.zeros((*slopes.shape, width))
+    spread[:, :, 0] = slopes  # tokens of layer 1 have their ramp in the first coordinate
+    scores = AffineScores(spread.reshape(len(slopes), -1), np.zeros(grid.num_cells), values.double().numpy())
     second = indexed_self(
         scores,
-        input_shape=(m * (cells + 1), 1),
+        input_shape=(m * (cells + 1), width),
         output_shape=target.output_shape,
         inverse_temperature=beta,
         dtype=dtype,
     )
     terms = _terms(target, grid, first, second, beta, value_error)
-    network = TwoLayers(first, second)
-    single = LayerThenSoftmax(first, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
+    network = TwoLayers(first.network, second)
+    single = LayerThenSoftmax(first.network, torch.tensor(slopes, dtype=dtype), values, target.output_shape)
     certificate = claim(
         network,
         describe_function(target, np.zeros((0, m)), np.zeros((0, target.num_outputs))),
@@ -156,13 +193,18 @@ def two_layers(function: Any, domain: Box, *, cells: int, dtype: torch.dtype = t
         dtype=dtype,
         theorem="bump-networks",
         details={"type": "two layers"},
-        facts={"anchors": float(anchors), "cells": float(grid.num_cells), "sharpness": beta},
+        facts={
+            "anchors": float(first.anchors),
+            "heads": float(first.heads),
+            "cells": float(grid.num_cells),
+            "sharpness": beta,
+        },
     )
-    return BumpNetwork(network, single, grid, certificate, target, anchors, beta)
+    return BumpNetwork(network, single, grid, certificate, target, first.anchors, beta, first.heads)
 
 
-def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: torch.dtype) -> SelfNetwork:
-    """The first layer: P + 1 ramps per coordinate over the same anchors, read from the whole sequence by one Linear."""
+def _hats(grid: ProductGrid) -> tuple[Array, Array]:
+    """w and t of the P + 1 ramps per coordinate, whose differences are the hats."""
     m, cells = grid.dimension, grid.counts[0]
     slopes, offsets = np.zeros((m * (cells + 1), m)), np.zeros(m * (cells + 1))
     for i, (low, side) in enumerate(zip(grid.box.lo, grid.box.sides)):
@@ -170,19 +212,58 @@ def _bumps(grid: ProductGrid, domain: Box, anchors: int, kappa: float, dtype: to
         rows = slice(i * (cells + 1), (i + 1) * (cells + 1))
         slopes[rows, i] = 1 / h
         offsets[rows] = 1 - (low / h + np.arange(cells + 1) + 0.5)
-    built = ramp(slopes, offsets, (0.0, 1.0), anchors=anchors, domain=grid.box, sharpness=kappa, dtype=dtype)
-    layers = ramp_layers(built)
+    return slopes, offsets
+
+
+def _reading(slopes: Array, domain: Box, constant: Tensor) -> LinearSum:
+    """A Linear whose row 0 is `w_j·z`, z the whole sequence, on column j; the constant adds the rest."""
+    m = domain.dimension
     dim, tokens = (domain.shape[1], domain.shape[0]) if len(domain.shape) == 2 else (m, 1)
-    columns = layers.linear.constant.shape[1]
-    left, right = np.zeros((m, 5, dim)), np.zeros((m, tokens, columns))
+    left, right = np.zeros((m, constant.shape[0], dim)), np.zeros((m, tokens, constant.shape[1]))
     for k in range(m):
         left[k, 0, k % dim] = 1.0
         right[k, k // dim, : len(slopes)] = slopes[:, k]
-    linear = LinearSum(torch.tensor(left, dtype=dtype), torch.tensor(right, dtype=dtype), layers.linear.constant)
+    return LinearSum(torch.tensor(left, dtype=constant.dtype), torch.tensor(right, dtype=constant.dtype), constant)
+
+
+def _single_head(grid: ProductGrid, domain: Box, anchors: int, dtype: torch.dtype) -> _Bumps:
+    """The first layer as one head: all ramps over the same anchors, read from the whole sequence by one Linear."""
+    slopes, offsets = _hats(grid)
+    kappa = best_sharpness(64)
+    built = ramp(slopes, offsets, (0.0, 1.0), anchors=anchors, domain=grid.box, sharpness=kappa, dtype=dtype)
+    layers = ramp_layers(built)
     network = SelfNetwork(
-        linear, layers.attention, form="bumps", input_shape=domain.shape, output_shape=(len(slopes), 1)
+        _reading(slopes, domain, layers.linear.constant),
+        layers.attention,
+        form="bumps",
+        input_shape=domain.shape,
+        output_shape=(len(slopes), 1),
+    ).claiming(error_bound=layers.error_bound, rounding=layers.rounding)
+    return _Bumps(network, layers.error_bound, anchors, 1)
+
+
+def _several_heads(grid: ProductGrid, domain: Box, heads: int | str, needed: float, dtype: torch.dtype) -> _Bumps:
+    """The first layer as an `nn.MultiheadAttention` of m(P + 1) tokens, read from the whole sequence by one Linear."""
+    slopes, offsets = _hats(grid)
+    if len(slopes) < 4:
+        raise ShapeError(
+            "2 cells in one dimension make 3 ramps; several heads need 4. Use 3 cells or more, or heads=None."
+        )
+    if heads == "auto":
+        count, p = 1, len(slopes) - 2
+        while p < (least := 2 + needed * shared_constant(p, best_shared_sharpness(p))):
+            count = max(count + 1, math.ceil(least / (len(slopes) - 2)))  # the constant grows slowly with p
+            p = (len(slopes) - 2) * count
+    elif isinstance(heads, int) and heads >= 1:
+        count = heads
+    else:
+        raise ShapeError(f"heads is {heads!r}; expected a whole number ≥ 1, 'auto', or None for a single head.")
+    built = multi_head_ramp(slopes, offsets, (0.0, 1.0), heads=count, domain=grid.box, sharpness="best", dtype=dtype)
+    assert isinstance(built.network, MultiHeadRamp)
+    network = MultiHeadRamp(
+        _reading(slopes, domain, built.network.linear.constant), built.network.attention, input_shape=domain.shape
     )
-    return network.claiming(error_bound=layers.error_bound, rounding=layers.rounding)
+    return _Bumps(network, built.error_bound, built.anchors, count)
 
 
 def _selection(cells: int, dimension: int) -> Array:
@@ -197,7 +278,7 @@ def _selection(cells: int, dimension: int) -> Array:
 
 
 def _terms(
-    target: Target, grid: ProductGrid, first: SelfNetwork, second: SelfNetwork, beta: float, value_error: float
+    target: Target, grid: ProductGrid, first: _Bumps, second: SelfNetwork, beta: float, value_error: float
 ) -> list[Term]:
     assert target.graph is not None
     box = grid.box
@@ -210,7 +291,9 @@ def _terms(
     leaked = add_up(*(mul_up(float(c), float(s), leak) for c, s in zip(bounds.per_axis, box.sides)))
     delta = mul_up(2 * beta * m * (1 + 1e-12), first.error_bound)
     softened = mul_up(expm1_up(2 * delta), add_up(grid_part, leaked))
-    ends = np.full(m * (cells + 1), 1.0 + first.error_bound)
+    tokens = np.zeros((m * (cells + 1), second.input_shape[-1]))
+    tokens[:, 0] = 1.0 + first.error_bound  # the ramps; the other coordinates are 0
+    ends = tokens.ravel()
     rounding = literal_rounding(second, -ends, ends)
     return [
         Term("approximation", grid_part, "Σ_i L_i h_i/2", "bump-networks", {"cells": float(cells)}),

@@ -42,6 +42,11 @@ class Ramp:
         """Δ = (b − a)/(p − 1)."""
         return (self.head.ends[1] - self.head.ends[0]) / (self.head.anchors - 1)
 
+    @property
+    def beta(self) -> float:
+        """β = RΔ/2 = κ/(2Δ), the paper's inverse temperature: scores are `−β k(L_0 + L_k − 2u)` up to a constant."""
+        return float(self.head.sharpness) / (2 * self.spacing)
+
     def exact(self, x: ArrayLike) -> Array:
         """`Range_[a,b](w_i·x_i + t_i)` in float64, for tokens `(…, tokens, dim)`: what the head is compared with."""
         slopes, offsets = self.head.slopes.double().numpy(), self.head.offsets.double().numpy()
@@ -56,7 +61,8 @@ def ramp(
     *,
     anchors: int,
     domain: Box,
-    sharpness: float | str = "best",
+    sharpness: float | str | None = None,
+    beta: float | None = None,
     output: tuple[int, int] = (0, 1),
     dtype: torch.dtype = torch.float64,
 ) -> Ramp:
@@ -65,7 +71,11 @@ def ramp(
     `|net − ramp| ≤ Δ·C(p, κ)`, `Δ = (b − a)/(p − 1)`, with C exact (`ramp_constant`): 0.062 at the best finite temperature κ = 5.4,
     towards 0.5 when hard; so O(1/p), also where w·x + t lies outside [a, b]. Rounding in the dtype is added, term by term.
 
-    *Theorem*: `ramp` (the second paper's single-head result; the constant is ours).
+    That rate needs a temperature that follows p. `sharpness` fixes κ, so the paper's β = κ/(2Δ) grows like p; this is the
+    default, and `Ramp.beta` says which β was chosen. `beta` fixes β itself. Then κ = 2βΔ falls, the error is at most
+    `√(Δ/(πβ)) + Δ/2`, tends to the first term, and falls like p^{−1/2} only.
+
+    *Theorem*: `ramp`, `ramp-fixed-beta` (the second paper's single-head result; the constants are ours).
 
     Args:
         slopes: w, `(tokens, dim)`, or `(dim,)` for one w and any number of tokens.
@@ -73,22 +83,27 @@ def ramp(
         ends: (a, b).
         anchors: p ≥ 2, both ends included.
         domain: the box of single tokens, `(dim,)`: rounding depends on how large w·x can get.
-        sharpness: κ = RΔ², or "best", or "hard" (κ = 1024).
+        sharpness: κ = RΔ² = 2βΔ, or "best" (the default), or "hard" (κ = 1024).
+        beta: β, the paper's inverse temperature, in place of `sharpness`.
         output: (coordinate, out_dim) of the output tokens.
 
     Raises:
-        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range.
+        DomainError: a ≥ b, p < 2, κ or a number out of the dtype's range, or both `sharpness` and `beta`.
         ShapeError: slopes, offsets and domain that do not fit.
 
     >>> built = ramp([1.0], 0.0, (0, 1), anchors=11, domain=Box([-2], [2]))
     >>> round(built.error_bound, 5), built.head(torch.tensor([[-1.5], [0.52], [1.7]])).shape
     (0.00619, torch.Size([3, 1]))
+    >>> round(built.beta, 1), round(ramp([1.0], 0.0, (0, 1), anchors=1001, domain=Box([-2], [2])).beta)  # β grows with p
+    (27.2, 2720)
+    >>> round(ramp([1.0], 0.0, (0, 1), anchors=1001, domain=Box([-2], [2]), beta=27.2).error_bound, 5)  # 50 times the best
+    0.00312
     """
     w, t = checked_affine(slopes, offsets, domain, dtype)
     low, high = checked_ends(ends)
     if not 0 <= output[0] < output[1]:
         raise ShapeError(f"output is {output}; expected (coordinate, out_dim) with 0 ≤ coordinate < out_dim.")
-    kappa = resolve_sharpness(sharpness, anchors)
+    kappa = resolve_sharpness(sharpness, anchors, beta=beta, width=high - low)
     if anchors > MOST_ANCHORS[dtype]:
         raise SizeError(
             f"{anchors:,} anchors; {Precision.of(dtype).name} resolves at most {MOST_ANCHORS[dtype]:,}. Use "
@@ -114,22 +129,39 @@ def ramp(
         [domain],
         terms,
         dtype=dtype,
-        theorem="ramp",
+        theorem="ramp" if beta is None else "ramp-fixed-beta",
         details={"type": "ramp", "anchors": anchors, "sharpness": kappa},
-        facts={"spacing": (high - low) / (anchors - 1), "constant": float(terms[0].inputs["constant"])},
+        facts={
+            "spacing": (high - low) / (anchors - 1),
+            "constant": float(terms[0].inputs["constant"]),
+            "beta": kappa * (anchors - 1) / (2 * (high - low)),
+        },
     )
     return Ramp(head, anchor_grid((low, high), anchors), certificate, domain)
 
 
-def resolve_sharpness(sharpness: float | str, anchors: int) -> float:
-    """κ as a number; "best" depends on p only for p < 4."""
-    if isinstance(sharpness, str):
-        if sharpness not in ("best", "hard"):
-            raise DomainError(f"sharpness is {sharpness!r}; expected a number, 'best' or 'hard'.")
+def resolve_sharpness(
+    sharpness: float | str | None, anchors: int, *, beta: float | None = None, width: float = 1.0, default: str = "best"
+) -> float:
+    """κ as a number, from κ itself, a word, or β and the width b − a: `κ = 2β(b − a)/(p − 1)`.
+
+    "best" depends on p only for p < 4.
+    """
+    if beta is not None:
+        if sharpness is not None:
+            raise DomainError(f"sharpness is {sharpness!r} and beta is {beta!r}; expected one of them: κ = 2βΔ.")
+        if not 0 < beta < np.inf:
+            raise DomainError(f"beta is {beta!r}; expected a finite number > 0.")
         require_ramp(anchors, HARD_SHARPNESS)
-        return HARD_SHARPNESS if sharpness == "hard" else best_sharpness(min(anchors, 64))
-    require_ramp(anchors, sharpness)
-    return float(sharpness)
+        sharpness = 2 * beta * width / (anchors - 1)
+    chosen = default if sharpness is None else sharpness
+    if isinstance(chosen, str):
+        if chosen not in ("best", "hard"):
+            raise DomainError(f"sharpness is {chosen!r}; expected a number, 'best' or 'hard'.")
+        require_ramp(anchors, HARD_SHARPNESS)
+        return HARD_SHARPNESS if chosen == "hard" else best_sharpness(min(anchors, 64))
+    require_ramp(anchors, chosen)
+    return float(chosen)
 
 
 def checked_ends(ends: tuple[float, float]) -> tuple[float, float]:
@@ -185,12 +217,13 @@ def _terms(head: RampHead, domain: Box, w: Array, t: Array, window: int) -> list
     size = query_size(w, t, domain, head.dtype)
     queries = mul_up(1.01 * (dim + 4) * u, size)
     place = mul_up(1.01 * u, add_up(4 * (high - low), largest, size))
-    weights = mul_up(1.01 * u * (24 + 2 * kappa + 10 * (window + 1) ** 2), spacing)
+    spread = 10 if kappa >= 1 else 16  # soft weights are as wide as their window
+    weights = mul_up(1.01 * u * (24 + 2 * kappa + spread * (window + 1) ** 2), spacing)
     outputs = mul_up(1.01 * u, add_up(6 * (high - low), 2 * largest))
     return [
         Term("approximation", approximation, "Δ · C(p, κ)", "ramp", {"spacing": spacing, "constant": constant}),
         Term("query rounding", queries, "(dim + 4)u · max(|w|·|x| + |t|)", "score-rounding", {"size": size}),
         Term("place rounding", place, "u(4(b − a) + max(|a|, |b|) + max|u|)", "ramp", {"u": u}),
-        Term("score rounding", weights, "u(24 + 2κ + 10(q + 1)²) · Δ", "ramp", {"sharpness": kappa}),
+        Term("score rounding", weights, f"u(24 + 2κ + {spread}(q + 1)²) · Δ", "ramp", {"sharpness": kappa}),
         Term("output rounding", outputs, "u(6(b − a) + 2 max(|a|, |b|))", "ramp", {"u": u}),
     ]

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from partita.geometry import Box
 from partita.networks.in_context import gradient_descent
-from partita.reproduction.experiment import Experiment, Outcome, Setup, Verdict
+from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 
 __all__ = ["EXPERIMENT", "Settings"]
@@ -133,7 +133,15 @@ EXPERIMENT = Experiment(
     source="2504.15956, in-context learning",
     claim=(
         "Softmax attention simulates gradient descent on the examples in its prompt, and so fits linear, ridge and "
-        "logistic regression in context."
+        "logistic regression in context. Only a summary of this paper is at hand; the quotation is from it."
+    ),
+    quotations=(
+        Quotation(
+            "The method extends to in-context learning, demonstrating attention can simulate gradient descent and approximate "
+            "statistical models",
+            "Key Results",
+            of_summary=True,
+        ),
     ),
     criterion=(
         "For each of the three problems: after every step the network is within its proved drift bound of exact "

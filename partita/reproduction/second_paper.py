@@ -20,100 +20,120 @@ __all__ = [
 ]
 
 
-def _sweep(panel: Any, rows: Table, column: str, number: int, label: str = "") -> None:
-    """Relative error against a column: mean, deviation and every seed."""
-    x, mean, spread = group_means(rows[column], rows["relative_rmse"])
+def _sweep(panel: Any, rows: Table, column: str, number: int, label: str = "", error: str = "relative_rmse") -> None:
+    """An error against a column: mean, deviation and every seed."""
+    x, mean, spread = group_means(rows[column], rows[error])
     series(panel, x, mean, number, label, spread=spread)
-    panel.plot(rows[column], rows["relative_rmse"], ".", color=COLOURS[number], ms=3, alpha=0.6)
+    panel.plot(rows[column], rows[error], ".", color=COLOURS[number], ms=3, alpha=0.6)
+
+
+def _rerun(panel: Any, rows: Table, column: str, name: str) -> None:
+    """What a rerun of the public scripts gave, as crosses."""
+    known = [row for row in rows.rows() if row[name] is not None]
+    if known:
+        x, y = [row[column] for row in known], [row[name] for row in known]
+        panel.plot(x, y, "x", color=INK, ms=6, label="rerun of the public scripts")
 
 
 def draw_ramp_rate(tables: Tables) -> Any:
-    """Constructed: error against p. Trained: relative error against p and against |b − a|."""
-    built, trained = tables["constructed"], tables["trained"]
-    figure, panels = new_figure(3, width=3.2)
+    """Constructed: error against p at a fixed κ, on long sequences, and at a fixed β. The published networks against p."""
+    built, long, fixed, trained = (tables[name] for name in ("constructed", "lengths", "fixed_beta", "trained"))
+    figure, panels = new_figure(3, width=3.4)
+    first, second, third = panels[0]
     for number, name in enumerate(built.distinct("sharpness")):
         rows = built.where(sharpness=name)
-        series(panels[0, 0], rows["anchors"], rows["worst_seen"], number, f"{name}: worst seen")
-        panels[0, 0].plot(
+        series(first, rows["anchors"], rows["worst_seen"], number, f"{name}, n = 50")
+        first.plot(
             rows["anchors"], rows["error_bound"], color=SOFT, lw=2.5, zorder=0, label=None if number else "proved bound"
         )
-    panels[0, 0].loglog()
-    clean(panels[0, 0], "constructed heads", x="interpolation points p", y="error", legend=True)
-    _sweep(panels[0, 1], trained.where(sweep="p"), "columns", 2)
-    clean(panels[0, 1], "trained heads, [a, b] = [−25, 25]", x="p", y="error / deviation of the target")
-    _sweep(panels[0, 2], trained.where(sweep="range"), "range", 2)
-    clean(panels[0, 2], "trained heads, smallest p", x="|b − a|")
-    for panel in panels[0, 1:]:
-        panel.set_ylim(bottom=0)
+        for marker, n in zip("sD", long.distinct("tokens")):
+            rows = long.where(sharpness=name, tokens=n)
+            label = f"{name}, n = {n:,}"
+            first.plot(rows["anchors"], rows["worst_seen"], marker, color=COLOURS[number], ms=3, label=label)
+    first.loglog()
+    clean(first, "constructed, κ fixed (β grows with p)", x="interpolation points p", y="error", legend=True)
+    series(second, fixed["anchors"], fixed["worst_seen"], 0, "worst seen")
+    second.plot(fixed["anchors"], fixed["error_bound"], color=SOFT, lw=2.5, zorder=0, label="proved bound")
+    second.plot(fixed["anchors"], fixed["limit"], color=INK, lw=0.8, ls="--", label="√(Δ/(πβ))")
+    second.loglog()
+    clean(second, f"constructed, β = {fixed['beta'][0]:g} for every p", x="p", legend=True)
+    _sweep(third, trained.where(sweep="p"), "columns", 2, "trained here", "mse_all_channels")
+    _rerun(third, trained.where(sweep="p"), "columns", "rerun_mse")
+    third.set_yscale("log")
+    clean(third, "the published networks", x="p", y="mean squared error, 32 channels", legend=True)
     return figure
 
 
 def draw_ramp_heads(tables: Tables) -> Any:
-    """Constructed: error against shared points. Trained: relative error against H."""
+    """Constructed: error against heads. The published networks against H."""
     built, trained = tables["constructed"], tables["trained"]
     figure, panels = new_figure(2)
     for number, n in enumerate(built.distinct("tokens")):
         rows = built.where(tokens=n)
-        series(panels[0, 0], rows["heads"], rows["worst_seen"], number, f"n = {n}: worst seen")
+        series(panels[0, 0], rows["heads"], rows["worst_seen"], number, f"n = {n:,}: worst seen")
         panels[0, 0].plot(
             rows["heads"], rows["error_bound"], color=SOFT, lw=2.5, zorder=0, label=None if number else "proved bound"
         )
     panels[0, 0].loglog(base=2)
     panels[0, 0].set_yscale("log")
     clean(panels[0, 0], "constructed networks", x="heads H", y="error", legend=True)
-    _sweep(panels[0, 1], trained, "heads", 2)
+    _sweep(panels[0, 1], trained, "heads", 2, "trained here", "mse_all_channels")
+    _rerun(panels[0, 1], trained, "heads", "rerun_mse")
     panels[0, 1].set_xscale("log", base=2)
-    panels[0, 1].set_ylim(bottom=0)
-    clean(panels[0, 1], "trained networks", x="heads H", y="error / deviation of the target")
+    panels[0, 1].set_yscale("log")
+    clean(panels[0, 1], "the published networks, p = 60", x="heads H", y="mean squared error, 32 channels", legend=True)
     return figure
 
 
 def draw_attention_maps(tables: Tables) -> Any:
-    """One attention matrix per width: queries as published, and inside [a, b] (sorted)."""
+    """One attention matrix per width: the published head, trained, and the constructed one."""
     maps, columns = tables["maps"], tables["columns"]
-    widths, wheres = maps.distinct("range"), maps.distinct("queries")
-    figure, panels = new_figure(len(widths), len(wheres), width=2.7, height=2.6)
+    widths, heads = maps.distinct("range"), maps.distinct("head")
+    figure, panels = new_figure(len(widths), len(heads), width=2.7, height=2.6)
     size = int(max(maps["anchor"].max(), maps["query"].max())) + 1
-    for i, where in enumerate(wheres):
+    for i, head in enumerate(heads):
         for j, width in enumerate(widths):
-            rows, panel = maps.where(range=width, queries=where), panels[i, j]
+            rows, panel = maps.where(range=width, head=head), panels[i, j]
             matrix = np.zeros((size, size))
             matrix[rows["anchor"].astype(int), rows["query"].astype(int)] = rows["weight"]
             image = panel.imshow(matrix, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="nearest")
             panel.grid(False)
-            share = columns.where(range=width, queries=where)["share_above_0.9"][0]
-            clean(panel, f"|b − a| = {width:g}, {where}\n{100 * share:.0f} % of columns above 0.9")
+            share = columns.where(range=width, head=head, queries="all")["share_above_0.9"].mean()
+            clean(panel, f"|b − a| = {width:g}, {head}\n{100 * share:.0f} % of columns above 0.9")
     for panel in panels[-1]:
         panel.set_xlabel("query")
     for panel in panels[:, 0]:
-        panel.set_ylabel("anchor")
+        panel.set_ylabel("key")
     figure.colorbar(image, ax=panels, shrink=0.6, label="weight")
     return figure
 
 
 def draw_two_layers(tables: Tables) -> Any:
-    """Trained: relative error against p and H. Constructed: error against tolerance and cells."""
+    """The published networks: error against H and p. Constructed: error against tolerance and cells."""
     trained, built = tables["trained"], tables["constructed"]
     figure, panels = new_figure(4, width=3.0)
-    for panel, sweep, column, label in (
-        (panels[0, 0], "p", "columns", "columns p"),
-        (panels[0, 1], "H", "heads", "heads H"),
-    ):
-        _sweep(panel, trained.where(sweep=sweep), column, 2)
-        panel.set_xscale("log", base=2)
+    for panel, sweep, label in ((panels[0, 0], "H", "heads H, n = 20"), (panels[0, 1], "p", "columns p, n = 10")):
+        rows = trained.where(sweep=sweep)
+        _sweep(panel, rows, "level", 2, "trained here", "mse")
+        _rerun(panel, rows, "level", "rerun_mse")
+        panel.axhline(rows["target_variance"].mean(), color=INK, lw=0.6, label="the best constant sequence")
         panel.set_ylim(bottom=0)
-        clean(panel, "trained, two layers", x=label)
-    panels[0, 0].set_ylabel("error / deviation of the target")
+        clean(panel, "the published networks", x=label, legend=sweep == "H")
+    panels[0, 0].set_ylabel("mean squared error")
     series(panels[0, 2], built["tolerance"], built["error_bound"], 0, "proved bound")
     series(panels[0, 2], built["tolerance"], built["worst_seen"], 1, "worst seen")
     panels[0, 2].loglog()
     panels[0, 2].invert_xaxis()
     clean(panels[0, 2], "the ReLU network as attention", x="tolerance", legend=True)
     bumps = tables["bumps"]
-    series(panels[0, 3], bumps["cells"], bumps["error_bound"], 0, "proved bound")
-    series(panels[0, 3], bumps["cells"], bumps["worst_seen"], 1, "worst seen")
+    for number, first in enumerate(bumps.distinct("first_layer")):
+        rows = bumps.where(first_layer=first)
+        series(panels[0, 3], rows["cells"], rows["worst_seen"], number, f"{first}: worst seen")
+        panels[0, 3].plot(
+            rows["cells"], rows["error_bound"], color=SOFT, lw=2.5, zorder=0, label=None if number else "proved bound"
+        )
     panels[0, 3].loglog(base=2)
-    clean(panels[0, 3], "bumps and selection, two tokens", x="cells per coordinate")
+    clean(panels[0, 3], "bumps and selection, two tokens", x="cells per coordinate", legend=True)
     return figure
 
 
