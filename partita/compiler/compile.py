@@ -23,7 +23,8 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.functions.regularity import Jumps, Modulus
-from partita.geometry.domains import Box, Domain
+from partita.functions.regions import Domain
+from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES

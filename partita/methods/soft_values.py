@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from partita.functions.regularity import Knowledge, Known
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array
 from partita.methods.grids import GridDraft, sharpness_of
-from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots, vouched
 from partita.proofs.center_values import GridFacts, soft_terms
@@ -35,9 +35,7 @@ class SoftValues(Method):
     made: ClassVar[str]
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
-        return None
+        return needs_box(request)
 
     @abstractmethod
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal: ...

@@ -15,7 +15,8 @@ from partita.errors import DomainError, UnsupportedError
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
-from partita.geometry.domains import Array, Domain, PointCloud
+from partita.functions.regions import Domain
+from partita.geometry.domains import Array, PointCloud
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead, exponent_cut

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box, Domain
+from partita.functions.regions import Domain
+from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead

@@ -25,7 +25,8 @@ from partita.errors import (
 )
 from partita.functions.graph import Graph
 from partita.functions.target import Target, graph_target, require_boxes
-from partita.geometry.domains import Box, Domain, PointCloud, product
+from partita.functions.regions import Domain, Region
+from partita.geometry.domains import Box, PointCloud, product
 from partita.heads.head import FoldedHead
 from partita.heads.recorded import head_from_record
 from partita.proofs.certificate import Certificate, model_digest
