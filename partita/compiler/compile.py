@@ -23,7 +23,7 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.functions.regularity import Jumps, Modulus
-from partita.functions.regions import Domain
+from partita.functions.regions import Domain, Region
 from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
@@ -330,7 +330,11 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     """The L_p error over uniform samples, by the largest output only: an estimate from below, up to chance."""
-    box = compiled.target.box
-    errors = compiled.errors_at(box.sample(4096, np.random.default_rng(seed)))
+    box, domain = compiled.target.box, compiled.target.domain
+    points = box.sample(4096, np.random.default_rng(seed))
+    inside = domain.contains(points)
+    if isinstance(domain, Region):  # points within roundings of the edge do not count
+        points = domain.clamp(points)
+    errors = np.where(inside, compiled.errors_at(points), 0.0)
     largest = float(errors.max())
     return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0

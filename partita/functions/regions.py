@@ -319,7 +319,7 @@ class Region:
         return np.concatenate(found)
 
     def clamp(self, points: Array) -> Array:
-        """For each given point a point of the region near it, itself if it lies inside, `(n, m)`.
+        """For each given point a point of the region near it, `(n, m)`: itself, unless it is outside or within roundings of the edge.
 
         Args:
             points: flat points, `(n, m)`.
@@ -328,7 +328,7 @@ class Region:
         [[0.5, 0.0], [1.0, 0.0]]
         """
         kept = np.array(points, dtype=float)
-        out = np.flatnonzero(~self.contains(kept))
+        out = np.flatnonzero(~self._deep(kept))
         if len(out):
             kept[out] = self._nearby(kept[out])
         return kept

@@ -121,15 +121,17 @@ def soft_construction(
         common |= {"terms": proved.terms, "assumptions": (*declared, *roots), "proof": proved.details}
     else:
         seen = sampled_error(head, target, request.norm, seed=seed)
-        common |= {"terms": soft_terms(GridFacts.of(head, request.box), known, request.norm), "seen": seen}
+        common |= {"terms": soft_terms(GridFacts.of(head, request.box, volume=target.volume), known, request.norm), "seen": seen}
     function, moduli = function_of(target), {} if known is None else known.to_json()
     certificate = claim(head, function, target.domains, known=moduli, **common)
     return Construction(head, draft.grid(request), certificate)
 
 
 def can_be_proved(request: Request) -> bool:
-    """Whether f is an expression, and rounding its inputs moves it by a known amount."""
-    return request.target.graph is not None and (not request.precision.rounds_inputs or request.knowledge is not None)
+    """Whether f is an expression, and rounding its inputs moves it by a known amount: on a region perhaps across its edge."""
+    if request.target.graph is None or not request.precision.rounds_inputs:
+        return request.target.graph is not None
+    return request.knowledge is not None and (request.target.region is None or needs_box(request) is None)
 
 
 def kind_of_claim(request: Request) -> Kind:

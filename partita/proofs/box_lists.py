@@ -244,7 +244,7 @@ class Expansion:
         blank = np.flatnonzero(~coefficients[:, :, 1:].any(axis=(1, 2)) & models.remainder.any(axis=0))
         if len(blank):  # the model is a constant: slopes must tell which axes matter
             slopes = graph.enclose_gradient(boxes.lo[blank], boxes.hi[blank])[1].magnitude
-            curved[blank] = np.minimum(slopes * radius[blank][:, None, :], _STEEPEST)
+            curved[blank] = np.minimum(slopes, _STEEPEST) * radius[blank][:, None, :]
         return cls(
             constant=constant,
             linear=coefficients[:, :, 1 : m + 1],

@@ -80,8 +80,8 @@ class GridFacts:
     values: Array | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, head: GridHead, box: Box, value_error: float = 0.0) -> GridFacts:
-        """The stored head; below float64 its domain is widened by one rounding of its ends."""
+    def of(cls, head: GridHead, box: Box, value_error: float = 0.0, volume: float | None = None) -> GridFacts:
+        """The stored head; below float64 its domain is widened by one rounding of its ends. The volume is the box's, or smaller."""
         largest, spread = value_size(head.values)
         planned = cls.planned(
             [a.double().numpy() for a in head.axes],
@@ -94,7 +94,8 @@ class GridFacts:
             spread=spread,
             value_error=value_error,
         )
-        return replace(planned, values=head.values.detach().double().numpy())
+        planned = replace(planned, values=head.values.detach().double().numpy())
+        return planned if volume is None else replace(planned, volume=volume)
 
     @classmethod
     @np.errstate(over="ignore")  # a reach beyond float64 is infinite

@@ -12,10 +12,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.progress import Progress, report
 from partita.errors import BudgetSpentError
 from partita.functions.graph import Graph
+from partita.functions.regions import Region
 from partita.geometry.domains import Array
 from partita.proofs.polynomials import bound_ranges
 from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
@@ -30,6 +32,7 @@ _LEFT_AT_ONCE = 1 << 16
 _MOST_BOXES = 1 << 17
 _LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
+_NARROWEST = 2.0**-12  # of a side, of boxes that are halved only because they reach beyond the region
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ def prove_grid(
     hi: Array,
     *,
     goal: float,
+    region: Region | None = None,
+    shift: Array | None = None,
     along: int | None = None,
     max_boxes: int = _MOST_BOXES,
     max_pieces: int = 1 << 20,
@@ -76,6 +81,9 @@ def prove_grid(
 
     With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the
     range of their polynomials.
+
+    With a region the bound is over the points that lie within `shift`, `(m,)`, of it: boxes that are proved to lie farther away
+    are left out, and those that reach beyond it are halved where their bound is above the goal. *Theorem*: `regions`.
     """
     if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
         return GridProof(math.inf, 0.0, False, 0, 0, 0)
@@ -86,23 +94,34 @@ def prove_grid(
     middle, radius = _product_boxes(lo, hi, counts)
     allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
     bound, least, looked, pieces = 0.0, 0.0, 0, 0
+    edge = _Edge(region, hi - lo, np.zeros(len(lo)) if shift is None else shift)
+    middle, radius = edge.near(middle, radius)
     while len(middle) and looked < max_boxes and least <= goal:
         now, middle = np.split(middle, [min(step, len(middle))])
         size, radius = np.split(radius, [len(now)])
         looked += len(now)
+        astride = edge.astride(now, size)
         coefficients, remainder, blame = difference.on(now, size)
         coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
-        flat = np.moveaxis(coefficients[:, :, ~splittable], 0, 1).reshape(coefficients.shape[1], -1)
-        rest = remainder[:, ~splittable].reshape(-1)
-        found = bound_ranges(
-            flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
-        )
-        bound, least, pieces = max(bound, found.largest), max(least, found.least), pieces + found.pieces
+        if region is not None:
+            above = (np.abs(coefficients).sum(axis=1) + remainder > goal).any(axis=0)
+            splittable |= astride & above & edge.is_wide(size)
+        for kept in (~splittable & ~astride, ~splittable & astride):
+            if not kept.any():
+                continue
+            flat = np.moveaxis(coefficients[:, :, kept], 0, 1).reshape(coefficients.shape[1], -1)
+            rest = remainder[:, kept].reshape(-1)
+            found = bound_ranges(
+                flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
+            )
+            bound, pieces = max(bound, found.largest), pieces + found.pieces
+            if not (astride & kept).any():  # what is attained beyond the region does not count
+                least = max(least, found.least)
         with np.errstate(invalid="ignore"):
-            attained = np.abs(coefficients[:, 0]) - remainder
+            attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
         least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
-        children = _halves(now[splittable], size[splittable], blame[splittable])
+        children = edge.near(*_halves(now[splittable], size[splittable], blame[splittable]))
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
         try:
             report(progress, "proof", looked, looked + len(middle))
@@ -111,6 +130,37 @@ def prove_grid(
     if len(middle):
         bound = max(bound, _without_polynomials(difference, middle, radius))
     return GridProof(bound, least, bound <= goal, degree, looked, pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class _Edge:
+    """Which boxes matter to a region: all of them if there is none. Boxes are widened by `shift`, how far inputs are moved."""
+
+    region: Region | None
+    sides: Array
+    shift: Array
+
+    def near(self, middle: Array, radius: Array) -> tuple[Array, Array]:
+        """The boxes that are not proved to lie outside."""
+        if self.region is None:
+            return middle, radius
+        reach = (radius + self.shift) * _INFLATE + 4 * _U * np.abs(middle)
+        kept = ~self.region.outside(middle - reach, middle + reach)
+        return middle[kept], radius[kept]
+
+    def astride(self, middle: Array, radius: Array) -> NDArray[np.bool_]:
+        """The boxes that are not proved to lie inside."""
+        if self.region is None:
+            return np.zeros(len(middle), bool)
+        reach = radius * _INFLATE + 4 * _U * np.abs(middle)
+        return ~self.region.inside(middle - reach, middle + reach)
+
+    def is_wide(self, radius: Array) -> NDArray[np.bool_]:
+        out: NDArray[np.bool_] = (radius > _NARROWEST * self.sides).any(axis=1)
+        return out
+
+    def holds(self, middle: Array) -> NDArray[np.bool_]:
+        return np.ones(len(middle), bool) if self.region is None else self.region.contains(middle)
 
 
 def _without_polynomials(difference: _Difference, middle: Array, radius: Array) -> float:
