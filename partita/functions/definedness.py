@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from partita.functions.graph import Graph, GraphBuilder
-from partita.functions.regions import Piece, Region
+from partita.functions.regions import Piece, Region, halved
 from partita.geometry.domains import Array, Box
 
 __all__ = ["is_bounded", "undefined_root"]
@@ -29,7 +29,7 @@ def is_bounded(graph: Graph, box: Box) -> bool:
         radius = np.maximum(hi - middle, middle - lo) * (1 + 1e-15)
         rest = ~np.isfinite(graph.taylor(middle, radius, 0).remainder).all(axis=0)
         looked += len(lo)
-        lo, hi = _halves(lo[rest], hi[rest], box)
+        lo, hi = halved(lo[rest], hi[rest], box.sides)
     return not len(lo)
 
 
@@ -53,13 +53,6 @@ def undefined_root(graph: Graph, region: Region) -> str:
     return ""
 
 
-def _halves(lo: Array, hi: Array, box: Box) -> tuple[Array, Array]:
-    rows, axis, middle = np.arange(len(lo)), ((hi - lo) / box.sides).argmax(axis=1), 0.5 * lo + 0.5 * hi
-    left, right = hi.copy(), lo.copy()
-    left[rows, axis] = right[rows, axis] = middle[rows, axis]
-    return np.concatenate([lo, right]), np.concatenate([left, hi])
-
-
 def _part(graph: Graph, output: int) -> Graph:
     """The graph of one node."""
     builder, places = GraphBuilder(graph.num_inputs), list[int]()
@@ -81,7 +74,7 @@ def _negative_place(argument: Graph, piece: Piece) -> Array | None:
         if looked > _BOXES:
             out: Array = 0.5 * lo[0] + 0.5 * hi[0]
             return out
-        lo, hi = _halves(lo, hi, box)
+        lo, hi = halved(lo, hi, box.sides)
     return None
 
 

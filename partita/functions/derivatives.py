@@ -185,7 +185,7 @@ class _Search:
             lo, hi = lo[kept], hi[kept]
             if not len(lo):
                 return
-        bounds, seen = _measure(self.graph, lo, hi)
+        bounds, seen = _measure(self.graph, lo, hi, self.region)
         boxes = _Boxes(lo, hi, bounds)
         self.boxes_used += len(boxes)
         self.observed = np.maximum(self.observed, seen)
@@ -267,7 +267,7 @@ def _middle(boxes: _Boxes) -> Floats:
     return 0.5 * boxes.lo + 0.5 * boxes.hi
 
 
-def _measure(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
+def _measure(graph: Graph, lo: Floats, hi: Floats, region: Region | None = None) -> tuple[Floats, Floats]:
     """Upper bounds over each box, (boxes, m + 2), and the largest lower bounds at their midpoints, (m + 2,).
 
     Slopes inside a rough box do not count: the bounds hold outside of them.
@@ -282,4 +282,6 @@ def _measure(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
     lowest = np.concatenate([norm.lo[..., None], slopes.mignitude, value.mignitude[..., None]], axis=-1).max(axis=1)
     bounds, seen = highest[: len(lo)], lowest[len(lo) :]
     seen[np.isinf(bounds[:, 0]), :-1] = 0.0
+    if region is not None:
+        seen[~region.contains(middle)] = 0.0
     return bounds, seen.max(axis=0)

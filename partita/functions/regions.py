@@ -25,7 +25,7 @@ from partita.functions.expressions import parse
 from partita.functions.graph import Graph, GraphBuilder
 from partita.geometry.domains import Array, Box, PointCloud
 
-__all__ = ["Ball", "Constraint", "Domain", "Piece", "Polytope", "Region", "Simplex"]
+__all__ = ["Ball", "Constraint", "Domain", "Piece", "Polytope", "Region", "Simplex", "halved"]
 
 Mask = NDArray[np.bool_]
 
@@ -255,7 +255,7 @@ class Region:
         within = self.inside(lo, hi)
         while len(lo) < _COVERED and not within.all():
             rest = np.flatnonzero(~within)[: _COVERED - len(lo) + 1]
-            left, right = _halved(lo[rest], hi[rest], self._hull.sides)
+            left, right = halved(lo[rest], hi[rest], self._hull.sides)
             kept = ~self.outside(left, right)
             if kept.sum() == len(rest) and (right - left).max() <= 1e-12 * self._hull.sides.max():
                 break
@@ -282,7 +282,7 @@ class Region:
             found = points[self._deep(points)]
             if len(found):
                 break
-            lo, hi = _halved(lo, hi, self._hull.sides)
+            lo, hi = halved(lo, hi, self._hull.sides)
             kept = ~self.outside(lo, hi)
             lo, hi, looked = lo[kept], hi[kept], looked + len(kept)
         return found
@@ -643,8 +643,8 @@ def _difference(low: Graph, high: Graph) -> Graph:
     return builder.finish([builder.add("sub", *ends)], ())
 
 
-def _halved(lo: Array, hi: Array, sides: Array) -> tuple[Array, Array]:
-    """Both halves of each box along its longest side, relative to `sides`; the halves share the midpoint."""
+def halved(lo: Array, hi: Array, sides: Array) -> tuple[Array, Array]:
+    """Both halves of each box `(n, m)` along its longest side, relative to `sides`; the halves share the midpoint."""
     rows, axis, middle = np.arange(len(lo)), ((hi - lo) / sides).argmax(axis=1), 0.5 * lo + 0.5 * hi
     left, right = hi.copy(), lo.copy()
     left[rows, axis] = right[rows, axis] = middle[rows, axis]
@@ -685,7 +685,7 @@ def _extent(piece: Piece, lo: Array, hi: Array, axis: int, sign: int) -> float |
         if looked > _COVERED or narrow.any():
             return float(sign * face.min())
         looked += len(first)
-        halves = _halved(left[first], right[first], sides)
+        halves = halved(left[first], right[first], sides)
         rest = np.delete(np.arange(len(left)), first)
         left, right = np.concatenate([left[rest], halves[0]]), np.concatenate([right[rest], halves[1]])
 

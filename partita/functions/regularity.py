@@ -285,6 +285,11 @@ def gather(
         return _from_graph(target, target.graph, norm, said, progress)
     if said is None:
         raise NothingKnownError(_suggestion(target))
+    return _as_declared(target, said)
+
+
+def _as_declared(target: Target, said: Known) -> Knowledge:
+    """What the caller declares, and nothing else."""
     points = target.domain.sample(64, np.random.default_rng(2))
     box = target.box
     diagonal = float(np.sqrt((box.sides**2).sum()))
@@ -322,6 +327,8 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
     lo, hi, region = box.lo.ravel(), box.hi.ravel(), None if target.fills_box else target.region
     if region is not None and not region.is_convex:
+        if said is not None:
+            return _as_declared(target, said)
         raise NothingKnownError(
             f"{target.label} is not proved to be bounded on the box around the region, and the region is not proved to be convex: "
             "slopes bound f along segments inside it only. Declare lipschitz=…, or use method='adaptive'."

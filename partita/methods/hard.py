@@ -48,6 +48,11 @@ class Hard(Method):
     def applies(self, request: Request) -> Refusal | None:
         if refusal := needs_box(request):
             return refusal
+        region, outputs = request.target.region, request.target.num_outputs
+        if region is not None and math.isinf(request.norm):
+            kept = region.volume / request.box.volume  # a ball stores its center as well
+            if kept * (region.dimension + outputs) < outputs:
+                return Refusal("balls that cover the region take fewer numbers than a grid on the box around it")
         return None if request.knowledge is not None else Refusal("nothing is known about how fast f changes")
 
     def forecast(self, request: Request) -> Size:

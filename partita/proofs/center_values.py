@@ -39,6 +39,7 @@ __all__ = [
     "grid_terms",
     "input_rounding",
     "is_averaged",
+    "lp_factor",
     "optimal_ratio",
     "score_error",
     "soft_terms",
@@ -187,7 +188,12 @@ def _root_up(value: float, power: float) -> float:
 
 def domain_factor(facts: GridFacts, norm: float) -> float:
     """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
-    return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
+    return 1.0 if math.isinf(norm) else lp_factor(facts.volume, facts.outputs, norm)
+
+
+def lp_factor(volume: float, outputs: int, norm: float) -> float:
+    """`(volume · outputs)^{1/p}` for a finite p, rounded up."""
+    return _root_up(mul_up(volume, float(outputs)), norm)
 
 
 def _distances(facts: GridFacts, power: float, averaged: bool) -> list[float]:
