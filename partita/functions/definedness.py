@@ -17,6 +17,7 @@ __all__ = ["is_bounded", "undefined_root"]
 Terms = dict[tuple[int, ...], Fraction]
 
 _BOXES = 20_000
+_NARROWEST = 2.0**-16  # of the longest side: boxes this small around a pole are not halved again
 _MOST_TERMS = 400
 _NEGLIGIBLE = 1e-9  # of its size, by which the argument of a square root may be negative: what rounding makes of 0
 
@@ -29,6 +30,8 @@ def is_bounded(graph: Graph, box: Box) -> bool:
         radius = np.maximum(hi - middle, middle - lo) * (1 + 1e-15)
         rest = ~np.isfinite(graph.taylor(middle, radius, 0).remainder).all(axis=0)
         looked += len(lo)
+        if rest.any() and (hi - lo)[rest].max(axis=0).max() <= _NARROWEST * box.sides.max():
+            return False
         lo, hi = halved(lo[rest], hi[rest], box.sides)
     return not len(lo)
 

@@ -206,7 +206,11 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
         return Box(*(np.array([float.fromhex(x) for x in data[end]]).reshape(shape) for end in ("lo", "hi")))
     if data["type"] == "point_cloud" and points is not None:
         return PointCloud(points.numpy(), float.fromhex(data["fill_distance"]))
-    raise FormatError(f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, or point_cloud with its points.")
+    if data["type"] == "region":
+        return Region.from_description(data)
+    raise FormatError(
+        f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, region, or point_cloud with its points."
+    )
 
 
 def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:
