@@ -95,18 +95,17 @@ def prove_grid(
     allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
     bound, least, looked, pieces = 0.0, 0.0, 0, 0
     edge = _Edge(region, hi - lo, np.zeros(len(lo)) if shift is None else shift)
-    middle, radius = edge.near(middle, radius)
+    middle, radius, limit = edge.near(middle, radius, np.full(len(middle), np.inf))
     while len(middle) and looked < max_boxes and least <= goal:
         now, middle = np.split(middle, [min(step, len(middle))])
         size, radius = np.split(radius, [len(now)])
+        limit = limit[len(now) :]
         looked += len(now)
         astride = edge.astride(now, size)
         coefficients, remainder, blame = difference.on(now, size)
         coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
-        if region is not None:
-            above = (np.abs(coefficients).sum(axis=1) + remainder > goal).any(axis=0)
-            splittable |= astride & above & edge.is_wide(size)
+        reached = (np.abs(coefficients).sum(axis=1) + remainder).max(axis=0) * _INFLATE
         for kept in (~splittable & ~astride, ~splittable & astride):
             if not kept.any():
                 continue
@@ -115,20 +114,27 @@ def prove_grid(
             found = bound_ranges(
                 flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
             )
-            bound, pieces = max(bound, found.largest), pieces + found.pieces
-            if not (astride & kept).any():  # what is attained beyond the region does not count
-                least = max(least, found.least)
+            pieces += found.pieces
+            if not (astride & kept).any():
+                bound, least = max(bound, found.largest), max(least, found.least)
+                continue
+            # part of the box lies beyond the region, and what is attained there does not count
+            reached[kept] = found.bounds.reshape(len(coefficients), -1).max(axis=0)
+            splittable |= kept & (reached > goal) & edge.is_wide(size)
+            bound = max(bound, float(reached[kept & ~splittable].max(initial=0.0)))
         with np.errstate(invalid="ignore"):
             attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
         least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
-        children = edge.near(*_halves(now[splittable], size[splittable], blame[splittable]))
+        halves = _halves(now[splittable], size[splittable], blame[splittable])
+        children = edge.near(*halves, np.tile(reached[splittable], 2))
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
+        limit = np.concatenate([children[2], limit])
         try:
             report(progress, "proof", looked, looked + len(middle))
         except BudgetSpentError:
             break
     if len(middle):
-        bound = max(bound, _without_polynomials(difference, middle, radius))
+        bound = max(bound, _without_polynomials(difference, middle, radius, limit))
     return GridProof(bound, least, bound <= goal, degree, looked, pieces)
 
 
@@ -140,13 +146,13 @@ class _Edge:
     sides: Array
     shift: Array
 
-    def near(self, middle: Array, radius: Array) -> tuple[Array, Array]:
-        """The boxes that are not proved to lie outside."""
+    def near(self, middle: Array, radius: Array, limit: Array) -> tuple[Array, Array, Array]:
+        """The boxes that are not proved to lie outside, and their limits."""
         if self.region is None:
-            return middle, radius
+            return middle, radius, np.full(len(middle), np.inf)
         reach = (radius + self.shift) * _INFLATE + 4 * _U * np.abs(middle)
         kept = ~self.region.outside(middle - reach, middle + reach)
-        return middle[kept], radius[kept]
+        return middle[kept], radius[kept], limit[kept]
 
     def astride(self, middle: Array, radius: Array) -> NDArray[np.bool_]:
         """The boxes that are not proved to lie inside."""
@@ -163,17 +169,21 @@ class _Edge:
         return np.ones(len(middle), bool) if self.region is None else self.region.contains(middle)
 
 
-def _without_polynomials(difference: _Difference, middle: Array, radius: Array) -> float:
-    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes."""
+def _without_polynomials(difference: _Difference, middle: Array, radius: Array, limit: Array) -> float:
+    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes.
+
+    `limit`, `(boxes,)`, are bounds on the boxes that they are halves of.
+    """
     if difference.along is not None:
-        return math.inf
+        return float(limit.max())
     table = difference.grid.values.reshape(-1, difference.grid.values.shape[-1])
     worst = 0.0
     for start in range(0, len(middle), _LEFT_AT_ONCE):
         now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
         f = difference.graph.enclose(now - size, now + size)
         off = np.maximum(f.hi - table.min(axis=0), table.max(axis=0) - f.lo)
-        worst = max(worst, float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)))
+        bounds = np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), limit[start : start + _LEFT_AT_ONCE])
+        worst = max(worst, float(bounds.max(initial=0.0)))
     return worst * _INFLATE
 
 
