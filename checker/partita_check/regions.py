@@ -11,7 +11,7 @@ from flint import arb
 
 from partita_check.clock import clock
 from partita_check.graph import Graph, need, parse, read_graph, read_hex
-from partita_check.polynomials import Ends, up
+from partita_check.polynomials import Ends
 
 __all__ = ["Piece", "Region", "read_region"]
 
@@ -70,7 +70,9 @@ class Region(NamedTuple):
             for k, half in enumerate(((ends[axis][0], middle), (middle, ends[axis][1]))):
                 part = (*ends[:axis], half, *ends[axis + 1 :])
                 if not self.outside(part):
-                    heapq.heappush(heap, (-math.prod((b - a) / s for (a, b), s in zip(part, sides)), 2 * count + k + 1, part))
+                    heapq.heappush(
+                        heap, (-math.prod((b - a) / s for (a, b), s in zip(part, sides)), 2 * count + k + 1, part)
+                    )
         return sum((math.prod((arb(b) - arb(a) for a, b in ends), start=arb(1)) for _, _, ends in heap), arb(0))
 
     def infix(self, names: Sequence[str]) -> str:
@@ -94,10 +96,16 @@ def read_region(data: Any, m: int) -> Region:
         for row in part["constraints"]:
             graph, slack, text = read_graph(row["graph"]), read_hex(row["slack"], "slack"), str(row["text"])
             need(graph.inputs == m and graph.shape == (), "region: a constraint has the wrong variables or shape")
-            need(0 <= slack < math.inf and text.endswith(" <= 0"), "region: a slack is negative, or a text is no inequality")
+            need(
+                0 <= slack < math.inf and text.endswith(" <= 0"),
+                "region: a slack is negative, or a text is no inequality",
+            )
             if len(text) <= 2000:
                 read = parse(text.removesuffix(" <= 0"), names).canonical()
-                need(read is not None and read == graph.canonical(), f"region: {text[:80]} is not the graph of the constraint")
+                need(
+                    read is not None and read == graph.canonical(),
+                    f"region: {text[:80]} is not the graph of the constraint",
+                )
             found.append((graph, slack))
         pieces.append(Piece(tuple(zip(lo, hi)), tuple(found)))
     return Region(tuple(pieces))

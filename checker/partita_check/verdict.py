@@ -501,7 +501,9 @@ class Checker:
             added += known.at(max((nearest(c, points) for c in centers), key=up))
         if fill > 0:
             self.assume(f"every point of the domain is within {fill:g} of a listed point")
-        return up((known.at(distance) * grown + known.at(shift) + added) * self.factor), "a cover and the soft-maximum lemma"
+        return up(
+            (known.at(distance) * grown + known.at(shift) + added) * self.factor
+        ), "a cover and the soft-maximum lemma"
 
     def covered(self) -> arb:
         """The distance within which every point of the region has a center: boxes are halved until the radius claimed will do."""

@@ -22,8 +22,8 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
-from partita.functions.regularity import Jumps, Modulus
 from partita.functions.regions import Domain, Region
+from partita.functions.regularity import Jumps, Modulus
 from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed

@@ -68,7 +68,9 @@ def _negative_place(argument: Graph, piece: Piece) -> Array | None:
     """The middle of a box of the piece on which the argument may be negative; None if there is none."""
     box = piece.box
     lo, hi, looked = box.lo.ravel()[None], box.hi.ravel()[None], 0
-    size = max(float(np.abs(argument.enclose(p, p).hi).max()) for p in (box.corners(64), (box.lo + box.hi).reshape(1, -1) / 2))
+    size = max(
+        float(np.abs(argument.enclose(p, p).hi).max()) for p in (box.corners(64), (box.lo + box.hi).reshape(1, -1) / 2)
+    )
     while len(lo):
         kept = ~piece.outside(lo, hi)
         lo, hi = lo[kept], hi[kept]
@@ -114,7 +116,11 @@ def _expanded(graph: Graph) -> Terms | None:
     zero, values = (0,) * graph.num_inputs, list[Terms | None]()
     for node in graph.nodes:
         inner = [values[k] for k in node.arguments]
-        values.append(None if None in inner else _operated(node.operation, [p for p in inner if p is not None], node.parameters, zero))
+        values.append(
+            None
+            if None in inner
+            else _operated(node.operation, [p for p in inner if p is not None], node.parameters, zero)
+        )
     return values[graph.outputs[0]]
 
 

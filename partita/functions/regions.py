@@ -64,7 +64,7 @@ class Piece:
     def outside(self, lo: Array, hi: Array) -> Mask:
         """Which of the boxes `[lo, hi]`, `(n, m)`, are proved to hold no point of the piece."""
         left, right = np.maximum(lo, self.box.lo.ravel()), np.minimum(hi, self.box.hi.ravel())
-        out: Mask = (left > right).any(axis=1)
+        out: Mask = np.asarray((left > right).any(axis=1))
         for c in self.constraints:
             rest = np.flatnonzero(~out)
             out[rest] = c.graph.enclose(left[rest], right[rest]).lo[:, 0] > c.slack
@@ -72,7 +72,7 @@ class Piece:
 
     def within(self, lo: Array, hi: Array, slack: float) -> Mask:
         """Which of the boxes are proved to lie in the piece; `slack` times its own is how far a constraint may be exceeded."""
-        out: Mask = np.all((lo >= self.box.lo.ravel()) & (hi <= self.box.hi.ravel()), axis=1)
+        out: Mask = np.asarray(np.all((lo >= self.box.lo.ravel()) & (hi <= self.box.hi.ravel()), axis=1))
         for c in self.constraints:
             rest = np.flatnonzero(out)
             out[rest] = c.graph.enclose(lo[rest], hi[rest]).hi[:, 0] <= slack * c.slack
@@ -147,7 +147,14 @@ class Region:
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[Piece]) -> Region:
-        """The union of pieces of one shape, as they are."""
+        """The union of pieces of one shape, as they are.
+
+        Args:
+            pieces: boxes with their constraints.
+
+        >>> Region.of_pieces(Ball([0.0, 0.0], 1.0).pieces) == Ball([0.0, 0.0], 1.0)
+        True
+        """
         region = object.__new__(Region)
         region._set(pieces, tighten=False)
         return region
@@ -278,7 +285,9 @@ class Region:
         rng, (lo, hi, _) = np.random.default_rng(0), self._cover
         looked, found = len(lo), np.zeros((0, self.dimension))
         while looked < _HALVINGS and len(lo):
-            points = (lo[:, None] + (hi - lo)[:, None] * rng.random((len(lo), 4, self.dimension))).reshape(-1, self.dimension)
+            points = (lo[:, None] + (hi - lo)[:, None] * rng.random((len(lo), 4, self.dimension))).reshape(
+                -1, self.dimension
+            )
             points = np.concatenate([points, (lo + hi) / 2])
             found = points[self._deep(points)]
             if len(found):
@@ -320,7 +329,7 @@ class Region:
         return np.concatenate(found)
 
     def clamp(self, points: Array) -> Array:
-        """For each given point a point of the region near it, `(n, m)`: itself, unless it is outside or within roundings of the edge.
+        """For each given point a point of the region near it, `(n, m)`: itself, unless it is outside or at the edge.
 
         Args:
             points: flat points, `(n, m)`.
@@ -366,7 +375,9 @@ class Region:
         lo, hi, within = self._cover
         far, edge = self._hull.corners(min(limit, 64)), np.flatnonzero(~within)
         rows = edge[:: max(1, -(-len(edge) // max(1, limit - 2 * len(far) - 2 * self.dimension)))]
-        tips = np.concatenate([self._anchors[self._anchors.argmin(axis=0)], self._anchors[self._anchors.argmax(axis=0)]])
+        tips = np.concatenate(
+            [self._anchors[self._anchors.argmin(axis=0)], self._anchors[self._anchors.argmax(axis=0)]]
+        )
         middle = (self._hull.lo + self._hull.hi).ravel() / 2
         outward = far + (far - middle)  # beyond the corners of the box, so that clamping slides along the edge
         found = np.concatenate([self.clamp(far), self.clamp(outward), tips, self.clamp((lo + hi)[rows] / 2)])
@@ -375,7 +386,9 @@ class Region:
     @cached_property
     def is_convex(self) -> bool:
         """Whether the region is proved to be convex: one piece, whose constraints are built of convex parts."""
-        return len(self.pieces) == 1 and all(_curvature(c.graph) in ("affine", "convex") for c in self.pieces[0].constraints)
+        return len(self.pieces) == 1 and all(
+            _curvature(c.graph) in ("affine", "convex") for c in self.pieces[0].constraints
+        )
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -399,6 +412,9 @@ class Region:
     @staticmethod
     def from_description(data: Mapping[str, Any]) -> Region:
         """The region that `description` describes, its numbers in hexadecimal as files write them.
+
+        Args:
+            data: plain data, as a file contains it.
 
         Raises:
             FormatError: the text of a constraint is not that of its graph, or a constraint does not fit the box.
@@ -566,7 +582,13 @@ def _affine(slopes: Sequence[float], constant: float) -> Graph:
         if a == 0:
             continue
         z = builder.add("input", parameters=(i,))
-        term = z if a == 1 else builder.add("neg", z) if a == -1 else builder.add("mul", builder.add("const", parameters=(a,)), z)
+        term = (
+            z
+            if a == 1
+            else builder.add("neg", z)
+            if a == -1
+            else builder.add("mul", builder.add("const", parameters=(a,)), z)
+        )
         total = term if total is None else builder.add("add", total, term)
     assert total is not None
     if constant:
@@ -615,9 +637,9 @@ def _chain(text: str, names: list[str], aliases: dict[str, str], box: Box) -> li
     parts = _RELATION.split(text)
     wrong = next((sign for sign in parts[1::2] if sign not in ("<=", ">=", "≤", "≥")), None)
     if wrong is not None or len(parts) < 3:
-        found = f"found {wrong!r} in" if wrong else "found no inequality in"
+        problem = f"found {wrong!r} in" if wrong else "found no inequality in"
         hint = "; domains are closed, so write <= for <" if wrong in ("<", ">") else ""
-        raise ExpressionError(f"region: {found} {text.strip()!r}, expected a <= b or a >= b{hint}.")
+        raise ExpressionError(f"region: {problem} {text.strip()!r}, expected a <= b or a >= b{hint}.")
     sides = [parse(side.strip(), names, aliases) for side in parts[::2]]
     if any(side.output_shape != () for side in sides):
         raise ExpressionError(f"region: {text.strip()!r} compares vectors; expected one number on each side.")

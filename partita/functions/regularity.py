@@ -23,8 +23,8 @@ from partita.errors import (
 )
 from partita.functions.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.functions.graph import Graph
+from partita.functions.regions import Domain
 from partita.functions.target import Target
-from partita.functions.regions import Domain, Region
 from partita.geometry.domains import Array, PointCloud
 
 __all__ = [

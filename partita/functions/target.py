@@ -17,9 +17,9 @@ from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, probe, require_finite
+from partita.functions.regions import Domain, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import compare, trace
-from partita.functions.regions import Domain, Region
 from partita.geometry.domains import Array, Box, PointCloud, product
 
 __all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
@@ -231,7 +231,9 @@ def _domains(domain: Any) -> tuple[Domain, ...]:
         return (domain,)
     if isinstance(domain, tuple) and len(domain) == 2:
         return require_boxes(*domain)
-    raise DomainError(f"the domain is {domain!r}; expected a Box, a PointCloud, a Region, or a pair of boxes (keys, queries).")
+    raise DomainError(
+        f"the domain is {domain!r}; expected a Box, a PointCloud, a Region, or a pair of boxes (keys, queries)."
+    )
 
 
 def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:

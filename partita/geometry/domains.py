@@ -389,8 +389,6 @@ class PointCloud:
     __str__ = __repr__
 
 
-
-
 def product(first: Box, second: Box) -> Box:
     """The flat box `first × second` in R^(m₁+m₂): the domain of a function of two arguments."""
     return Box(

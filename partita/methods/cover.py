@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.regions import Region
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover, farthest_point_cover
-from partita.functions.regions import Region
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.scattered_head import ScatteredHead
-from partita.methods.hard import floor_refusal
+from partita.methods.hard import Hard, floor_refusal
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import vouched
@@ -61,6 +61,8 @@ class BallCover(Method):
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, Box):
             return Refusal("for point clouds and regions only")
+        if request.target.region is not None and Hard().applies(request) is None:
+            return Refusal("a grid on the box around the region takes fewer numbers")
         if request.knowledge is None:
             return Refusal("nothing is known about how fast f changes")
         known = request.knowledge.known
@@ -258,7 +260,10 @@ def _region_cover(
     request: Request, region: Region, modulus: Modulus, shares: _Shares, progress: Progress | None
 ) -> Cover | Refusal:
     """The cover of a region, or the best tolerance for which one is found in the memory allowed."""
-    most = min((request.max_bytes // request.precision.item_bytes - 1) // (region.dimension + request.target.num_outputs), _MOST_BALLS)
+    most = min(
+        (request.max_bytes // request.precision.item_bytes - 1) // (region.dimension + request.target.num_outputs),
+        _MOST_BALLS,
+    )
     if most < 1:
         return Refusal(f"max_bytes = {request.max_bytes:,} has no room for a single key", "Raise it.", SizeError)
     box = region.bounding_box()
@@ -269,7 +274,9 @@ def _region_cover(
     if cover is not None:
         return cover
     for factor in (1.5, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0):
-        if factor * max(allowed, moved) < half and region_cover(region, factor * allowed, request.precision, max_balls=most):
+        if factor * max(allowed, moved) < half and region_cover(
+            region, factor * allowed, request.precision, max_balls=most
+        ):
             hint = f"A tolerance that fits is about {factor * request.tolerance:.4g}; or raise max_bytes."
             break
     else:

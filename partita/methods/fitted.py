@@ -38,7 +38,9 @@ class Fitted(SoftValues):
         if not target.fills_box:
             found = extended(target, _EXTENSION_SHARE * request.aim, progress)
             if found is None:
-                return Refusal("f is not proved to be bounded on the box around the region, and no polynomial continues it there")
+                return Refusal(
+                    "f is not proved to be bounded on the box around the region, and no polynomial continues it there"
+                )
             ask, spare = found, found.error
         fit = fit_grid(
             ask,

@@ -121,7 +121,10 @@ def soft_construction(
         common |= {"terms": proved.terms, "assumptions": (*declared, *roots), "proof": proved.details}
     else:
         seen = sampled_error(head, target, request.norm, seed=seed)
-        common |= {"terms": soft_terms(GridFacts.of(head, request.box, volume=target.volume), known, request.norm), "seen": seen}
+        common |= {
+            "terms": soft_terms(GridFacts.of(head, request.box, volume=target.volume), known, request.norm),
+            "seen": seen,
+        }
     function, moduli = function_of(target), {} if known is None else known.to_json()
     certificate = claim(head, function, target.domains, known=moduli, **common)
     return Construction(head, draft.grid(request), certificate)

@@ -101,7 +101,9 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
     got, error = _values(compiled, x, output)
     if error is not None:
         inside = np.isfinite(got)
-        panels[0].plot(x[inside], _function(compiled, x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function")
+        panels[0].plot(
+            x[inside], _function(compiled, x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function"
+        )
     panels[0].plot(x, got, color=ACCENT, lw=1.3, label="head")
     centers = compiled.partition.to_power_diagram().centers[:, 0]
     if len(centers) <= 400:

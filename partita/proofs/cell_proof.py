@@ -214,7 +214,8 @@ def _graph_cells(
 ) -> float:
     """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
 
-    Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if progress stops it before all cells were looked at.
+    Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if
+    progress stops it before all cells were looked at.
     """
     axes = tuple(a.double().numpy() for a in head.axes)
     grid = ProductGrid(box, axes)

@@ -14,9 +14,9 @@ from torch import nn
 
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.errors import DomainError
+from partita.functions.regions import Domain
 from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
-from partita.functions.regions import Domain
 from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead

@@ -13,10 +13,10 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.regions import Domain, Region, halved
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
-from partita.functions.regions import Domain, Region, halved
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.head import FoldedHead
@@ -26,7 +26,15 @@ from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import running_terms
 
-__all__ = ["CoverProof", "ScatteredFacts", "covering_radius", "farthest", "rate_for", "scattered_facts", "scattered_terms"]
+__all__ = [
+    "CoverProof",
+    "ScatteredFacts",
+    "covering_radius",
+    "farthest",
+    "rate_for",
+    "scattered_facts",
+    "scattered_terms",
+]
 
 _MOST_BOXES = 1 << 21  # looked at for a covering radius
 _LARGEST = 1e140  # of coordinates: their squares, and the squares of 1e-22 of them, are ordinary numbers
@@ -106,7 +114,12 @@ def _times(term: Term, factor: float) -> Term:
     """A bound of the supremum as one in L_p."""
     if factor == 1.0:
         return term
-    return replace(term, value=mul_up(term.value, factor), formula=f"({term.formula}) · factor", inputs={**term.inputs, "factor": factor})
+    return replace(
+        term,
+        value=mul_up(term.value, factor),
+        formula=f"({term.formula}) · factor",
+        inputs={**term.inputs, "factor": factor},
+    )
 
 
 def _cover_again(head: FoldedHead, cloud: Domain, aim: float) -> Cover:

@@ -162,8 +162,7 @@ class _Edge:
         return ~self.region.inside(middle - reach, middle + reach)
 
     def is_wide(self, radius: Array) -> NDArray[np.bool_]:
-        out: NDArray[np.bool_] = (radius > _NARROWEST * self.sides).any(axis=1)
-        return out
+        return np.asarray((radius > _NARROWEST * self.sides).any(axis=1))
 
     def holds(self, middle: Array) -> NDArray[np.bool_]:
         return np.ones(len(middle), bool) if self.region is None else self.region.contains(middle)

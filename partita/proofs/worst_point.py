@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from partita.functions.target import Target
 from partita.functions.regions import Domain
+from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition

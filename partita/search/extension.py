@@ -39,7 +39,7 @@ class Extension:
 
 
 def extended(target: Target, tolerance: float, progress: Progress | None = None) -> Extension | None:
-    """The polynomial of lowest degree among those tried whose sampled error on the domain is within the tolerance; None if none is."""
+    """The polynomial of the lowest degree tried whose sampled error on the domain is within the tolerance, or None."""
     box, rng = target.box, np.random.default_rng(17)
     test = np.concatenate([target.domain.sample(1024, rng), target.domain.corners(256)])
     truth = target(test)
@@ -54,7 +54,7 @@ def extended(target: Target, tolerance: float, progress: Progress | None = None)
         found, *_ = np.linalg.lstsq(_basis(box, points, exponents), target(points), rcond=_CUT)
         error = float(np.abs(_basis(box, test, exponents) @ found - truth).max())
         if error <= tolerance and np.abs(found).max() <= _LARGEST * size:
-            return Extension(box, exponents, found, error)
+            return Extension(box, exponents, np.asarray(found, np.float64), error)
     return None
 
 

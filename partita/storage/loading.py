@@ -24,8 +24,8 @@ from partita.errors import (
     TruncatedFileError,
 )
 from partita.functions.graph import Graph
-from partita.functions.target import Target, graph_target, require_boxes
 from partita.functions.regions import Domain, Region
+from partita.functions.target import Target, graph_target, require_boxes
 from partita.geometry.domains import Box, PointCloud, product
 from partita.heads.head import FoldedHead
 from partita.heads.recorded import head_from_record
