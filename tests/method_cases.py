@@ -356,7 +356,9 @@ def compiled(case: str, method: str = "hard") -> pa.Compiled:
 
 
 PAIRS = [(method, case) for method in METHODS for case in CASES if applies(method, case)]
-HARD = [case.name for method, case in PAIRS if method.name == "hard" and not {"cloud", "region"} & set(case.kinds.split())]
+HARD = [
+    case.name for method, case in PAIRS if method.name == "hard" and not {"cloud", "region"} & set(case.kinds.split())
+]
 
 
 def inputs_for(c: pa.Compiled, points: np.ndarray, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, ...]:

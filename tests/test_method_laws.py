@@ -38,8 +38,8 @@ def name_of(method: Method) -> str:
     return type(method).__name__
 
 
-# a third kink, a second smooth square, a third L_p
-LONGER = {"cone 3-D", "mixed", "L3.5 typed"}
+# a third kink, a second smooth square, a third L_p, more regions
+LONGER = {"cone 3-D", "mixed", "L3.5 typed", "union L2", "cone typed"}
 PAPER_LONGER = {"cube", "torch 2-D", "L2 single"}  # thousands of keys by the paper's recipe
 
 
@@ -88,7 +88,10 @@ def test_every_method_is_in_the_table(method: Method) -> None:
     assert all(planned(case.name, method.name).maker is method for case in found)
 
 
-KINDS = "1-D 2-D 3-D sequence pair cloud region expression undeclared declared hessian float32 Lp jump kink hölder constant scaled vector"
+KINDS = (
+    "1-D 2-D 3-D sequence pair cloud region expression undeclared declared hessian float32 Lp jump kink hölder constant scaled "
+    "vector"
+)
 
 
 @pytest.mark.parametrize("kind", KINDS.split())

@@ -33,7 +33,7 @@ _COVERED = 4096  # boxes that a region is looked at through: for its volume, its
 _HALVINGS = 1 << 15  # boxes looked at before a region counts as too thin
 _TIGHT = 2.0**-10  # of a side: how closely the bounding box follows the region
 _ROUNDINGS = 8.0  # times the widest enclosure of a constraint at a point: its slack
-_STEPS, _BISECTIONS = 4, 26  # of the projection onto a region
+_STEPS, _BISECTIONS = 6, 26  # of the projection onto a region
 _MOST_ROWS = 4096
 _RELATION = re.compile(r"(<=|>=|≤|≥|==|!=|<|>|=)")
 
@@ -80,16 +80,18 @@ class Piece:
 
     def projected(self, points: Array) -> Array:
         """Points moved towards the piece, by Newton's steps for the constraints that they violate."""
-        z = self.box.clamp(points)
-        for c in itertools.chain(*[self.constraints] * _STEPS):
+        z = np.array(points)
+        for step_number, c in enumerate(itertools.chain(*[self.constraints] * (2 * _STEPS))):
             out = np.flatnonzero(~(c.graph.evaluate(z) <= -4 * c.slack))
             if len(out):
                 value, slope = c.graph.enclose_gradient(z[out], z[out])
                 g, d = (value.lo + value.hi)[:, 0] / 2, (slope.lo + slope.hi)[:, 0] / 2
                 with np.errstate(all="ignore"):
                     step = ((g + 8 * c.slack) / (d**2).sum(axis=1))[:, None] * d
-                z[out] = self.box.clamp(z[out] - np.where(np.isfinite(step).all(axis=1, keepdims=True), step, 0.0))
-        return z
+                z[out] -= np.where(np.isfinite(step).all(axis=1, keepdims=True), step, 0.0)
+            if step_number >= _STEPS * len(self.constraints):  # freely at first, then by turns with the box
+                z = self.box.clamp(z)
+        return self.box.clamp(z)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -252,8 +254,15 @@ class Region:
             raise ShapeError(f"points have shape {np.shape(points)}; expected (n, {self.dimension}).")
         return self._within(points, points, 1.0)
 
-    def _deep(self, points: Array) -> Mask:
-        """Which points obey the constraints by more than roundings, so that f has a value there in floating point as well."""
+    def contains_firmly(self, points: Array) -> Mask:
+        """Which points obey the constraints by more than roundings, so that f has a value there in floating point as well, `(n,)`.
+
+        Args:
+            points: flat points, `(n, m)`.
+
+        >>> Ball([0.0, 0.0], 1.0).contains_firmly(np.array([[0.0, 0.999], [0.0, 1.0]])).tolist()
+        [True, False]
+        """
         return self._within(points, points, -4.0)
 
     @cached_property
@@ -289,7 +298,7 @@ class Region:
                 -1, self.dimension
             )
             points = np.concatenate([points, (lo + hi) / 2])
-            found = points[self._deep(points)]
+            found = points[self.contains_firmly(points)]
             if len(found):
                 break
             lo, hi = halved(lo, hi, self._hull.sides)
@@ -320,7 +329,7 @@ class Region:
                 break
             row = rng.choice(len(lo), size=2 * missing + 16, p=chance)
             points = lo[row] + (hi - lo)[row] * rng.random((len(row), self.dimension))
-            found.append(points[self._deep(points)][:missing])
+            found.append(points[self.contains_firmly(points)][:missing])
             missing -= len(found[-1])
         if missing:  # thin: points that are known, jittered as far as they stay inside
             near = self._anchors[rng.integers(len(self._anchors), size=missing)]
@@ -338,7 +347,7 @@ class Region:
         [[0.5, 0.0], [1.0, 0.0]]
         """
         kept = np.array(points, dtype=float)
-        out = np.flatnonzero(~self._deep(kept))
+        out = np.flatnonzero(~self.contains_firmly(kept))
         if len(out):
             kept[out] = self._nearby(kept[out])
         return kept
@@ -350,11 +359,11 @@ class Region:
         for piece in self.pieces:
             z = piece.projected(points)
             inner = self._anchors[self._tree.query(z / sides)[1]]
-            out = np.flatnonzero(~self._deep(z))
+            out = np.flatnonzero(~self.contains_firmly(z))
             far, near = z[out], inner[out]
             for _ in range(_BISECTIONS if len(out) else 0):
                 middle = 0.5 * far + 0.5 * near
-                good = self._deep(middle)[:, None]
+                good = self.contains_firmly(middle)[:, None]
                 near, far = np.where(good, middle, near), np.where(good, far, middle)
             z[out] = near
             length = (((z - points) / sides) ** 2).sum(axis=1)

@@ -217,6 +217,8 @@ class _Search:
     ) -> None:
         self.cells, self.view, self.box, self.region, self.degree = cells, view, box, region, degree
         self.domain = box if region is None else region
+        pieces = () if region is None or view.is_plain else region.pieces
+        self.turned = [[(view.entered(c.graph), c.slack) for c in p.constraints] for p in pieces]
         self.target, self.norm, self.patient = target, norm, patient
         self.boxes, self.hopeless, self.least, self.seen = 0, 0, 0.0, 0.0
         self.seen_at = (box.lo + box.hi).ravel() / 2
@@ -295,9 +297,7 @@ class _Search:
             near: Mask = np.all(np.abs(place.z - self.box.clamp(place.z)) <= place.hull, axis=1)
             boxes, place = boxes.take(near), place.take(near)
         if self.region is not None:
-            plain = self.view.is_plain
-            lo, hi = (boxes.lo, boxes.hi) if plain else (place.z - place.hull, place.z + place.hull)
-            near = ~self.region.outside(lo, hi)
+            near = ~self._outside(self.region, boxes, place)
             boxes, place = boxes.take(near), place.take(near)
         if not len(boxes):
             return boxes
@@ -313,6 +313,22 @@ class _Search:
         axis = _steepest(tilt[blamed] + f.curved.max(axis=1), self._apart(boxes, weight) * place.radius, place.radius)
         bound = np.where(np.isnan(bound), np.inf, bound)
         return replace(boxes, bound=bound, size=size, least=self._look(boxes, place.z, score, at_middle), axis=axis)
+
+    def _outside(self, region: Region, boxes: BoxList, place: Place) -> Mask:
+        """Which boxes are proved to hold no point of the region: as they are, or, where they are turned, the boxes around them, and
+        the boxes themselves by Taylor models of the constraints, in which slopes cancel."""
+        if self.view.is_plain:
+            return region.outside(boxes.lo, boxes.hi)
+        out = np.ones(len(boxes), bool)
+        for piece, constraints in zip(region.pieces, self.turned):
+            away = piece.outside(place.z - place.hull, place.z + place.hull)
+            for graph, slack in constraints:
+                model = graph.taylor(boxes.middle, place.radius, 1)
+                sizes = np.abs(model.coefficients[0])
+                swing = (sizes[1:].sum(axis=0) + model.remainder[0] + 8 * len(sizes) * U * sizes.sum(axis=0)) * OUTWARD
+                away |= model.coefficients[0, 0] - swing > slack
+            out &= away
+        return out
 
     def _weights(self, boxes: BoxList, place: Place) -> tuple[Array, Array]:
         """Scores at the middle, and bounds of the softmax weights on the box, for each (box, cell) pair.

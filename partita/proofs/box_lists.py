@@ -97,6 +97,10 @@ class View:
     def is_plain(self) -> bool:
         return not self.origin.any() and np.array_equal(self.axes, np.eye(len(self.axes)))
 
+    def entered(self, graph: Graph) -> Graph:
+        """A function of z as one of y."""
+        return graph if self.is_plain else _turned(graph, self.origin, self.axes)
+
     def leave(self, middle: Array) -> tuple[Array, Array]:
         """z of points y, `(n, m)`, and how far roundings may have moved them."""
         if self.is_plain:

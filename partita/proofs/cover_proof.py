@@ -156,7 +156,9 @@ def covering_radius(region: Region, centers: Array, aim: float, *, progress: Pro
         done = reach <= aim
         worst = max(worst, float(reach[done].max(initial=0.0)))
         lo, hi = lo[~done], hi[~done]
-        if looked > _MOST_BOXES:
+        middle = 0.5 * lo + 0.5 * hi
+        missed = len(lo) > 0 and (tree.query(middle)[0] > aim * (1 + 1e-9)) & region.contains(middle)
+        if looked > _MOST_BOXES or np.any(missed):
             return max(worst, float(reach.max()))
         lo, hi = halved(lo, hi, np.ones(region.dimension))
     return worst

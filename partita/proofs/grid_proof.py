@@ -32,7 +32,7 @@ _LEFT_AT_ONCE = 1 << 16
 _MOST_BOXES = 1 << 17
 _LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
-_NARROWEST = 2.0**-12  # of a side, of boxes that are halved only because they reach beyond the region
+_NARROWEST = 2.0**-9  # of a side, of boxes that are halved only because they reach beyond the region
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,8 @@ def prove_grid(
         coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
         reached = (np.abs(coefficients).sum(axis=1) + remainder).max(axis=0) * _INFLATE
+        beyond = (np.abs(coefficients[:, 0]) - remainder > goal).any(axis=0)  # at the middle, or a fault of the head
+        splittable |= astride & beyond & edge.is_wide(size)
         for kept in (~splittable & ~astride, ~splittable & astride):
             if not kept.any():
                 continue
@@ -125,6 +127,9 @@ def prove_grid(
         with np.errstate(invalid="ignore"):
             attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
         least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
+        if region is not None:  # to leave the region, or a place where f is undefined, the widest side helps most
+            aimless = astride & (~coarse | ~np.isfinite(remainder).all(axis=0))
+            blame = np.where(aimless[:, None], size / (hi - lo), blame)
         halves = _halves(now[splittable], size[splittable], blame[splittable])
         children = edge.near(*halves, np.tile(reached[splittable], 2))
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])

@@ -32,7 +32,7 @@ def region_cover(
     if lo is None or hi is None:
         return None
     middle = precision.rounded(0.5 * lo + 0.5 * hi)
-    good = region.contains(middle) & (farthest(lo, hi, middle) <= radius)
+    good = region.contains_firmly(middle) & (farthest(lo, hi, middle) <= radius)
     centers, (lo, hi) = middle[good], (lo[~good], hi[~good])
     for _ in range(_FINEST + 1):
         if not len(lo) or len(centers) > max_balls:
@@ -47,7 +47,7 @@ def region_cover(
         if not len(lo):
             break
         points = precision.rounded(region.clamp(0.5 * lo + 0.5 * hi))
-        useful = region.contains(points) & (farthest(lo, hi, points) <= radius)
+        useful = region.contains_firmly(points) & (farthest(lo, hi, points) <= radius)
         new, rest = _few(lo[useful], hi[useful], points[useful], radius), ~useful
         centers = np.concatenate([centers, new])
         lo, hi = halved(lo[rest], hi[rest], np.ones(region.dimension))
