@@ -69,7 +69,7 @@ def compile(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
-        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: a Hölder modulus, in place of `lipschitz`.
@@ -162,7 +162,7 @@ def plan(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
-        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: a Hölder modulus, in place of `lipschitz`.
