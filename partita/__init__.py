@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.compiler.compiled import Compiled, load
     from partita.compiler.recheck import recheck
     from partita.errors import PartitaError
+    from partita.functions.regions import Ball, Polytope, Region, Simplex
     from partita.functions.regularity import Jumps, Modulus
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.methods import Plan
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
 __version__ = "0.3.0"
 
 __all__ = [
+    "Ball",
     "Box",
     "Compiled",
     "Jumps",
@@ -34,8 +36,11 @@ __all__ = [
     "PartitaError",
     "Plan",
     "PointCloud",
+    "Polytope",
     "PowerDiagram",
     "ProductGrid",
+    "Region",
+    "Simplex",
     "attack",
     "attention_from_mlp",
     "build",
@@ -53,6 +58,7 @@ _HOMES = {
     "partita.compiler.compiled": ("Compiled", "load"),
     "partita.compiler.recheck": ("recheck",),
     "partita.errors": ("PartitaError",),
+    "partita.functions.regions": ("Ball", "Polytope", "Region", "Simplex"),
     "partita.functions.regularity": ("Jumps", "Modulus"),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.methods": ("Plan",),

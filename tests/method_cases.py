@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,8 @@ MIXED = "sin(3*x0) + x0*cos(2*x1)"
 class Case:
     """One function, domain and tolerance, with options of `pa.compile` other than the method.
 
-    `kinds`: what it is a case of; `test_every_kind_of_case_is_in_the_table` says which are needed.
+    `kinds`: what it is a case of; `test_every_kind_of_case_is_in_the_table` says which are needed. `inside`: which points of the
+    box a region holds, in rational arithmetic.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     domain: Callable[[], Any]
     tolerance: float
     options: dict[str, Any] = field(default_factory=dict)
+    inside: Callable[[Fraction, Fraction], bool] | None = None
 
     def __post_init__(self) -> None:
         if callable(self.function):
@@ -51,6 +54,12 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         return self.options.get("dtype", torch.float64)
+
+    def kept(self, points: np.ndarray) -> np.ndarray:
+        """Which points lie in the domain, as rational numbers."""
+        if self.inside is None:
+            return np.ones(len(points), bool)
+        return np.array([self.inside(*map(Fraction, point)) for point in points.tolist()])
 
     def compile(self, **options: Any) -> pa.Compiled:
         return pa.compile(self.function, self.domain(), tolerance=self.tolerance, **{**self.options, **options})
@@ -70,6 +79,10 @@ def tokens() -> pa.Box:
 
 def pair() -> tuple[pa.Box, pa.Box]:
     return pa.Box([0], [1]), pa.Box([0], [1])
+
+
+def cone() -> pa.Region:
+    return pa.Region(pa.Box([0, -1], [1, 1]), "0.25 <= x0 <= 1 and -x0 <= x1 <= x0")
 
 
 def _circle(points: int) -> np.ndarray:
@@ -191,6 +204,42 @@ CASES = [
         0.1,
         {"lipschitz": 2.0},
     ),
+    # regions: f may be undefined around them
+    Case(
+        "disc typed",
+        "region 2-D expression smooth",
+        "x0*x1/(x0**2 + x1**2 + 1)",
+        lambda: pa.Ball([0, 0], 1),
+        0.3,
+        inside=lambda x, y: x * x + y * y <= 1,
+    ),
+    Case(
+        "cone typed",
+        "region 2-D expression smooth float32",
+        "log(x0 + x1 + 0.25)",
+        cone,
+        0.4,
+        SINGLE,
+        lambda x, y: 4 * x >= 1 and x <= 1 and abs(y) <= x,
+    ),
+    Case(
+        "simplex",
+        "region 2-D declared smooth",
+        lambda z: np.log(z[:, 0] + z[:, 1]),
+        lambda: pa.Simplex([[1, 0], [0, 1], [1, 1]]),
+        0.2,
+        {"lipschitz": 1.42},
+        lambda x, y: x <= 1 and y <= 1 and x + y >= 1,
+    ),
+    Case(
+        "union L2",
+        "region 2-D declared Lp",
+        lambda z: z[:, 0] + np.sqrt(np.where(z[:, 0] - z[:, 1] <= 1.5, 0.0, -1.0)),
+        lambda: pa.Ball([0, 0], 1) | pa.Box([0, 1], [2, 2]),
+        0.4,
+        {"lipschitz": 1.0, "norm": 2},
+        lambda x, y: x * x + y * y <= 1 or (0 <= x <= 2 and 1 <= y <= 2),
+    ),
     # float32
     Case("single typed", "2-D expression float32", "sin(x0)*x1", lambda: pa.Box([3, -1], [4, 1]), 0.3, SINGLE),
     Case("single pieces", "1-D expression kink float32", "abs(x0 - 0.25)", line, 0.05, SINGLE),
@@ -307,7 +356,9 @@ def compiled(case: str, method: str = "hard") -> pa.Compiled:
 
 
 PAIRS = [(method, case) for method in METHODS for case in CASES if applies(method, case)]
-HARD = [case.name for method, case in PAIRS if method.name == "hard" and "cloud" not in case.kinds]
+HARD = [
+    case.name for method, case in PAIRS if method.name == "hard" and not {"cloud", "region"} & set(case.kinds.split())
+]
 
 
 def inputs_for(c: pa.Compiled, points: np.ndarray, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from flint import arb, arb_series
@@ -136,8 +136,18 @@ class Gaps:
         return found
 
 
-def steepest(graph: Graph, ends: Ends, axis: int | None, enough: float, seconds: float) -> arb:
-    """A bound of `sup |∂_i f|` over a box, of `sup |∇f|₂` if no axis is named: `enough`, or nearly attained, if time allows."""
+def steepest(
+    graph: Graph,
+    ends: Ends,
+    axis: int | None,
+    enough: float,
+    seconds: float,
+    outside: Callable[[Ends], bool] = lambda part: False,
+) -> arb:
+    """A bound of `sup |∂_i f|` over a box, of `sup |∇f|₂` if no axis is named: `enough`, or nearly attained, if time allows.
+
+    Boxes that are `outside` do not count.
+    """
     attained, axes = 0.0, range(len(ends)) if axis is None else [axis]
 
     def slope(box: list[arb]) -> arb:
@@ -150,6 +160,8 @@ def steepest(graph: Graph, ends: Ends, axis: int | None, enough: float, seconds:
 
     def measure(part: Ends, _: object) -> Measured:
         nonlocal attained
+        if outside(part):
+            return Measured(0.0, 0)
         box, middle, _ = balls(part)
         attained = max(attained, -up(-slope(middle).lower()))
         thin = [up(slope([*box[:i], middle[i], *box[i + 1 :]])) if len(box) > 1 else 0.0 for i in range(len(box))]

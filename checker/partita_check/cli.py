@@ -101,11 +101,12 @@ def _about(stored: Stored) -> dict[str, Any]:
     claim, head = stored.claim, stored.head
     ends = [f"{name} in [{a:.9g}, {b:.9g}]" for name, a, b in zip(stored.names, stored.lo, stored.hi)]
     cloud = stored.points is not None and f"{len(stored.points):,} points and all within {stored.fill:g} of them"
+    region = stored.region is not None and stored.region.infix(stored.names)
     norm = "sup" if math.isinf(claim.norm) else f"L{claim.norm:g}"
     said = f"|f − head| ≤ {claim.bound:.9g}" if claim.bound is not None else f"error ≈ {claim.estimate:.6g} (estimate)"
     return {
         "function": stored.graph.infix(stored.names) if stored.graph is not None else "a black box, not stored",
-        "domain": cloud or ", ".join(ends),
+        "domain": cloud or region or ", ".join(ends),
         "keys": f"{head.keys:,}, {head.dtype}, {head.kind}",
         "claim": f"{claim.kind}: {norm} {said}, in {claim.semantics} arithmetic",
         "platform": f"assumes IEEE 754 {claim.semantics} and exp within 8 units in the last place",

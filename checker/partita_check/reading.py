@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from partita_check.clock import clock
 from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
+from partita_check.regions import Region, read_region
 
 __all__ = ["Claim", "Head", "Stored", "parse_json", "parse_tensors", "read_folder"]
 
@@ -73,7 +74,8 @@ class Claim(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """graph: None for a black box. [lo, hi]: the domain, or a box around its `points`, all within `fill` of one of them."""
+    """graph: None for a black box. [lo, hi]: the domain, or a box around its `points`, all within `fill` of one of them,
+    or around its `region`."""
 
     head: Head
     claim: Claim
@@ -83,6 +85,7 @@ class Stored(NamedTuple):
     hi: tuple[float, ...]
     points: tuple[tuple[float, ...], ...] | None
     fill: float
+    region: Region | None = None
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -205,7 +208,7 @@ def _read_folder(folder: Path) -> Stored:
             name not in model or model[name] == described["head"].get(name),
             f"the certificate's {name} is not the head's",
         )
-    lo, hi, points, fill, shapes = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
+    lo, hi, points, fill, shapes, region = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
     need(shapes == described["head"]["input_shapes"], "the head's inputs are not the domain's")
     outputs = _counts(described["head"]["output_shape"], "output_shape", 1)
     head = _head(described["head"], own, len(lo), math.prod(outputs))
@@ -217,7 +220,7 @@ def _read_folder(folder: Path) -> Stored:
     need(graph is not None or claim.kind != "proved", "the claim is proved, but its function is not stored")
     parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
     names = tuple(f"{letter}{i}" for letter, count in parts for i in range(count))
-    return Stored(head, claim, graph, names, lo, hi, points, fill)
+    return Stored(head, claim, graph, names, lo, hi, points, fill, region)
 
 
 def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, ...]:
@@ -238,13 +241,19 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, 
         )
         need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: invalid points")
         rows = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
-        return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)]
-    need(described == certified and all(d["type"] == "box" for d in described), "the files differ in their boxes")
+        return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)], None
+    need(described == certified, "the two files describe different domains")
+    if described[0]["type"] == "region":
+        shape = _counts(described[0]["shape"], "domain", 1)
+        need(len(described) == 1 and 0 < math.prod(shape) <= MAX_DIMENSION, "domain: expected one region")
+        region = read_region(described[0], math.prod(shape))
+        return *map(tuple, zip(*region.ends)), None, 0.0, [list(shape)], region
+    need(all(d["type"] == "box" for d in described), "expected boxes")
     lo, hi = (tuple(read_hex(x, end) for d in described for x in d[end]) for end in ("lo", "hi"))
     sizes = [math.prod(_counts(d["shape"], "domain", 1)) for d in described]
     need(sizes == [len(d["lo"]) for d in described] and len(lo) == len(hi), "domain: the shapes do not fit")
     need(0 < len(lo) <= MAX_DIMENSION and all(a < b for a, b in zip(lo, hi)), "domain: expected lo < hi")
-    return lo, hi, None, 0.0, [d["shape"] for d in described]
+    return lo, hi, None, 0.0, [d["shape"] for d in described], None
 
 
 def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:

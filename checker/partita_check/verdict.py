@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from flint import arb, arb_mat, ctx, fmpq
@@ -90,7 +90,9 @@ class Checker:
         self.ends = (
             tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(plain, self.shift)) if narrow else plain
         )
-        self.volume = math.prod((arb(b) - arb(a) for a, b in plain), start=arb(1))
+        self.region = stored.region
+        box = math.prod((arb(b) - arb(a) for a, b in plain), start=arb(1))
+        self.volume = box if self.region is None or self.sup else min(box, self.region.volume(), key=up)
         self.factor = arb(1) if self.sup else (self.volume * self.outputs) ** (1 / arb(self.claim.norm))
         self.largest = arb(max(max(map(abs, v)) for v in self.head.values))
         self.spread = max((arb(max(v)) - arb(min(v)) for v in self.head.values), key=up)
@@ -100,6 +102,7 @@ class Checker:
     def look(self, point: Point) -> bool:
         """Evaluate the error at a point of the domain in balls; whether that refutes the claim."""
         inside = all(a <= x <= b for a, x, b in zip(self.stored.lo, point, self.stored.hi))
+        inside = inside and (self.region is None or self.region.holds(point))
         longest = max(map(len, self.head.axes), default=self.head.keys)
         if self.graph is None or self.head.kind == "train" or longest > MOST_CELLS or not inside:
             return False
@@ -117,6 +120,10 @@ class Checker:
             yield from (source.choice(self.stored.points) for _ in range(count))
             return
         yield from product(*pairs) if self.m <= 6 else ()
+        if self.region is not None:
+            drawn = (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(100 * count))
+            yield from islice(filter(self.region.holds, drawn), count)
+            return
         yield from (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(count))
 
     def obstacle(self) -> str:
@@ -137,11 +144,17 @@ class Checker:
             raise TypeError("a black box has no graph")
         return self.graph
 
+    def outside(self, ends: Ends, times: int = 1) -> bool:
+        """Whether a box holds no point that storing may have moved there from the region."""
+        grown = tuple((down(arb(a) - times * s), up(arb(b) + times * s)) for (a, b), s in zip(ends, self.shift))
+        return self.region is not None and self.region.outside(grown)
+
     def moved_by_inputs(self) -> arb:
-        """How far f may move when its input is stored in a narrower dtype."""
+        """How far f may move when its input is stored in a narrower dtype: along segments that begin in the domain."""
         pairs = [(i, s) for i, s in enumerate(self.shift) if s > 0]
+        away = partial(self.outside, times=2)
         found = (
-            steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds) * s
+            steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds, away) * s
             for i, s in pairs
         )
         return sum(found, arb(0))
@@ -168,6 +181,8 @@ class Checker:
 
         def measure(ends: Ends, state: Any) -> Measured:
             """In L_p a point of the box is run where storing moved it."""
+            if self.outside(ends):
+                return Measured(0.0, 0)
             moves = self.sup or self.semantics != "float32"
             grown = ends if moves else tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, self.shift))
             return way.measure(grown, state)
@@ -476,16 +491,36 @@ class Checker:
     def by_cover(self) -> tuple[float, str]:
         """A domain of listed points, each within ρ of a center, and what is said to lie around them: the soft-maximum lemma."""
         points, fill, centers, shift = self.stored.points or (), self.stored.fill, self.head.centers, length(self.shift)
-        radius = max((nearest(p, centers) for p in points), key=up) + fill + shift
+        covered = self.covered() if self.region is not None else max((nearest(p, centers) for p in points), key=up)
+        radius = covered + fill + shift
         distance = (radius * radius + 2 * lambert(self.head.keys) / self.head.rates[0]).sqrt()
         grown, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
         hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends)
         known = self.modulus(hull, down((arb(self.bound) - added) / (distance * grown + shift)))
-        if self.graph is None:  # f was asked at listed points, which storing may have moved
+        if self.graph is None and points:  # f was asked at listed points, which storing may have moved
             added += known.at(max((nearest(c, points) for c in centers), key=up))
         if fill > 0:
             self.assume(f"every point of the domain is within {fill:g} of a listed point")
-        return up(known.at(distance) * grown + known.at(shift) + added), "a cover and the soft-maximum lemma"
+        return up(
+            (known.at(distance) * grown + known.at(shift) + added) * self.factor
+        ), "a cover and the soft-maximum lemma"
+
+    def covered(self) -> arb:
+        """The distance within which every point of the region has a center: boxes are halved until the radius claimed will do."""
+        centers = self.head.centers
+
+        def measure(ends: Ends, _: object) -> Measured:
+            axis = max(range(self.m), key=lambda i: ends[i][1] - ends[i][0])
+            if self.region is None or self.region.outside(ends):
+                return Measured(0.0, axis)
+            clock.tick()
+            middle = [a / 2 + b / 2 for a, b in ends]
+            best = min(centers, key=lambda c: math.dist(middle, c))
+            reach = [max(abs(arb(a) - c), abs(arb(b) - c), key=up) for (a, b), c in zip(ends, best)]
+            return Measured(up(length(reach)), axis)
+
+        aim = read_hex(self.claim.proof.get("radius", (0.0).hex()), "radius") * (1 + 1e-12)
+        return arb(search(measure, tuple(zip(self.stored.lo, self.stored.hi)), lambda: aim, clock.deadline)[0])
 
     def value_error(self) -> arb:
         """`max |V_j − f(v_j)|` over all cells; for a black box only the error of storing its values."""
@@ -625,6 +660,9 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         if plain:
             yield checker.by_cover
         return
+    if stored.region is not None:
+        yield from _on_region(checker)
+        return
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
     if head.kind == "grid" and head.slopes is None and sharp and (checker.sup or not known):
         yield checker.by_moments
@@ -632,5 +670,24 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_query_keys if "reach" in checker.claim.proof else checker.by_pieces
+    if known and head.kind != "train" and checker.claim.kind == "proved" and few:
+        yield checker.by_boxes
+
+
+def _on_region(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
+    """The proofs for a region. What the caller declares holds between points of the region: it serves a cover by centers in it.
+
+    A modulus of the graph on the whole box serves the moments of a grid.
+    """
+    head, known = checker.head, checker.graph is not None and not checker.vouched
+    few = head.keys <= MOST_CELLS
+    plain = head.kind == "scattered" and head.slopes is None and head.powers is None
+    if plain and checker.vouched and checker.region is not None and all(map(checker.region.holds, head.centers)):
+        yield checker.by_cover
+    sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
+    if head.kind == "grid" and head.slopes is None and sharp and checker.sup and known:
+        yield checker.by_moments
+    if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
+        yield checker.by_pieces
     if known and head.kind != "train" and checker.claim.kind == "proved" and few:
         yield checker.by_boxes

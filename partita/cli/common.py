@@ -30,6 +30,7 @@ __all__ = [
     "MaxBytes",
     "Method",
     "Norm",
+    "Region",
     "Seed",
     "Sharpness",
     "Tolerance",
@@ -62,6 +63,13 @@ Expression = Annotated[
     ),
 ]
 Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1]x[-2,3]'.")]
+Region = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--region",
+        help="The part of the box where 'x0**2 + x1**2 <= 1' holds: <=, >=, 'and', 'or'. Several must hold together.",
+    ),
+]
 Tolerance = Annotated[float, typer.Option("--tolerance", help="The largest error allowed.", callback=_positive)]
 Norm = Annotated[str, typer.Option("--norm", help="'inf', or p ≥ 1 for an L_p norm.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; the bound includes rounding.")]
@@ -99,8 +107,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder written by `partita compile --out`.")]
 
 
-def parse_domain(text: str) -> pa.Box:
-    """`[-1,1]^2`, `[0,1]x[-2,3]`, also mixed: `[0,1]^2x[-2,3]`."""
+def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Region:
+    """`[-1,1]^2`, `[0,1]x[-2,3]`, also mixed: `[0,1]^2x[-2,3]`; the part of it where inequalities hold, if there are any."""
     sides: list[tuple[float, float]] = []
     for part in re.split(r"(?<=[\]\d])\s*[x×]\s*(?=\[)", text.strip()):
         found = re.fullmatch(r"\[\s*([^,\[\]]+)\s*,\s*([^,\[\]]+)\s*\]\s*(?:\^\s*(\d{1,3}))?", part.strip())
@@ -112,7 +120,8 @@ def parse_domain(text: str) -> pa.Box:
             raise DomainError(
                 f"the domain {text!r} cannot be read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'."
             ) from None
-    return pa.Box([a for a, _ in sides], [b for _, b in sides])
+    box = pa.Box([a for a, _ in sides], [b for _, b in sides])
+    return pa.Region(box, region) if region else box
 
 
 def compile_options(

@@ -20,6 +20,7 @@ from partita.cli.common import (
     MaxBytes,
     Method,
     Norm,
+    Region,
     Seed,
     Sharpness,
     Tolerance,
@@ -38,6 +39,7 @@ def compile_command(
     domain: Domain,
     tolerance: Tolerance,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    region: Region = None,
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
@@ -55,10 +57,10 @@ def compile_command(
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
     require_free(out, overwrite=overwrite)
-    box = parse_domain(domain)
+    where = parse_domain(domain, region)
     options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
     with shown_progress("planning") as progress:
-        c = pa.compile(expression, box, outside=outside, seed=seed, budget=budget, progress=progress, **options)
+        c = pa.compile(expression, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
 

@@ -13,6 +13,7 @@ from partita.cli.common import (
     MaxBytes,
     Method,
     Norm,
+    Region,
     Sharpness,
     Tolerance,
     compile_options,
@@ -28,6 +29,7 @@ def plan_command(
     expression: Expression,
     domain: Domain,
     tolerance: Tolerance,
+    region: Region = None,
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
@@ -39,7 +41,7 @@ def plan_command(
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
     options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
-    planned = pa.plan(expression, parse_domain(domain), **options)
+    planned = pa.plan(expression, parse_domain(domain, region), **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)

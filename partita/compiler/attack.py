@@ -13,8 +13,9 @@ from torch import nn
 
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.regions import Domain
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
 from partita.proofs.balls import balls_at_hand, value_in_balls
 from partita.proofs.worst_point import search_worst

@@ -15,6 +15,7 @@ from partita.arithmetic.rounding import add_up, sub_down
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.differentiate import derivative
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.regions import Region
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
@@ -62,39 +63,41 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
         raise UnsupportedError(
             f"{target.label} is a black box: nothing can be proved about its gradient. Give an expression."
         )
-    grid, box = soft_grid_of(head), target.box
-    slopes = _sampled_slopes(head, box)
+    grid, domain = soft_grid_of(head), target.region or target.box
+    slopes = _sampled_slopes(head, domain)
     bounds, seen = [], []
-    for axis in range(box.dimension):
+    for axis in range(domain.dimension):
         graph = derivative(target.graph, axis)
         truth = graph.evaluate(slopes.points).reshape(len(slopes.points), -1)
         error = float(np.abs(truth - slopes.values[:, :, axis]).max())
-        prove = partial(_prove_slope, grid, box, graph, along=axis, progress=progress)
+        prove = partial(_prove_slope, grid, domain, graph, along=axis, progress=progress)
         bounds.append(_tightest(prove, error, max(1e-14 * float(np.abs(truth).max()), _least_slope(grid, axis))))
         seen.append(error)
     return GradientError(tuple(bounds), tuple(seen))
 
 
-def bound_slope(head: FoldedHead, box: Box, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
+def bound_slope(
+    head: FoldedHead, domain: Box | Region, axis: int, *, progress: Progress | None = None
+) -> tuple[Range, ...]:
     """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: its sign says whether the head rises or falls."""
-    if not 0 <= axis < box.dimension:
-        raise DomainError(f"axis is {axis}; expected 0 to {box.dimension - 1}.")
+    if not 0 <= axis < domain.dimension:
+        raise DomainError(f"axis is {axis}; expected 0 to {domain.dimension - 1}.")
     grid = soft_grid_of(head)
     if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
         return (Range(0.0, 0.0, 0.0, 0.0),) * int(grid.values.shape[-1])
-    slopes, ranges = _sampled_slopes(head, box).values[:, :, axis], []
+    slopes, ranges = _sampled_slopes(head, domain).values[:, :, axis], []
     for output, seen in enumerate(slopes.T):
         one = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])
-        prove = partial(_prove_slope, one, box, along=axis, progress=progress)
-        ranges.append(_range_of(seen, box.dimension, prove, _least_slope(one, axis)))
+        prove = partial(_prove_slope, one, domain, along=axis, progress=progress)
+        ranges.append(_range_of(seen, domain.dimension, prove, _least_slope(one, axis)))
     return tuple(ranges)
 
 
 def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:
     """The range of each output over the domain, of the head as it is run."""
-    box = target.box
+    domain = target.region or target.box
     with torch.no_grad():
-        table = head.evaluate(torch.from_numpy(_points(box)).to(head.dtype)).double().numpy()
+        table = head.evaluate(torch.from_numpy(_points(domain)).to(head.dtype)).double().numpy()
     return tuple(_output_range(head, target, k, seen, progress) for k, seen in enumerate(table.T))
 
 
@@ -130,14 +133,16 @@ def _least_slope(grid: SoftGrid, axis: int) -> float:
 
 
 def _prove_slope(
-    grid: SoftGrid, box: Box, graph: Graph, goal: float, *, along: int, progress: Progress | None = None
+    grid: SoftGrid, domain: Box | Region, graph: Graph, goal: float, *, along: int, progress: Progress | None = None
 ) -> GridProof:
+    box, region = domain.bounding_box(), domain if isinstance(domain, Region) else None
+    ends = box.lo.ravel(), box.hi.ravel()
     if len(grid.axes[along]) == 1:  # the head does not move along it: f alone is the error
         still = SoftGrid(
             tuple(a[:1] for a in grid.axes), grid.rates, np.zeros((1,) * len(grid.axes) + grid.values.shape[-1:])
         )
-        return prove_grid(still, graph, box.lo.ravel(), box.hi.ravel(), goal=goal, progress=progress)
-    return prove_grid(grid, graph, box.lo.ravel(), box.hi.ravel(), goal=goal, along=along, progress=progress)
+        return prove_grid(still, graph, *ends, goal=goal, region=region, progress=progress)
+    return prove_grid(grid, graph, *ends, goal=goal, region=region, along=along, progress=progress)
 
 
 def _tightest(prove: Callable[[float], GridProof | Proved], seen: float, floor: float) -> float:
@@ -171,12 +176,12 @@ class _Slopes:
     values: Array
 
 
-def _points(box: Box) -> Array:
-    return np.concatenate([box.sample(_SAMPLES, np.random.default_rng(5)), box.corners(256)])
+def _points(domain: Box | Region) -> Array:
+    return np.concatenate([domain.sample(_SAMPLES, np.random.default_rng(5)), domain.corners(256)])
 
 
-def _sampled_slopes(head: FoldedHead, box: Box) -> _Slopes:
-    points = _points(box)
+def _sampled_slopes(head: FoldedHead, domain: Box | Region) -> _Slopes:
+    points = _points(domain)
     z = torch.from_numpy(points).requires_grad_()
     out = copy.deepcopy(head).double().evaluate(z)
     columns = [torch.autograd.grad(out[:, k].sum(), z, retain_graph=True)[0] for k in range(out.shape[1])]

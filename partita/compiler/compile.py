@@ -22,8 +22,9 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
+from partita.functions.regions import Domain, Region
 from partita.functions.regularity import Jumps, Modulus
-from partita.geometry.domains import Box, Domain
+from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
@@ -68,7 +69,7 @@ def compile(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
-        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: a Hölder modulus, in place of `lipschitz`.
@@ -161,7 +162,7 @@ def plan(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
-        domain: a `Box`, a `PointCloud`, or a pair of boxes for cross-attention.
+        domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: a Hölder modulus, in place of `lipschitz`.
@@ -329,7 +330,11 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     """The L_p error over uniform samples, by the largest output only: an estimate from below, up to chance."""
-    box = compiled.target.box
-    errors = compiled.errors_at(box.sample(4096, np.random.default_rng(seed)))
+    box, domain = compiled.target.box, compiled.target.domain
+    points = box.sample(4096, np.random.default_rng(seed))
+    inside = domain.contains(points)
+    if isinstance(domain, Region):  # points within roundings of the edge do not count
+        points = domain.clamp(points)
+    errors = np.where(inside, compiled.errors_at(points), 0.0)
     largest = float(errors.max())
     return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0

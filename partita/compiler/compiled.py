@@ -17,8 +17,9 @@ from partita import storage
 from partita.arithmetic.precision import PRECISIONS
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
+from partita.functions.regions import Region
 from partita.functions.target import Target
-from partita.geometry.domains import Box
+from partita.geometry.domains import Box, PointCloud
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
@@ -287,14 +288,14 @@ class Compiled:
             progress: called as `progress(what, done, of)`.
 
         Raises:
-            UnsupportedError: the domain is not a box.
+            UnsupportedError: the domain is a point cloud.
 
         >>> import partita as pa
         >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
         >>> -1.01 < c.bound_range()[0].lo <= -0.999
         True
         """
-        self._box()
+        self._bounded_domain()
         return bound_range(self.head, self.target, progress=progress)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
@@ -304,14 +305,14 @@ class Compiled:
             progress: called as `progress(what, done, of)`.
 
         Raises:
-            UnsupportedError: the domain is not a box, or f is a black box.
+            UnsupportedError: the domain is a point cloud, or f is a black box.
 
         >>> import partita as pa
         >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
         >>> c.bound_gradient_error().bounds[0] < 0.05
         True
         """
-        self._box()
+        self._bounded_domain()
         return bound_gradient_error(self.head, self.target, progress=progress)
 
     def bound_slope(self, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
@@ -322,17 +323,19 @@ class Compiled:
             progress: called as `progress(what, done, of)`.
 
         Raises:
-            UnsupportedError: the domain is not a box, or there is no such axis.
+            UnsupportedError: the domain is a point cloud, or there is no such axis.
 
         >>> import partita as pa
         >>> pa.compile("tanh(x)", pa.Box([-1], [1]), tolerance=1e-3).bound_slope(0)[0].trend
         'increasing'
         """
-        return bound_slope(self.head, self._box(), axis, progress=progress)
+        return bound_slope(self.head, self._bounded_domain(), axis, progress=progress)
 
-    def _box(self) -> Box:
-        if not isinstance(self.target.domain, Box):
-            raise UnsupportedError(f"the domain is {self.target.domain}; ranges and slopes are proved over a Box only.")
+    def _bounded_domain(self) -> Box | Region:
+        if isinstance(self.target.domain, PointCloud):
+            raise UnsupportedError(
+                f"the domain is {self.target.domain}; ranges and slopes are proved over a Box or a Region only."
+            )
         return self.target.domain
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

@@ -12,9 +12,10 @@ from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
 from partita.errors import ToleranceError, UnsupportedError
+from partita.functions.regions import Domain
 from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.target import make_target
-from partita.geometry.domains import Box, Domain
+from partita.geometry.domains import Box
 from partita.methods import METHODS, Request
 
 __all__ = ["ACCEPT", "method_names", "request_for"]

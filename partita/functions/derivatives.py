@@ -14,6 +14,7 @@ from partita.arithmetic.interval import Floats, Interval, Mask
 from partita.arithmetic.progress import Progress
 from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError
 from partita.functions.graph import Graph
+from partita.functions.regions import Region
 
 __all__ = ["LipschitzBounds", "lipschitz_bounds"]
 
@@ -84,6 +85,7 @@ def lipschitz_bounds(
     relative_gap: float = 0.01,
     max_boxes: int | None = None,
     rough_resolution: float = ROUGH_RESOLUTION,
+    region: Region | None = None,
     progress: Progress | None = None,
 ) -> LipschitzBounds:
     """Bounds on the slopes and values of f over lo ≤ x ≤ hi, within `relative_gap` of what f attains or the budget.
@@ -92,6 +94,7 @@ def lipschitz_bounds(
     Boxes with unbounded slopes are halved until they measure `rough_resolution` of the sides along the axes concerned,
     or have used half of the budget; what remains is returned as rough. On a kink of min or max between several axes
     `euclidean` is the norm of the hull of the slopes, √2 for max(x, y); `per_axis` is sharp there.
+    With a region only the boxes that may meet it count: the bounds hold along segments inside it.
     If `progress` stops the search, the bounds reached are returned, provided that they are finite everywhere.
     Raises `NonFiniteValueError` where f is undefined or unbounded, naming the place; `DomainError` unless lo < hi.
 
@@ -102,7 +105,7 @@ def lipschitz_bounds(
     """
     lo, hi = _domain(graph, lo, hi)
     max_boxes = max(2 * BATCH, min(MAX_BOXES, MAX_STEPS // graph.num_steps)) if max_boxes is None else max_boxes
-    search = _Search(graph, lo, hi, relative_gap, rough_resolution)
+    search = _Search(graph, lo, hi, relative_gap, rough_resolution, region)
     try:
         while search.boxes_used < max_boxes and search.refine(max_boxes):
             if progress is not None:
@@ -124,8 +127,10 @@ def _domain(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
 class _Search:
     """The state of one bisection: open boxes, rough boxes that stay, and the maxima over all boxes already settled."""
 
-    def __init__(self, graph: Graph, lo: Floats, hi: Floats, gap: float, resolution: float) -> None:
-        self.graph, self.sides, self.gap, self.resolution = graph, hi - lo, gap, resolution
+    def __init__(
+        self, graph: Graph, lo: Floats, hi: Floats, gap: float, resolution: float, region: Region | None
+    ) -> None:
+        self.graph, self.sides, self.gap, self.resolution, self.region = graph, hi - lo, gap, resolution, region
         columns = graph.num_inputs + 2
         self.settled, self.observed = np.zeros(columns), np.zeros(columns)
         self.boxes_used = self.boxes_rough = 0
@@ -175,7 +180,12 @@ class _Search:
 
     def _admit(self, lo: Floats, hi: Floats) -> None:
         """Measures new boxes, sorts out those that need no halving, and refuses where f has no value."""
-        bounds, seen = _measure(self.graph, lo, hi)
+        if self.region is not None:
+            kept = ~self.region.outside(lo, hi)
+            lo, hi = lo[kept], hi[kept]
+            if not len(lo):
+                return
+        bounds, seen = _measure(self.graph, lo, hi, self.region)
         boxes = _Boxes(lo, hi, bounds)
         self.boxes_used += len(boxes)
         self.observed = np.maximum(self.observed, seen)
@@ -233,6 +243,7 @@ class _Search:
 
     def _refuse_undefined(self, points: Floats) -> None:
         """Raises at a point where f is NaN or infinite."""
+        points = points if self.region is None else points[self.region.contains(points)]
         bad = ~np.isfinite(self.graph.evaluate(points).reshape(len(points), len(self.graph.outputs))).all(axis=1)
         if bad.any():
             point, value = points[bad][0], self.graph.evaluate(points[bad][:1])[0]
@@ -256,7 +267,7 @@ def _middle(boxes: _Boxes) -> Floats:
     return 0.5 * boxes.lo + 0.5 * boxes.hi
 
 
-def _measure(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
+def _measure(graph: Graph, lo: Floats, hi: Floats, region: Region | None = None) -> tuple[Floats, Floats]:
     """Upper bounds over each box, (boxes, m + 2), and the largest lower bounds at their midpoints, (m + 2,).
 
     Slopes inside a rough box do not count: the bounds hold outside of them.
@@ -271,4 +282,6 @@ def _measure(graph: Graph, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
     lowest = np.concatenate([norm.lo[..., None], slopes.mignitude, value.mignitude[..., None]], axis=-1).max(axis=1)
     bounds, seen = highest[: len(lo)], lowest[len(lo) :]
     seen[np.isinf(bounds[:, 0]), :-1] = 0.0
+    if region is not None:
+        seen[~region.contains(middle)] = 0.0
     return bounds, seen.max(axis=0)

@@ -19,7 +19,8 @@ from partita.errors import (
     ShapeError,
     TargetFailedError,
 )
-from partita.geometry.domains import Array, Domain
+from partita.functions.regions import Domain
+from partita.geometry.domains import Array
 
 __all__ = ["Asker", "probe", "require_finite", "split_flat"]
 

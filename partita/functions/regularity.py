@@ -23,8 +23,9 @@ from partita.errors import (
 )
 from partita.functions.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.functions.graph import Graph
+from partita.functions.regions import Domain
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box, Domain, PointCloud
+from partita.geometry.domains import Array, PointCloud
 
 __all__ = [
     "AxisLipschitz",
@@ -284,6 +285,11 @@ def gather(
         return _from_graph(target, target.graph, norm, said, progress)
     if said is None:
         raise NothingKnownError(_suggestion(target))
+    return _as_declared(target, said)
+
+
+def _as_declared(target: Target, said: Known) -> Knowledge:
+    """What the caller declares, and nothing else."""
     points = target.domain.sample(64, np.random.default_rng(2))
     box = target.box
     diagonal = float(np.sqrt((box.sides**2).sum()))
@@ -319,8 +325,15 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
 def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, progress: Progress | None) -> Knowledge:
     box = target.box
     resolution = {1: 1e-6, 2: 1e-3}.get(box.dimension, 1e-2)  # jump sets are surfaces: finer boxes are many more boxes
-    lo, hi = box.lo.ravel(), box.hi.ravel()
-    found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, progress=progress)
+    lo, hi, region = box.lo.ravel(), box.hi.ravel(), None if target.fills_box else target.region
+    if region is not None and not region.is_convex:
+        if said is not None:
+            return _as_declared(target, said)
+        raise NothingKnownError(
+            f"{target.label} is not proved to be bounded on the box around the region, and the region is not proved to be convex: "
+            "slopes bound f along segments inside it only. Declare lipschitz=…, or use method='adaptive'."
+        )
+    found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
     if said is not None and not _implied(said, found):
         _refute(target, said, found)
         return Knowledge(
@@ -329,7 +342,7 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     if found.is_lipschitz:
         known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)))
         return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes")
-    if math.isinf(norm) or isinstance(target.domain, PointCloud):
+    if math.isinf(norm) or isinstance(target.domain, PointCloud) or region is not None:
         lo, hi = found.rough_lo[0], found.rough_hi[0]
         raise NotContinuousError(
             f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
@@ -388,7 +401,7 @@ def sample_pairs(domain: Domain, *, pairs: int = 1024, seed: int = 1) -> tuple[A
     """Pairs of different domain points, far and near, `(n, m)` each: to test a modulus of continuity on."""
     rng = np.random.default_rng(seed)
     x, y = domain.sample(pairs, rng), domain.sample(pairs, rng)
-    if isinstance(domain, Box):
+    if not isinstance(domain, PointCloud):
         scale = 10.0 ** -rng.integers(0, 5, size=(pairs, 1)).astype(float)
         y = domain.clamp(x + scale * (y - x))
     else:  # half of the pairs are nearest neighbours in the cloud

@@ -6,19 +6,21 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from partita.errors import DomainError, NotTraceableError, ShapeError, TargetFailedError
+from partita.errors import DomainError, NonFiniteValueError, NotTraceableError, ShapeError, TargetFailedError
+from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, probe, require_finite
+from partita.functions.regions import Domain, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import compare, trace
-from partita.geometry.domains import Array, Box, Domain, PointCloud, product
+from partita.geometry.domains import Array, Box, PointCloud, product
 
 __all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
@@ -43,6 +45,10 @@ class Target:
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.
         box: the box around it.
+        region: the domain, if it is a Region; None otherwise.
+        volume: of the domain, rounded up; for a region at most that of the box.
+        fills_box: whether f may be evaluated anywhere in the box: it is the domain, or f is an expression that is proved to be
+            bounded there.
     """
 
     domains: tuple[Domain, ...]
@@ -63,6 +69,18 @@ class Target:
         object.__setattr__(self, "num_outputs", math.prod(self.output_shape))
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "box", domain if isinstance(domain, Box) else domain.bounding_box())
+
+    @property
+    def region(self) -> Region | None:
+        return self.domain if isinstance(self.domain, Region) else None
+
+    @property
+    def volume(self) -> float:
+        return self.box.volume if self.region is None else self.region.volume
+
+    @cached_property
+    def fills_box(self) -> bool:
+        return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""
@@ -97,7 +115,7 @@ def make_target(
 
     Args:
         function: what to approximate.
-        domain: a Box, a PointCloud, or a pair of boxes (keys, queries).
+        domain: a Box, a PointCloud, a Region, or a pair of boxes (keys, queries).
         vectorize: whether the function takes single points; it is then called once per point.
         trace: True makes a function that cannot be traced an error, False traces nothing.
 
@@ -194,7 +212,14 @@ def _corners(domains: tuple[Domain, ...]) -> Array:
 
 def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
     """A target whose function is known as a graph, shown as `label`."""
-    return Target(domains, graph.output_shape, graph, partial(_evaluate, graph), label)
+    target = Target(domains, graph.output_shape, graph, partial(_evaluate, graph), label)
+    problem = "" if target.region is None else undefined_root(graph, target.region)
+    if problem:
+        raise NonFiniteValueError(
+            f"{label}: {problem}; expected f to be defined wherever the constraints of the region hold. Add the constraint that "
+            "the root needs, or shrink the region."
+        )
+    return target
 
 
 def _evaluate(graph: Graph, points: Array) -> Array:
@@ -202,11 +227,13 @@ def _evaluate(graph: Graph, points: Array) -> Array:
 
 
 def _domains(domain: Any) -> tuple[Domain, ...]:
-    if isinstance(domain, (Box, PointCloud)):
+    if isinstance(domain, (Box, PointCloud, Region)):
         return (domain,)
     if isinstance(domain, tuple) and len(domain) == 2:
         return require_boxes(*domain)
-    raise DomainError(f"the domain is {domain!r}; expected a Box, a PointCloud, or a pair of boxes (keys, queries).")
+    raise DomainError(
+        f"the domain is {domain!r}; expected a Box, a PointCloud, a Region, or a pair of boxes (keys, queries)."
+    )
 
 
 def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from partita.geometry.cells import polygons
 from partita.geometry.covers import Cover, farthest_point_cover
-from partita.geometry.domains import Box, Domain, PointCloud, product
+from partita.geometry.domains import Box, PointCloud, product
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import (
     AxisGeometry,
@@ -18,7 +18,6 @@ __all__ = [
     "AxisGeometry",
     "Box",
     "Cover",
-    "Domain",
     "MaxAffine",
     "Partition",
     "PointCloud",

@@ -19,7 +19,7 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
 
-__all__ = ["Box", "Domain", "PointCloud", "product"]
+__all__ = ["Box", "PointCloud", "product"]
 
 Array = NDArray[np.float64]
 
@@ -387,9 +387,6 @@ class PointCloud:
         return f"PointCloud({len(self.points)} points of shape {self.shape}, fill_distance={self.fill_distance:g})"
 
     __str__ = __repr__
-
-
-Domain = Box | PointCloud
 
 
 def product(first: Box, second: Box) -> Box:

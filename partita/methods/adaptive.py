@@ -40,12 +40,14 @@ class Adaptive(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, PointCloud) or not math.isinf(request.norm):
-            return Refusal("for boxes, in the supremum norm")
+            return Refusal("for boxes and regions, in the supremum norm")
         return None
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
         provable = request.target.graph is not None and request.knowledge is not None
+        if request.target.region is not None and best == math.inf:
+            return None  # nothing else is proved there: f may be undefined around the region, or steep at its edge
         if provable and request.target.domain.dimension <= _FEW and best > _SMALL:
             return None
         return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
@@ -110,7 +112,7 @@ def adaptive_construction(
         seed: of the samples that an estimate rests on.
     """
     head = draft.head(target)
-    points = target.box.clamp(draft.centers[:_REMEMBERED])
+    points = (target.region or target.box).clamp(draft.centers[:_REMEMBERED])
     answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
     common: dict[str, Any] = {
         "dtype": draft.dtype,

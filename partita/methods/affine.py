@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.geometry.domains import PointCloud
 from partita.methods.grids import GridDraft, sharpness_of
-from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.methods.soft_values import can_be_proved, input_assumptions, kind_of_claim
 from partita.proofs.cell_proof import CellProof, largest_value
@@ -36,8 +35,8 @@ class Affine(Method):
     most_keys = 1 << 16
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
+        if refusal := needs_box(request):
+            return refusal
         if request.declared.curvature is not None and request.target.graph is None:
             return Refusal("second derivatives are declared, so tangents are used, which are proved")
         return None

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.regions import Region
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover, farthest_point_cover
-from partita.geometry.domains import PointCloud
+from partita.geometry.domains import Box, PointCloud
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.scattered_head import ScatteredHead
-from partita.methods.hard import floor_refusal
+from partita.methods.hard import Hard, floor_refusal
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import vouched
@@ -24,8 +25,11 @@ from partita.proofs.certificate import Assumption, total
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.cover_proof import CoverProof, rate_for, scattered_facts, scattered_terms
 from partita.proofs.proof import Given, Progress
+from partita.search.region_cover import region_cover
 
 __all__ = ["BallCover", "CoverDraft"]
+
+_MOST_BALLS = 1 << 18  # of a cover of a region
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,43 +50,53 @@ class BallCover(Method):
 
     Hypotheses: every point of the domain is within `fill_distance` of a listed point (caller); f obeys its modulus between the
     domain and the centers, which are points of the cloud (caller, or interval arithmetic over the bounding box).
+
+    On a region the balls cover the region itself, which boxes prove, and their centers lie in it: f is not evaluated outside, and
+    a modulus that the caller declares need hold between points of the region only. *Theorem*: `regions`.
     """
 
     name = "hard"
     least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:
-        if not isinstance(request.target.domain, PointCloud):
-            return Refusal("for point clouds only")
+        if isinstance(request.target.domain, Box):
+            return Refusal("for point clouds and regions only")
+        if request.target.region is not None and Hard().applies(request) is None:
+            return Refusal("a grid on the box around the region takes fewer numbers")
         if request.knowledge is None:
             return Refusal("nothing is known about how fast f changes")
         known = request.knowledge.known
-        if not math.isinf(request.norm) or known.modulus is None:
+        if (request.target.region is None and not math.isinf(request.norm)) or known.modulus is None:
             return Refusal(
-                "on a PointCloud the norm must be 'inf' (it has no volume) and the Lipschitz constant one number "
-                "for the Euclidean distance",
+                "on a PointCloud the norm must be 'inf' (it has no volume), and on a PointCloud or a Region the Lipschitz constant "
+                "must be one number for the Euclidean distance",
                 error=UnsupportedError,
             )
         if known.jumps is not None:
             return Refusal(
-                "jumps= is for L_p norms on boxes; a head on a PointCloud is bounded in the supremum norm",
+                "jumps= is for L_p norms on boxes; a head on a PointCloud or a Region is bounded in the supremum norm",
                 error=UnsupportedError,
             )
         return None
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         """Balls that leave room for the fill distance, a finite temperature and rounding."""
-        cloud, modulus, knowledge, precision = *_usable(request), request.knowledge, request.precision
+        domain, modulus, knowledge, precision = *_usable(request), request.knowledge, request.precision
         assert knowledge is not None
         shares = _Shares.of(request)
-        allowed = shares.radius(modulus, request.tolerance)
-        cover = _cover(request, cloud, modulus, shares)
+        allowed = shares.radius(modulus, request.aim)
+        cover = (
+            _cover(request, domain, modulus, shares)
+            if isinstance(domain, PointCloud)
+            else _region_cover(request, domain, modulus, shares, progress)
+        )
         if isinstance(cover, Refusal):
             return cover
-        radius, cells = cover.radius + cloud.fill_distance, len(cover.centers)
+        fill = domain.fill_distance if isinstance(domain, PointCloud) else 0.0
+        radius, cells = cover.radius + fill, len(cover.centers)
         rate = shares.rate(cells, radius, allowed, request)
         facts = scattered_facts(
-            cloud,
+            domain,
             cover,
             rate,
             precision,
@@ -91,33 +105,33 @@ class BallCover(Method):
             value_error=knowledge.magnitude * (precision.unit + 64 * 2.0**-53),
         )
         terms = scattered_terms(facts, modulus)
-        if total(terms) > request.tolerance:
+        if total(terms) > request.aim:
             return floor_refusal(request, terms)
-        parameters = cells * (cloud.dimension + request.target.num_outputs) + 1
+        parameters = cells * (domain.dimension + request.target.num_outputs) + 1
         return Plan(
             request=request,
             maker=self,
-            kind="proved_given" if knowledge.declared or cloud.fill_distance > 0 else "proved",
+            kind="proved_given" if knowledge.declared or fill > 0 else "proved",
             keys=cells,
             parameters=parameters,
             draft=CoverDraft(cover, rate),
             why=(
-                f"{cells:,} keys: balls of radius {cover.radius:.4g} that cover {len(cloud.points):,} points",
-                f"the error is at most ω(√(ρ² + 2W/R)), ρ = {cover.radius:.4g} + fill distance {cloud.fill_distance:g}, "
+                f"{cells:,} keys: balls of radius {cover.radius:.4g} that cover {_named(domain)}",
+                f"the error is at most ω(√(ρ² + 2W/R)), ρ = {cover.radius:.4g} + fill distance {fill:g}, "
                 f"which must stay below {allowed:.4g}",
                 f"what is known about f is {knowledge.source}",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=total(terms),
+            error_bound=total(terms) * request.domain_factor,
             sharpness=rate * radius**2,
             largest=knowledge.magnitude,
-            rounding=sum(t.value for t in terms if t.source != "approximation"),
+            rounding=sum(t.value for t in terms if t.source != "approximation") * request.domain_factor,
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
         request, draft = plan.request, plan.draft
         target, knowledge, cover = request.target, request.knowledge, draft.cover
-        cloud, _ = _usable(request)
+        domain, _ = _usable(request)
         assert knowledge is not None
         values, value_error = value_table(
             target, lambda a, b: cover.centers[a:b], len(cover.centers), request.dtype, progress=progress
@@ -129,7 +143,7 @@ class BallCover(Method):
             input_shapes=target.input_shapes,
             output_shape=target.output_shape,
         )
-        given = Given(request.tolerance, known=knowledge.known, value_error=value_error, earlier=cover)
+        given = Given(request.tolerance, request.norm, knowledge.known, value_error, earlier=cover)
         proved = CoverProof().prove(head, target, given)
         radius = proved.terms[0].inputs["radius"]
         certificate = claim(
@@ -139,10 +153,11 @@ class BallCover(Method):
             proved.terms,
             dtype=request.dtype,
             theorem="small-domain",
+            norm=request.norm,
             tolerance=request.tolerance,
             assumptions=(
                 *vouched(target, knowledge.known, declared=knowledge.declared),
-                _filled(cloud),
+                *((_filled(domain),) if isinstance(domain, PointCloud) else ()),
             ),
             details={
                 "type": "scattered",
@@ -161,17 +176,21 @@ class BallCover(Method):
         return Construction(head, PowerDiagram(head.centers.double().numpy()), certificate)
 
 
+def _named(domain: PointCloud | Region) -> str:
+    return f"{len(domain.points):,} points" if isinstance(domain, PointCloud) else "the region"
+
+
 def _filled(cloud: PointCloud) -> Assumption:
     """What lies between the points: the caller vouches for it, unless the points are the whole domain."""
     text = f"every point of the domain is within {cloud.fill_distance:g} of a listed point"
     return Assumption(text, "caller" if cloud.fill_distance > 0 else "construction", about="domain")
 
 
-def _usable(request: Request) -> tuple[PointCloud, Modulus]:
-    cloud, knowledge = request.target.domain, request.knowledge
-    if not isinstance(cloud, PointCloud) or knowledge is None or knowledge.known.modulus is None:
-        raise UnsupportedError("Theorem 5.1 needs a PointCloud and a modulus for the Euclidean distance.")
-    return cloud, knowledge.known.modulus
+def _usable(request: Request) -> tuple[PointCloud | Region, Modulus]:
+    domain, knowledge = request.target.domain, request.knowledge
+    if isinstance(domain, Box) or knowledge is None or knowledge.known.modulus is None:
+        raise UnsupportedError("Theorem 5.1 needs a PointCloud or a Region, and a modulus for the Euclidean distance.")
+    return domain, knowledge.known.modulus
 
 
 @dataclass(frozen=True)
@@ -235,6 +254,39 @@ def _cover(request: Request, cloud: PointCloud, modulus: Modulus, shares: _Share
             SizeError,
         )
     return cover
+
+
+def _region_cover(
+    request: Request, region: Region, modulus: Modulus, shares: _Shares, progress: Progress | None
+) -> Cover | Refusal:
+    """The cover of a region, or the best tolerance for which one is found in the memory allowed."""
+    most = min(
+        (request.max_bytes // request.precision.item_bytes - 1) // (region.dimension + request.target.num_outputs),
+        _MOST_BALLS,
+    )
+    if most < 1:
+        return Refusal(f"max_bytes = {request.max_bytes:,} has no room for a single key", "Raise it.", SizeError)
+    box = region.bounding_box()
+    half = float(np.sqrt((box.sides**2).sum())) / 2
+    moved = 2 * request.precision.unit * float(np.sqrt((np.maximum(np.abs(box.lo), np.abs(box.hi)) ** 2).sum()))
+    allowed = min(shares.radius(modulus, request.aim), 2 * half) - (moved if request.precision.rounds_inputs else 0.0)
+    cover = region_cover(region, allowed, request.precision, max_balls=most, progress=progress) if allowed > 0 else None
+    if cover is not None:
+        return cover
+    for factor in (1.5, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0):
+        if factor * max(allowed, moved) < half and region_cover(
+            region, factor * allowed, request.precision, max_balls=most
+        ):
+            hint = f"A tolerance that fits is about {factor * request.tolerance:.4g}; or raise max_bytes."
+            break
+    else:
+        hint = "Use a larger tolerance."
+    return Refusal(
+        f"tolerance {request.tolerance:g} needs more than the {most:,} keys that are allowed, or points of the region that "
+        f"{request.precision.name} holds are too far from its edge",
+        hint,
+        SizeError,
+    )
 
 
 def _parameter_counts(target: Target, balls: int) -> dict[str, float]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from partita.geometry.domains import Array, PointCloud
 from partita.methods.method import Plan, Refusal
 from partita.methods.request import Request
 from partita.methods.soft_values import SoftValues
 from partita.proofs.proof import Progress
+from partita.search.extension import extended
 from partita.search.grid_fit import fit_grid
 
 __all__ = ["Fitted"]
 
+_EXTENSION_SHARE = 0.1  # of the tolerance, by which f may be left where it has to be continued beyond a region
 _ROUNDING_SHARE = 0.1  # of the tolerance, that running in floats may take
 
 
@@ -23,20 +28,31 @@ class Fitted(SoftValues):
     made = "values fitted to samples of f inside the box"
     shares = (0.97, 0.85, 0.6)
 
+    def applies(self, request: Request) -> Refusal | None:
+        return Refusal("needs a box, not a point cloud") if isinstance(request.target.domain, PointCloud) else None
+
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         """The smallest fitted grid whose sampled error is within `share` of the tolerance."""
-        target, box = request.target, request.box
+        target, box, spare = request.target, request.box, 0.0
+        ask: Callable[[Array], Array] = target
+        if not target.fills_box:
+            found = extended(target, _EXTENSION_SHARE * request.aim, progress)
+            if found is None:
+                return Refusal(
+                    "f is not proved to be bounded on the box around the region, and no polynomial continues it there"
+                )
+            ask, spare = found, found.error
         fit = fit_grid(
-            target,
+            ask,
             box,
-            tolerance=share * request.aim,
+            tolerance=share * request.aim - spare,
             outputs=target.num_outputs,
             storage=request.precision.number,
             max_spread=_largest_spread(request),
             progress=progress,
         )
         if fit.fitted:
-            return self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate)
+            return self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
         if not fit.values.size:
             return Refusal(fit.status)
         return Refusal(
@@ -49,8 +65,8 @@ class Fitted(SoftValues):
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _largest_spread(request: Request) -> float:
     """How far fitted values may spread: rounding is proportional to it, and ten thousand times f's own range is enough."""
-    box, aim = request.box, request.aim
-    seen = request.target(np.concatenate([box.sample(512, np.random.default_rng(3)), box.corners(64)]))
+    box, aim, domain = request.box, request.aim, request.target.domain
+    seen = request.target(np.concatenate([domain.sample(512, np.random.default_rng(3)), domain.corners(64)]))
     range_of_f = float(np.ptp(seen, axis=0).max()) + float(np.abs(seen).max())
     rounding = request.precision.unit * 110 * box.dimension
     return min(_ROUNDING_SHARE * aim / rounding, 1e4 * max(range_of_f, aim))

@@ -10,10 +10,10 @@ import torch
 
 from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import Knowledge, RoughBoxes
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
 from partita.methods.grids import GridDraft
-from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import PairTable, vouched
 from partita.proofs.center_values import GridFacts, MomentProof, grid_terms, optimal_ratio, value_table
@@ -46,8 +46,13 @@ class Hard(Method):
     least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
+        if refusal := needs_box(request):
+            return refusal
+        region, outputs = request.target.region, request.target.num_outputs
+        if region is not None and math.isinf(request.norm):
+            kept = region.volume / request.box.volume  # a ball stores its center as well
+            if kept * (region.dimension + outputs) < outputs:
+                return Refusal("balls that cover the region take fewer numbers than a grid on the box around it")
         return None if request.knowledge is not None else Refusal("nothing is known about how fast f changes")
 
     def forecast(self, request: Request) -> Size:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from partita.errors import PartitaError, SizeError, ToleranceError
 from partita.functions.regularity import Knowledge
 from partita.functions.target import Target
+from partita.geometry.domains import Box, PointCloud
 from partita.methods.request import Request
 from partita.proofs.certificate import Kind
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
-__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "size_text"]
+__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "needs_box", "size_text"]
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,24 @@ class Method(ABC):
     @abstractmethod
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
         """The head of a plan with its certificate, which may exceed the tolerance."""
+
+
+def needs_box(request: Request) -> Refusal | None:
+    """Why a method that evaluates f on the whole box around the domain does not apply; None if it does.
+
+    On a region the box serves if f is proved to be bounded on all of it and nothing is declared, for what the caller declares
+    holds on the region only. A bound over the box is one over the region. *Theorem*: `regions`.
+    """
+    domain, declared = request.target.domain, request.declared
+    if isinstance(domain, Box):
+        return None
+    if isinstance(domain, PointCloud):
+        return Refusal("needs a box, not a point cloud")
+    if not request.target.fills_box:
+        return Refusal("needs f on the whole box around the region, where it is not proved to be bounded")
+    if any(x is not None for x in (declared.lipschitz, declared.modulus, declared.hessian, declared.jumps)):
+        return Refusal("what is declared of f holds on the region only, and this method needs the box around it")
+    return None
 
 
 def keys_text(counts: Sequence[int]) -> str:

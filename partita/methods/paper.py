@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from partita.arithmetic.rounding import add_up, exp_up, mul_down, mul_up, pow_up, sqrt_up, sub_down, up
 from partita.errors import DomainError, SizeError
 from partita.functions.regularity import Knowledge, Known
-from partita.geometry.domains import PointCloud
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import window_for
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.hard import floor_refusal, knowledge_of, predicted_terms, stored_numbers, values_at_centers
-from partita.methods.method import Method, Plan, Refusal, Size, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.certificate import total
 from partita.proofs.claim import Construction
@@ -53,8 +52,8 @@ class Paper(Method):
     most_keys = 0  # under "auto" a row of the report, by formula
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
+        if refusal := needs_box(request):
+            return refusal
         if request.knowledge is None:
             return Refusal("nothing is known about how fast f changes")
         if request.knowledge.known.jumps is not None:

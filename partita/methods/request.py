@@ -70,7 +70,7 @@ class Request:
     def __post_init__(self) -> None:
         box, outputs = self.target.box, self.target.num_outputs
         precision = PRECISIONS[str(self.dtype)]
-        factor = 1.0 if math.isinf(self.norm) else (box.volume * outputs) ** (1 / self.norm)
+        factor = 1.0 if math.isinf(self.norm) else (self.target.volume * outputs) ** (1 / self.norm)
         for name, value in (
             ("precision", precision),
             ("hard_sharpness", HARD_SHARPNESS if self.sharpness is None else self.sharpness),

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from partita.functions.regularity import Knowledge, Known
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array
 from partita.methods.grids import GridDraft, sharpness_of
-from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots, vouched
 from partita.proofs.center_values import GridFacts, soft_terms
@@ -35,9 +35,7 @@ class SoftValues(Method):
     made: ClassVar[str]
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
-        return None
+        return needs_box(request)
 
     @abstractmethod
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal: ...
@@ -123,15 +121,20 @@ def soft_construction(
         common |= {"terms": proved.terms, "assumptions": (*declared, *roots), "proof": proved.details}
     else:
         seen = sampled_error(head, target, request.norm, seed=seed)
-        common |= {"terms": soft_terms(GridFacts.of(head, request.box), known, request.norm), "seen": seen}
+        common |= {
+            "terms": soft_terms(GridFacts.of(head, request.box, volume=target.volume), known, request.norm),
+            "seen": seen,
+        }
     function, moduli = function_of(target), {} if known is None else known.to_json()
     certificate = claim(head, function, target.domains, known=moduli, **common)
     return Construction(head, draft.grid(request), certificate)
 
 
 def can_be_proved(request: Request) -> bool:
-    """Whether f is an expression, and rounding its inputs moves it by a known amount."""
-    return request.target.graph is not None and (not request.precision.rounds_inputs or request.knowledge is not None)
+    """Whether f is an expression, and rounding its inputs moves it by a known amount: on a region perhaps across its edge."""
+    if request.target.graph is None or not request.precision.rounds_inputs:
+        return request.target.graph is not None
+    return request.knowledge is not None and (request.target.region is None or needs_box(request) is None)
 
 
 def kind_of_claim(request: Request) -> Kind:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from partita.errors import CurvatureContradictedError, UnsupportedError
 from partita.functions.regularity import Curvature
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box, PointCloud
+from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.methods.affine import affine_parameters, halving_text
 from partita.methods.grids import GridDraft, sharpness_of
-from partita.methods.method import Method, Plan, Refusal, keys_text, size_text
+from partita.methods.method import Method, Plan, Refusal, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.cell_proof import ANSWER, OVERLAP, CurvatureProof, largest_value
 from partita.proofs.certificate import Assumption
@@ -45,9 +45,7 @@ class Tangents(Method):
     def applies(self, request: Request) -> Refusal | None:
         if request.declared.curvature is None or request.target.graph is not None:
             return Refusal("for black boxes with a declared bound on the second derivatives (hessian=)")
-        if isinstance(request.target.domain, PointCloud):
-            return Refusal("needs a box, not a point cloud")
-        return None
+        return needs_box(request)
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         curvature, precision = _declared(request), request.precision

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from partita.geometry.domains import PointCloud
 from partita.heads.head import count_text
 from partita.heads.train_head import TrainHead
-from partita.methods.method import Method, Plan, Refusal, size_text
+from partita.methods.method import Method, Plan, Refusal, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Progress
@@ -33,7 +32,7 @@ class Train(Method):
     estimates = True
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud) or not math.isinf(request.norm):
+        if needs_box(request) or not math.isinf(request.norm):
             return Refusal("for boxes, in the supremum norm")
         return None
 

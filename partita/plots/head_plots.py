@@ -85,8 +85,14 @@ def _values(compiled: Compiled, points: Array, output: int) -> tuple[Array, Arra
     got[inside] = head[:, output].double().numpy()
     if not _can_compare(compiled):
         return got, None
-    error[inside] = np.abs(got[inside] - compiled.target(points[inside])[:, output])
+    error[inside] = np.abs(got[inside] - _function(compiled, points[inside])[:, output])
     return got, error
+
+
+def _function(compiled: Compiled, points: Array) -> Array:
+    """f at points of the domain; within roundings of the edge of a region beside them, where f has a value."""
+    region = compiled.target.region
+    return compiled.target(points if region is None else region.clamp(points))
 
 
 def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, int]) -> None:
@@ -95,7 +101,9 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
     got, error = _values(compiled, x, output)
     if error is not None:
         inside = np.isfinite(got)
-        panels[0].plot(x[inside], compiled.target(x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function")
+        panels[0].plot(
+            x[inside], _function(compiled, x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function"
+        )
     panels[0].plot(x, got, color=ACCENT, lw=1.3, label="head")
     centers = compiled.partition.to_power_diagram().centers[:, 0]
     if len(centers) <= 400:

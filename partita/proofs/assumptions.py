@@ -62,6 +62,8 @@ def _undefined_places(target: Target) -> list[Assumption]:
     reach = radius * (1 + 1e-9) + 1e-15 * np.maximum(np.abs(box.lo), np.abs(box.hi)).ravel()
     middles = [a + r * (2 * np.arange(parts) + 1) for a, r in zip(box.lo.ravel(), radius)]
     centers = np.stack([g.ravel() for g in np.meshgrid(*middles, indexing="ij")], axis=1)
+    if target.region is not None:
+        centers = centers[~target.region.outside(centers - reach, centers + reach)]
     if np.isfinite(target.graph.taylor(centers, np.broadcast_to(reach, centers.shape), 1).remainder).all():
         return []
     return [Assumption("the claim covers only the points of the domain at which f is defined", "construction")]

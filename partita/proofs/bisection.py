@@ -16,6 +16,7 @@ from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import BudgetSpentError, FormatError, UnsupportedError
 from partita.functions.graph import Graph
+from partita.functions.regions import Region
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
@@ -88,6 +89,7 @@ class BisectionProof(Proof):
             head,
             target.graph,
             box,
+            region=target.region,
             target=aim,
             degree=int(given.details.get("degree", DEGREE)),
             unit_roundoff=Precision.of(head.dtype).unit,
@@ -120,6 +122,7 @@ def prove_boxes(
     box: Box,
     *,
     target: float,
+    region: Region | None = None,
     norm: float = math.inf,
     degree: int = 2,
     max_boxes: int = 200_000,
@@ -134,12 +137,13 @@ def prove_boxes(
     left to `box_terms`. Whatever the budget, the bound holds: it is a maximum over boxes that cover the domain.
 
     Args:
+        region: the domain, a part of the box: boxes that are proved to lie outside of it do not count. *Theorem*: `regions`.
         give_up: halve no boxes that cannot meet the target however small they get, and stop after so many: to learn where quickly.
         axes: orthogonal `(m, m)`: halve boxes turned like this, for functions that vary along oblique directions.
     """
     view = View.plain(graph, box) if axes is None else View.turned(graph, box, axes)
     cells = CellTable.of(head, box, unit_roundoff)
-    search = _Search(cells, view, box, target=target, norm=norm, degree=degree, patient=give_up is None)
+    search = _Search(cells, view, box, region, target=target, norm=norm, degree=degree, patient=give_up is None)
     while search.boxes < max_boxes and search.refine(max_boxes):
         if give_up is not None and search.hopeless >= give_up:
             break
@@ -200,9 +204,21 @@ class _Search:
     """One bisection: the boxes still open, and those that are settled."""
 
     def __init__(
-        self, cells: CellTable, view: View, box: Box, *, target: float, norm: float, degree: int, patient: bool
+        self,
+        cells: CellTable,
+        view: View,
+        box: Box,
+        region: Region | None,
+        *,
+        target: float,
+        norm: float,
+        degree: int,
+        patient: bool,
     ) -> None:
-        self.cells, self.view, self.box, self.degree = cells, view, box, degree
+        self.cells, self.view, self.box, self.region, self.degree = cells, view, box, region, degree
+        self.domain = box if region is None else region
+        pieces = () if region is None or view.is_plain else region.pieces
+        self.turned = [[(view.entered(c.graph), c.slack) for c in p.constraints] for p in pieces]
         self.target, self.norm, self.patient = target, norm, patient
         self.boxes, self.hopeless, self.least, self.seen = 0, 0, 0.0, 0.0
         self.seen_at = (box.lo + box.hi).ravel() / 2
@@ -237,7 +253,7 @@ class _Search:
             boxes=self.boxes,
             depth=int(leaves.depth.max()),
             worst=(leaves.lo[worst], leaves.hi[worst]),
-            missed=(self.box.clamp(self.view.leave(missed.middle)[0]), missed.least),
+            missed=(self.domain.clamp(self.view.leave(missed.middle)[0]), missed.least),
             magnitude=float(leaves.size.max()),
             near_cells=int(leaves.counts.max()),
             forgotten=float(leaves.mass.max()),
@@ -280,8 +296,11 @@ class _Search:
         if not self.view.is_plain:
             near: Mask = np.all(np.abs(place.z - self.box.clamp(place.z)) <= place.hull, axis=1)
             boxes, place = boxes.take(near), place.take(near)
-            if not len(boxes):
-                return boxes
+        if self.region is not None:
+            near = ~self._outside(self.region, boxes, place)
+            boxes, place = boxes.take(near), place.take(near)
+        if not len(boxes):
+            return boxes
         f = Expansion.of(self.view.graph, boxes, place.radius, self.degree)
         score, weight = self._weights(boxes, place)
         small = weight <= self.floor
@@ -294,6 +313,22 @@ class _Search:
         axis = _steepest(tilt[blamed] + f.curved.max(axis=1), self._apart(boxes, weight) * place.radius, place.radius)
         bound = np.where(np.isnan(bound), np.inf, bound)
         return replace(boxes, bound=bound, size=size, least=self._look(boxes, place.z, score, at_middle), axis=axis)
+
+    def _outside(self, region: Region, boxes: BoxList, place: Place) -> Mask:
+        """Which boxes are proved to hold no point of the region: as they are, or, where they are turned, the boxes around them, and
+        the boxes themselves by Taylor models of the constraints, in which slopes cancel."""
+        if self.view.is_plain:
+            return region.outside(boxes.lo, boxes.hi)
+        out = np.ones(len(boxes), bool)
+        for piece, constraints in zip(region.pieces, self.turned):
+            away = piece.outside(place.z - place.hull, place.z + place.hull)
+            for graph, slack in constraints:
+                model = graph.taylor(boxes.middle, place.radius, 1)
+                sizes = np.abs(model.coefficients[0])
+                swing = (sizes[1:].sum(axis=0) + model.remainder[0] + 8 * len(sizes) * U * sizes.sum(axis=0)) * OUTWARD
+                away |= model.coefficients[0, 0] - swing > slack
+            out &= away
+        return out
 
     def _weights(self, boxes: BoxList, place: Place) -> tuple[Array, Array]:
         """Scores at the middle, and bounds of the softmax weights on the box, for each (box, cell) pair.
@@ -341,7 +376,7 @@ class _Search:
         error = at_middle - self.view.graph.evaluate(boxes.middle).reshape(len(z), -1)[boxes.owner]
         net = np.abs(np.add.reduceat(weight[:, None] * error, boxes.starts)).max(axis=1)
         least = np.add.reduceat(weight * np.abs(error).max(axis=1), boxes.starts)
-        inside = self.box.contains(z) & np.isfinite(least)
+        inside = self.domain.contains(z) & np.isfinite(least)
         net, least = np.where(inside, net, 0.0), np.where(inside, least, 0.0)
         if net.max() > self.seen:
             self.seen, self.seen_at = float(net.max()), z[int(net.argmax())]

@@ -97,6 +97,10 @@ class View:
     def is_plain(self) -> bool:
         return not self.origin.any() and np.array_equal(self.axes, np.eye(len(self.axes)))
 
+    def entered(self, graph: Graph) -> Graph:
+        """A function of z as one of y."""
+        return graph if self.is_plain else _turned(graph, self.origin, self.axes)
+
     def leave(self, middle: Array) -> tuple[Array, Array]:
         """z of points y, `(n, m)`, and how far roundings may have moved them."""
         if self.is_plain:
@@ -244,7 +248,7 @@ class Expansion:
         blank = np.flatnonzero(~coefficients[:, :, 1:].any(axis=(1, 2)) & models.remainder.any(axis=0))
         if len(blank):  # the model is a constant: slopes must tell which axes matter
             slopes = graph.enclose_gradient(boxes.lo[blank], boxes.hi[blank])[1].magnitude
-            curved[blank] = np.minimum(slopes * radius[blank][:, None, :], _STEEPEST)
+            curved[blank] = np.minimum(slopes, _STEEPEST) * radius[blank][:, None, :]
         return cls(
             constant=constant,
             linear=coefficients[:, :, 1 : m + 1],

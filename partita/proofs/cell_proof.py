@@ -13,6 +13,7 @@ from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
 from partita.errors import BudgetSpentError, UnsupportedError
 from partita.functions.graph import Graph
+from partita.functions.regions import Region
 from partita.functions.regularity import Curvature, Known, Modulus
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
@@ -51,8 +52,8 @@ class CellProof(Proof):
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
-        error = partial(_graph_cells, grid_head, target.graph, box, progress=given.progress)
-        terms = _affine_terms(grid_head, error, box, given)
+        error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
+        terms = _affine_terms(grid_head, error, box, given, target.volume)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
         return Proved(terms, details, settled=terms[0].value <= (given.tolerance if given.aim is None else given.aim))
 
@@ -117,7 +118,9 @@ def _leaves_tangent(
     return add_up(bent, tilted, noise, *map(mul_up, across, wide))
 
 
-def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given) -> list[Term]:
+def _affine_terms(
+    head: GridHead, cell_error: CellError, box: Box, given: Given, volume: float | None = None
+) -> list[Term]:
     """All terms from the stored tensors: every cell's own function against f on the cell and a little beyond.
 
     `cell_error(w, goal)` is `max_j sup |f − V_j|` over w spacings to each side of center j; above the goal it may be rough.
@@ -125,7 +128,7 @@ def _affine_terms(head: GridHead, cell_error: CellError, box: Box, given: Given)
     `|net − f| ≤ Σ_j w_j(z)|V_j(z) − f(z)|`: cells whose widened box holds z have at most the largest error over those boxes, all
     others in the window, two centers wide, at most `mass · (the largest error two cells away)`. *Theorem*: `affine-values`.
     """
-    facts, precision = GridFacts.of(head, box), Precision.of(head.dtype)
+    facts, precision = GridFacts.of(head, box, volume=volume), Precision.of(head.dtype)
     factor, u = domain_factor(facts, given.norm), precision.unit
     aim = given.tolerance if given.aim is None else given.aim
     goal = div_down(aim, factor)
@@ -206,16 +209,19 @@ def _graph_cells(
     widths: float,
     goal: float,
     *,
+    region: Region | None = None,
     progress: Progress | None = None,
 ) -> float:
     """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
 
-    Infinite if progress stops it before all cells were looked at.
+    Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if
+    progress stops it before all cells were looked at.
     """
     axes = tuple(a.double().numpy() for a in head.axes)
     grid = ProductGrid(box, axes)
     gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
     lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+    shift = Precision.of(head.dtype).moved(box.lo.ravel(), box.hi.ravel())
     values = head.values.detach().double().numpy()
     slopes = head.get_buffer("value_slopes").double().numpy()
     origin = head.get_buffer("origin").double().numpy()
@@ -224,6 +230,11 @@ def _graph_cells(
         cells = np.arange(start, min(start + _CELLS_AT_ONCE, grid.num_cells))
         centers = grid.centers_of(cells)
         left, right = np.maximum(centers - widths * gaps, lo), np.minimum(centers + widths * gaps, hi)
+        if region is not None:
+            kept = ~region.outside(left - shift, right + shift)
+            cells, left, right = cells[kept], left[kept], right[kept]
+            if not len(cells):
+                continue
         middle = (left + right) / 2
         radius = np.maximum(right - middle, middle - left) * (1 + 1e-15) + 1e-16 * np.abs(middle)
         model = graph.taylor(middle, radius, _DEGREE)
@@ -241,9 +252,9 @@ def _graph_cells(
         found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least, progress=progress)
         worst, least = max(worst, found.largest), max(least, found.least)
         try:
-            report(progress, "proof", start + len(cells), grid.num_cells)
+            report(progress, "proof", min(start + _CELLS_AT_ONCE, grid.num_cells), grid.num_cells)
         except BudgetSpentError:
-            return worst if start + len(cells) == grid.num_cells else math.inf
+            return worst if start + _CELLS_AT_ONCE >= grid.num_cells else math.inf
     return worst
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "grid_terms",
     "input_rounding",
     "is_averaged",
+    "lp_factor",
     "optimal_ratio",
     "score_error",
     "soft_terms",
@@ -80,8 +81,8 @@ class GridFacts:
     values: Array | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, head: GridHead, box: Box, value_error: float = 0.0) -> GridFacts:
-        """The stored head; below float64 its domain is widened by one rounding of its ends."""
+    def of(cls, head: GridHead, box: Box, value_error: float = 0.0, volume: float | None = None) -> GridFacts:
+        """The stored head; below float64 its domain is widened by one rounding of its ends. The volume is the box's, or smaller."""
         largest, spread = value_size(head.values)
         planned = cls.planned(
             [a.double().numpy() for a in head.axes],
@@ -94,7 +95,8 @@ class GridFacts:
             spread=spread,
             value_error=value_error,
         )
-        return replace(planned, values=head.values.detach().double().numpy())
+        planned = replace(planned, values=head.values.detach().double().numpy())
+        return planned if volume is None else replace(planned, volume=volume)
 
     @classmethod
     @np.errstate(over="ignore")  # a reach beyond float64 is infinite
@@ -186,7 +188,12 @@ def _root_up(value: float, power: float) -> float:
 
 def domain_factor(facts: GridFacts, norm: float) -> float:
     """`(volume · outputs)^{1/p}`: L_p integrates and sums over outputs, the supremum does neither."""
-    return 1.0 if math.isinf(norm) else _root_up(mul_up(facts.volume, float(facts.outputs)), norm)
+    return 1.0 if math.isinf(norm) else lp_factor(facts.volume, facts.outputs, norm)
+
+
+def lp_factor(volume: float, outputs: int, norm: float) -> float:
+    """`(volume · outputs)^{1/p}` for a finite p, rounded up."""
+    return _root_up(mul_up(volume, float(outputs)), norm)
 
 
 def _distances(facts: GridFacts, power: float, averaged: bool) -> list[float]:

@@ -14,9 +14,10 @@ from torch import nn
 
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.errors import DomainError
+from partita.functions.regions import Domain
 from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
-from partita.geometry.domains import Array, Domain
+from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, model_digest, total

@@ -1,31 +1,42 @@
-"""Values of f at the centers of balls that cover a point cloud."""
+"""Values of f at the centers of balls that cover a point cloud or a region."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
 from partita.arithmetic.precision import Precision
+from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.regions import Domain, Region, halved
 from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
-from partita.geometry.domains import Array, Domain, PointCloud
+from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
-from partita.proofs.center_values import value_error, value_size
+from partita.proofs.center_values import lp_factor, value_error, value_size
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import running_terms
 
-__all__ = ["CoverProof", "ScatteredFacts", "rate_for", "scattered_facts", "scattered_terms"]
+__all__ = [
+    "CoverProof",
+    "ScatteredFacts",
+    "covering_radius",
+    "farthest",
+    "rate_for",
+    "scattered_facts",
+    "scattered_terms",
+]
 
+_MOST_BOXES = 1 << 21  # looked at for a covering radius
 _LARGEST = 1e140  # of coordinates: their squares, and the squares of 1e-22 of them, are ordinary numbers
 
 
@@ -55,7 +66,10 @@ class ScatteredFacts:
 
 
 class CoverProof(Proof):
-    """Values of f at the centers of balls that cover a cloud, and a modulus of f. *Theorem*: `small-domain`."""
+    """Values of f at the centers of balls that cover a cloud or a region, and a modulus of f. *Theorem*: `small-domain`.
+
+    On a region `given.details` has `radius`, within which boxes are to find a center. *Theorem*: `regions`.
+    """
 
     name = "cover"
     rests_on = "regularity"
@@ -63,13 +77,16 @@ class CoverProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         known = given.known
-        if not isinstance(target.domain, PointCloud) or known is None or known.modulus is None:
-            raise UnsupportedError("a proof by a cover needs a PointCloud and a modulus for the Euclidean distance.")
+        if isinstance(target.domain, Box) or known is None or known.modulus is None:
+            raise UnsupportedError(
+                "a proof by a cover needs a PointCloud or a Region, and a modulus for the Euclidean distance."
+            )
         error = given.value_error
         if error is None:
             error = value_error(head, target, self.centers(head, target), known)
         largest, spread = value_size(head.get_buffer("values"))
-        cover, rate = given.earlier or _cover_again(head, target.domain), float(head.inverse_temperature)
+        aim = float(given.details.get("radius", 0.0))
+        cover, rate = given.earlier or _cover_again(head, target.domain, aim), float(head.inverse_temperature)
         facts = scattered_facts(
             target.domain,
             cover,
@@ -79,25 +96,83 @@ class CoverProof(Proof):
             spread=spread,
             value_error=error,
         )
-        return Proved(scattered_terms(facts, known.modulus), {"method": self.name})
+        terms, details = scattered_terms(facts, known.modulus), {"method": self.name}
+        if target.region is None:
+            return Proved(terms, details)
+        factor = 1.0 if math.isinf(given.norm) else lp_factor(target.volume, target.num_outputs, given.norm)
+        return Proved([_times(t, factor) for t in terms], {**details, "radius": cover.radius})
 
     def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
-        centers = _cover_again(head, target.domain).centers
+        if target.region is not None:
+            stored = head.get_buffer("centers").double().numpy()
+            return lambda start, stop: stored[start:stop]
+        centers = _cover_again(head, target.domain, 0.0).centers
         return lambda start, stop: centers[start:stop]
 
 
-def _cover_again(head: FoldedHead, cloud: Domain) -> Cover:
-    """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from."""
+def _times(term: Term, factor: float) -> Term:
+    """A bound of the supremum as one in L_p."""
+    if factor == 1.0:
+        return term
+    return replace(
+        term,
+        value=mul_up(term.value, factor),
+        formula=f"({term.formula}) · factor",
+        inputs={**term.inputs, "factor": factor},
+    )
+
+
+def _cover_again(head: FoldedHead, cloud: Domain, aim: float) -> Cover:
+    """The cover that the stored centers make of the cloud: each center is the listed point it was rounded from.
+
+    The centers of a cover of a region are stored as they are; every point is within `aim` of one, or a little farther.
+    """
+    if isinstance(head, ScatteredHead) and isinstance(cloud, Region):
+        stored = head.centers.double().numpy()
+        return Cover(stored, np.arange(len(stored)), covering_radius(cloud, stored, aim))
     if not isinstance(head, ScatteredHead) or not isinstance(cloud, PointCloud):
-        raise UnsupportedError("a proof by a cover needs a scattered head and a PointCloud.")
+        raise UnsupportedError("a proof by a cover needs a scattered head and a PointCloud or a Region.")
     _, labels = scipy.spatial.KDTree(cloud.flat).query(head.centers.double().numpy())
     centers = cloud.flat[labels]
     distance, _ = scipy.spatial.KDTree(centers).query(cloud.flat)
     return Cover(centers, labels, float(up(distance.max(), 8)) if distance.max() else 0.0)
 
 
+def covering_radius(region: Region, centers: Array, aim: float, *, progress: Progress | None = None) -> float:
+    """A radius within which every point of the region has a center: `aim` or a little more where that is proved, else more.
+
+    Boxes that may meet the region are halved until one center is within `aim` of every corner. *Theorem*: `regions`.
+    """
+    tree, box, aim = scipy.spatial.KDTree(centers), region.bounding_box(), aim if aim > 0 else math.inf
+    lo, hi, worst, looked = box.lo.ravel()[None], box.hi.ravel()[None], 0.0, 0
+    while len(lo):
+        report(progress, "cover", looked)
+        kept = ~region.outside(lo, hi)
+        lo, hi = lo[kept], hi[kept]
+        if not len(lo):
+            break
+        looked += len(lo)
+        reach = farthest(lo, hi, centers[tree.query(0.5 * lo + 0.5 * hi)[1]])
+        done = reach <= aim
+        worst = max(worst, float(reach[done].max(initial=0.0)))
+        lo, hi = lo[~done], hi[~done]
+        middle = 0.5 * lo + 0.5 * hi
+        missed = len(lo) > 0 and (tree.query(middle)[0] > aim * (1 + 1e-9)) & region.contains(middle)
+        if looked > _MOST_BOXES or np.any(missed):
+            return max(worst, float(reach.max()))
+        lo, hi = halved(lo, hi, np.ones(region.dimension))
+    return worst
+
+
+def farthest(lo: Array, hi: Array, points: Array) -> Array:
+    """The distance from each point to the farthest corner of its box, rounded up, `(n,)`."""
+    reach = up(np.maximum(np.abs(hi - points), np.abs(points - lo)))
+    out: Array = up(np.sqrt((reach**2).sum(axis=1)), 8 + lo.shape[1])
+    return out
+
+
 def scattered_facts(
-    cloud: PointCloud,
+    domain: PointCloud | Region,
     cover: Cover,
     rate: float,
     precision: Precision,
@@ -108,10 +183,13 @@ def scattered_facts(
 ) -> ScatteredFacts:
     """The head on this cover in numbers; ρ is the cover's radius plus the fill distance plus what rounding moves."""
     centers, rounds = precision.rounded(cover.centers), precision.rounds_inputs
-    _require_squares(cloud)
-    reach = float(up(np.sqrt((cloud.flat**2).sum(axis=1)).max(), 8)) + cloud.fill_distance
+    ends = domain.flat if isinstance(domain, PointCloud) else _ends(domain)
+    fill = domain.fill_distance if isinstance(domain, PointCloud) else 0.0
+    _require_squares(ends)
+    farthest_end = np.abs(ends).max(axis=0) if isinstance(domain, Region) else ends
+    reach = float(up(np.sqrt((np.atleast_2d(farthest_end) ** 2).sum(axis=1)).max(), 8)) + fill
     moved = float(up(np.sqrt(((centers - cover.centers) ** 2).sum(axis=1)).max(), 8)) if rounds else 0.0
-    radius = add_up(cover.radius, cloud.fill_distance, moved, 2 * precision.unit * reach if rounds else 0.0)
+    radius = add_up(cover.radius, fill, moved, 2 * precision.unit * reach if rounds else 0.0)
     near_exponent = math.log(len(centers)) + (20.0 if rounds else 40.0)
     near = 2 * radius + math.sqrt(2 * near_exponent / rate)
     count = (
@@ -121,7 +199,7 @@ def scattered_facts(
     )
     return ScatteredFacts(
         cells=len(centers),
-        dimension=cloud.dimension,
+        dimension=domain.dimension,
         radius=radius,
         rate=rate,
         exponent_cut=exponent_cut(len(centers)),
@@ -135,12 +213,17 @@ def scattered_facts(
     )
 
 
-def _require_squares(cloud: PointCloud) -> None:
+def _ends(region: Region) -> Array:
+    box = region.bounding_box()
+    return np.stack([box.lo.ravel(), box.hi.ravel()])
+
+
+def _require_squares(points: Array) -> None:
     """A DomainError where squared distances overflow float64, or underflow so that different points look equal."""
-    size = float(np.abs(cloud.flat).max()), float(np.ptp(cloud.flat, axis=0).max())
+    size = float(np.abs(points).max()), float(np.ptp(points, axis=0).max())
     if size[0] > _LARGEST or 0 < size[1] < 1 / _LARGEST:
         raise DomainError(
-            f"the points of the cloud have coordinates up to {size[0]:.3g} and extend over {size[1]:.3g}, "
+            f"the points of the domain have coordinates up to {size[0]:.3g} and extend over {size[1]:.3g}, "
             "so squared distances overflow or underflow",
             "Rescale the variables.",
         )

@@ -12,10 +12,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.arithmetic.progress import Progress, report
 from partita.errors import BudgetSpentError
 from partita.functions.graph import Graph
+from partita.functions.regions import Region
 from partita.geometry.domains import Array
 from partita.proofs.polynomials import bound_ranges
 from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
@@ -30,6 +32,7 @@ _LEFT_AT_ONCE = 1 << 16
 _MOST_BOXES = 1 << 17
 _LONGEST_AXIS = 4096  # centers: beyond, boxes are too many
 _REMAINDER_SHARE = 0.03  # of the goal, that remainders may take before a box is halved
+_NARROWEST = 2.0**-9  # of a side, of boxes that are halved only because they reach beyond the region
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ def prove_grid(
     hi: Array,
     *,
     goal: float,
+    region: Region | None = None,
+    shift: Array | None = None,
     along: int | None = None,
     max_boxes: int = _MOST_BOXES,
     max_pieces: int = 1 << 20,
@@ -76,6 +81,9 @@ def prove_grid(
 
     With `along`, bound `sup |f − ∂net/∂z_along|` instead. At most `max_pieces` parts of a batch of boxes are looked at for the
     range of their polynomials.
+
+    With a region the bound is over the points that lie within `shift`, `(m,)`, of it: boxes that are proved to lie farther away
+    are left out, and those that reach beyond it are halved where their bound is above the goal. *Theorem*: `regions`.
     """
     if max(len(a) for a in grid.axes) > _LONGEST_AXIS:
         return GridProof(math.inf, 0.0, False, 0, 0, 0)
@@ -86,44 +94,100 @@ def prove_grid(
     middle, radius = _product_boxes(lo, hi, counts)
     allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
     bound, least, looked, pieces = 0.0, 0.0, 0, 0
+    edge = _Edge(region, hi - lo, np.zeros(len(lo)) if shift is None else shift)
+    middle, radius, limit = edge.near(middle, radius, np.full(len(middle), np.inf))
     while len(middle) and looked < max_boxes and least <= goal:
         now, middle = np.split(middle, [min(step, len(middle))])
         size, radius = np.split(radius, [len(now)])
+        limit = limit[len(now) :]
         looked += len(now)
+        astride = edge.astride(now, size)
         coefficients, remainder, blame = difference.on(now, size)
         coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
         splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
-        flat = np.moveaxis(coefficients[:, :, ~splittable], 0, 1).reshape(coefficients.shape[1], -1)
-        rest = remainder[:, ~splittable].reshape(-1)
-        found = bound_ranges(
-            flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
-        )
-        bound, least, pieces = max(bound, found.largest), max(least, found.least), pieces + found.pieces
+        reached = (np.abs(coefficients).sum(axis=1) + remainder).max(axis=0) * _INFLATE
+        beyond = (np.abs(coefficients[:, 0]) - remainder > goal).any(axis=0)  # at the middle, or a fault of the head
+        splittable |= astride & beyond & edge.is_wide(size)
+        for kept in (~splittable & ~astride, ~splittable & astride):
+            if not kept.any():
+                continue
+            flat = np.moveaxis(coefficients[:, :, kept], 0, 1).reshape(coefficients.shape[1], -1)
+            rest = remainder[:, kept].reshape(-1)
+            found = bound_ranges(
+                flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
+            )
+            pieces += found.pieces
+            if not (astride & kept).any():
+                bound, least = max(bound, found.largest), max(least, found.least)
+                continue
+            # part of the box lies beyond the region, and what is attained there does not count
+            reached[kept] = found.bounds.reshape(len(coefficients), -1).max(axis=0)
+            splittable |= kept & (reached > goal) & edge.is_wide(size)
+            bound = max(bound, float(reached[kept & ~splittable].max(initial=0.0)))
         with np.errstate(invalid="ignore"):
-            attained = np.abs(coefficients[:, 0]) - remainder
+            attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
         least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
-        children = _halves(now[splittable], size[splittable], blame[splittable])
+        if region is not None:  # to leave the region, or a place where f is undefined, the widest side helps most
+            aimless = astride & (~coarse | ~np.isfinite(remainder).all(axis=0))
+            blame = np.where(aimless[:, None], size / (hi - lo), blame)
+        halves = _halves(now[splittable], size[splittable], blame[splittable])
+        children = edge.near(*halves, np.tile(reached[splittable], 2))
         middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
+        limit = np.concatenate([children[2], limit])
         try:
             report(progress, "proof", looked, looked + len(middle))
         except BudgetSpentError:
             break
     if len(middle):
-        bound = max(bound, _without_polynomials(difference, middle, radius))
+        bound = max(bound, _without_polynomials(difference, middle, radius, limit))
     return GridProof(bound, least, bound <= goal, degree, looked, pieces)
 
 
-def _without_polynomials(difference: _Difference, middle: Array, radius: Array) -> float:
-    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes."""
+@dataclass(frozen=True, eq=False)
+class _Edge:
+    """Which boxes matter to a region: all of them if there is none. Boxes are widened by `shift`, how far inputs are moved."""
+
+    region: Region | None
+    sides: Array
+    shift: Array
+
+    def near(self, middle: Array, radius: Array, limit: Array) -> tuple[Array, Array, Array]:
+        """The boxes that are not proved to lie outside, and their limits."""
+        if self.region is None:
+            return middle, radius, np.full(len(middle), np.inf)
+        reach = (radius + self.shift) * _INFLATE + 4 * _U * np.abs(middle)
+        kept = ~self.region.outside(middle - reach, middle + reach)
+        return middle[kept], radius[kept], limit[kept]
+
+    def astride(self, middle: Array, radius: Array) -> NDArray[np.bool_]:
+        """The boxes that are not proved to lie inside."""
+        if self.region is None:
+            return np.zeros(len(middle), bool)
+        reach = radius * _INFLATE + 4 * _U * np.abs(middle)
+        return ~self.region.inside(middle - reach, middle + reach)
+
+    def is_wide(self, radius: Array) -> NDArray[np.bool_]:
+        return np.asarray((radius > _NARROWEST * self.sides).any(axis=1))
+
+    def holds(self, middle: Array) -> NDArray[np.bool_]:
+        return np.ones(len(middle), bool) if self.region is None else self.region.contains(middle)
+
+
+def _without_polynomials(difference: _Difference, middle: Array, radius: Array, limit: Array) -> float:
+    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes.
+
+    `limit`, `(boxes,)`, are bounds on the boxes that they are halves of.
+    """
     if difference.along is not None:
-        return math.inf
+        return float(limit.max())
     table = difference.grid.values.reshape(-1, difference.grid.values.shape[-1])
     worst = 0.0
     for start in range(0, len(middle), _LEFT_AT_ONCE):
         now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
         f = difference.graph.enclose(now - size, now + size)
         off = np.maximum(f.hi - table.min(axis=0), table.max(axis=0) - f.lo)
-        worst = max(worst, float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)))
+        bounds = np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), limit[start : start + _LEFT_AT_ONCE])
+        worst = max(worst, float(bounds.max(initial=0.0)))
     return worst * _INFLATE
 
 

@@ -52,5 +52,5 @@ def sampled_error(
     estimate = float(error.max())
     if not math.isinf(norm) and estimate:
         mean = float(((error[:samples] / estimate) ** norm).sum(axis=1).mean())
-        estimate *= (mean * target.box.volume) ** (1 / norm)
+        estimate *= (mean * target.volume) ** (1 / norm)
     return SampledError(estimate, samples, tuple(points[worst].tolist()))

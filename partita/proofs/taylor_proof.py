@@ -43,12 +43,21 @@ class TaylorProof(Proof):
             raise UnsupportedError("a Taylor proof needs a grid head and an expression.")
         box = target.box
         lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
-        facts = GridFacts.of(head, box)
+        facts = GridFacts.of(head, box, volume=target.volume)
         running, factor = soft_terms(facts, given.known, given.norm), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))
         aim = sub_down(given.tolerance, added) if given.aim is None else given.aim
         goal = div_down(max(aim, 0.0), factor)
-        prove = partial(prove_grid, soft_grid_of(head), target.graph, lo, hi, progress=given.progress)
+        prove = partial(
+            prove_grid,
+            soft_grid_of(head),
+            target.graph,
+            lo,
+            hi,
+            region=target.region,
+            shift=PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
+            progress=given.progress,
+        )
         floor = div_down(_SMALL * added, factor)
         proof = (
             _near_the_truth(prove, goal, floor=floor, progress=given.progress) if given.sharpen else prove(goal=goal)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from partita.functions.regions import Domain
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box, Domain
+from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead

@@ -13,7 +13,7 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import report
 from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
 from partita.proofs.bisection import DEGREE, BoxProof, box_terms, prove_boxes
 from partita.proofs.certificate import total
@@ -123,7 +123,7 @@ class Adaptation:
             None if sloped is None or sloped.all() else sloped
         )  # axes along which pieces may have slopes, if not all
         self.box, self.ask = _usable_box(target), Questions(target, progress)
-        self.scan = self.box.sample(_SCANNED, np.random.default_rng(0))
+        self.scan = target.domain.sample(_SCANNED, np.random.default_rng(0))
         self.scanned = self.ask(self.scan)
         self.goal = self._goal()
 
@@ -275,6 +275,7 @@ class Adaptation:
             head,
             self.target.graph,
             self.box,
+            region=self.target.region,
             target=self.goal,
             degree=DEGREE,
             max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * draft.keys),
@@ -326,10 +327,12 @@ def _lessons(draft: AdaptiveDraft) -> int:
 
 
 def _usable_box(target: Target) -> Box:
-    """The domain, if it is a box whose squared sides are ordinary numbers."""
-    box = target.domain
-    if not isinstance(box, Box):
-        raise UnsupportedError(f"adaptive centers need a box, found {box!r}. For a point cloud use method='hard'.")
+    """The box around the domain, if its squared sides are ordinary numbers."""
+    box = target.box
+    if isinstance(target.domain, PointCloud):
+        raise UnsupportedError(
+            f"adaptive centers need a box or a region, found {target.domain!r}. For a point cloud use method='hard'."
+        )
     if box.sides.min() < 1e-100 or box.sides.max() > 1e100:
         raise DomainError(
             f"the sides of the box are {box.sides.min():.3g} to {box.sides.max():.3g} long; expected 1e-100 to 1e100. "
@@ -367,7 +370,7 @@ def adaptive_cells(
         progress: called with (what, done, of).
 
     Raises:
-        UnsupportedError: the domain is not a box. ToleranceError: the tolerance is below the rounding errors of the dtype.
+        UnsupportedError: the domain is a point cloud. ToleranceError: the tolerance is below the rounding errors of the dtype.
         NonFiniteValueError: f is NaN or infinite, or has no finite bound.
 
     >>> from partita.functions.target import make_target

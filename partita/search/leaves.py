@@ -65,12 +65,20 @@ class Sampler:
 
     def __init__(self, questions: Questions, box: Box, frame: Frame) -> None:
         self.questions, self.box, self.frame = questions, box, frame
+        self.region = questions.target.region
         self.rng = np.random.default_rng(0)
 
     def ask(self, wanted: Array) -> tuple[Array, Array]:
         """The points of the domain nearest to these, `(n, m)`, and the values of f there, `(n, out)`."""
-        z = self.box.clamp(self.frame.leave(wanted))
+        z = (self.region or self.box).clamp(self.frame.leave(wanted))
         return self.frame.enter(z), self.questions(z)
+
+    def outside(self, lo: Array, hi: Array) -> NDArray[np.bool_]:
+        """Which boxes of the active coordinates hold no point of the domain, `(n,)`; only where all coordinates are active."""
+        if self.region is None or self.frame.active < self.box.dimension:
+            return np.zeros(len(lo), bool)
+        middle, half = self.frame.leave((lo + hi) / 2), (hi - lo) / 2 @ np.abs(self.frame.axes).T
+        return self.region.outside(middle - half, middle + half)
 
     def ask_active(self, active: Array) -> tuple[Array, Array]:
         """The same for active coordinates alone, `(n, a)`, at random along the other axes, as far as the domain allows."""
@@ -90,6 +98,12 @@ def find_frame(sampler: Sampler, points: Array) -> Frame:
     step = _STEP * box.sides
     inner = Box(box.lo.ravel() + step, box.hi.ravel() - step)
     z, ask = inner.clamp(sampler.frame.leave(points)), sampler.questions
+    if sampler.region is not None:
+        z = sampler.region.clamp(z)
+        ends = [sampler.region.contains(z + s * e) for e in np.diag(step) for s in (1, -1)]
+        z = z[np.all(ends, axis=0)]
+        if len(z) < 2 * m:
+            return Frame.plain(box)
     slopes = [(ask(z + e) - ask(z - e)) / (2 * e.max()) for e in np.diag(step)]
     gradients = np.stack(slopes, axis=2)  # (n, out, m)
     changes = (gradients - gradients.mean(axis=0)).reshape(-1, m)
@@ -105,6 +119,13 @@ def _is_affine(sampler: Sampler, z: Array, directions: Array) -> bool:
     room = np.minimum(box.hi.ravel() - z, z - box.lo.ravel())
     with np.errstate(divide="ignore"):
         chord = along * (room / np.abs(along)).min(axis=1, keepdims=True)
+    if sampler.region is not None:
+        for _ in range(8):
+            inside = sampler.region.contains(box.clamp(z - chord)) & sampler.region.contains(box.clamp(z + chord))
+            chord = np.where(inside[:, None], chord, chord / 2)
+        z, chord = z[inside], chord[inside]
+        if not len(z):
+            return False
     values = [ask(box.clamp(p)) for p in (z - chord, z, z + chord)]
     size = max(float(np.abs(v).max()) for v in values)
     return float(np.abs(values[0] - 2 * values[1] + values[2]).max()) <= _NEGLIGIBLE * size
@@ -234,6 +255,17 @@ class LeafTree:
         self.home = (np.cumsum(~chosen) - 1)[self.home]
         self.home[moved] = len(rest) + child
         self.leaves = rest.join(self._heard(halves, child, self.hints[moved], self.told[moved]))
+        self._leave_out(np.append(np.zeros(len(rest), bool), self.sampler.outside(halves.lo, halves.hi)))
+
+    def _leave_out(self, outside: NDArray[np.bool_]) -> None:
+        """Drop leaves that hold no point of the domain; hints that lie on their edge go to the nearest of the others."""
+        if not outside.any() or outside.all():
+            return
+        homeless, self.leaves = outside[self.home], self.leaves.take(~outside)
+        self.home = (np.cumsum(~outside) - 1)[self.home]
+        points, answers = self.hints[homeless], self.told[homeless]
+        self.home[homeless] = _nearest_box(self.leaves.lo, self.leaves.hi, points[:, : self.leaves.lo.shape[1]])
+        self.leaves = self._heard(self.leaves, self.home[homeless], points, answers)
 
     def _heard(self, leaves: Leaves, home: NDArray[Any], points: Array, answers: Array) -> Leaves:
         """The leaves with their errors at hints counted."""

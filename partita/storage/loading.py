@@ -24,8 +24,9 @@ from partita.errors import (
     TruncatedFileError,
 )
 from partita.functions.graph import Graph
+from partita.functions.regions import Domain, Region
 from partita.functions.target import Target, graph_target, require_boxes
-from partita.geometry.domains import Box, Domain, PointCloud, product
+from partita.geometry.domains import Box, PointCloud, product
 from partita.heads.head import FoldedHead
 from partita.heads.recorded import head_from_record
 from partita.proofs.certificate import Certificate, model_digest
@@ -205,7 +206,11 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
         return Box(*(np.array([float.fromhex(x) for x in data[end]]).reshape(shape) for end in ("lo", "hi")))
     if data["type"] == "point_cloud" and points is not None:
         return PointCloud(points.numpy(), float.fromhex(data["fill_distance"]))
-    raise FormatError(f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, or point_cloud with its points.")
+    if data["type"] == "region":
+        return Region.from_description(data)
+    raise FormatError(
+        f"{DESCRIPTION}: domain of type {data['type']!r}; expected box, region, or point_cloud with its points."
+    )
 
 
 def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:

@@ -1,0 +1,73 @@
+"""A polynomial that continues f from a region to the box around it, where f may be undefined: so that a grid can be fitted to it.
+
+The polynomial is fitted to samples of f inside the region. Its distance from f there is sampled: an estimate, not a bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.arithmetic.progress import Progress, report
+from partita.functions.target import Target
+from partita.geometry.domains import Array, Box
+
+__all__ = ["Extension", "extended"]
+
+_MOST_TERMS, _MOST_AXES = 1200, 6
+_SAMPLES_PER_TERM = 4
+_DEGREES = (2, 4, 6, 8, 11, 15, 20, 26, 34, 44, 60, 80)
+_CUT = 1e-13  # singular values below are dropped: they belong to what the region does not determine
+_LARGEST = 1e6  # times max |f|: coefficients beyond mean that f is not continued, but blown up
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """`Σ_α coefficients[α] Π_i T_{α_i}(t_i)`, t the point in the box scaled to [−1, 1]^m; `error` is the largest |f − it| seen."""
+
+    box: Box
+    exponents: Array
+    coefficients: Array
+    error: float
+
+    def __call__(self, points: Array) -> Array:
+        parts = np.array_split(points, len(points) // 4096 + 1)
+        return np.concatenate([_basis(self.box, part, self.exponents) @ self.coefficients for part in parts])
+
+
+def extended(target: Target, tolerance: float, progress: Progress | None = None) -> Extension | None:
+    """The polynomial of the lowest degree tried whose sampled error on the domain is within the tolerance, or None."""
+    box, rng = target.box, np.random.default_rng(17)
+    test = np.concatenate([target.domain.sample(1024, rng), target.domain.corners(256)])
+    truth = target(test)
+    size = float(np.abs(truth).max()) or 1.0
+    for degree in _DEGREES:
+        if box.dimension > _MOST_AXES or math.comb(box.dimension + degree, degree) > _MOST_TERMS:
+            return None
+        exponents = _exponents(box.dimension, degree)
+        edge = target.domain.corners(min(len(exponents), 1024))
+        points = np.concatenate([target.domain.sample(_SAMPLES_PER_TERM * len(exponents) + 64, rng), edge])
+        report(progress, "extension", degree, _DEGREES[-1])
+        found, *_ = np.linalg.lstsq(_basis(box, points, exponents), target(points), rcond=_CUT)
+        error = float(np.abs(_basis(box, test, exponents) @ found - truth).max())
+        if error <= tolerance and np.abs(found).max() <= _LARGEST * size:
+            return Extension(box, exponents, np.asarray(found, np.float64), error)
+    return None
+
+
+def _exponents(dimension: int, degree: int) -> Array:
+    return np.array([e for e in itertools.product(range(degree + 1), repeat=dimension) if sum(e) <= degree])
+
+
+def _basis(box: Box, points: Array, exponents: Array) -> Array:
+    """Products of Chebyshev polynomials, `(n, terms)`."""
+    t = np.clip((points - (box.lo + box.hi).ravel() / 2) / (box.sides / 2), -1, 1)
+    angles = np.arccos(t)
+    out = np.ones((len(points), len(exponents)))
+    for i in range(points.shape[1]):
+        table = np.cos(angles[:, i, None] * np.arange(int(exponents[:, i].max()) + 1))
+        out *= table[:, exponents[:, i].astype(int)]
+    return out
