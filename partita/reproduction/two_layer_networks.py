@@ -286,7 +286,7 @@ EXPERIMENT = Experiment(
         ),
         "default": Settings(),
         "full": Settings(
-            heads=(1, 2, 4, 8, 16, 32), columns=(10, 12, 14, 16, 18, 20), seeds=3, cells=(4, 6, 8, 12, 16, 24, 32)
+            heads=(1, 2, 4, 8, 16, 32), columns=(10, 12, 14, 16, 18, 20), seeds=3, cells=(4, 6, 8, 12, 16)
         ),
     },
     revision=2,
