@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.compiler.compiled import Compiled, load
     from partita.compiler.recheck import recheck
     from partita.errors import PartitaError
-    from partita.functions.regularity import Jumps, Modulus
+    from partita.functions.moduli import Modulus
+    from partita.functions.regularity import Jumps
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.methods import Plan
     from partita.networks import attention_from_mlp, in_context
@@ -53,7 +54,8 @@ _HOMES = {
     "partita.compiler.compiled": ("Compiled", "load"),
     "partita.compiler.recheck": ("recheck",),
     "partita.errors": ("PartitaError",),
-    "partita.functions.regularity": ("Jumps", "Modulus"),
+    "partita.functions.moduli": ("Modulus",),
+    "partita.functions.regularity": ("Jumps",),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),

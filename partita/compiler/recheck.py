@@ -164,10 +164,13 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
     if target.graph is None:
         return None, "the certificate gives no grounds for the moduli of this black box"
     ours = gather(target, norm=_norm(certificate)).known
+    if ours.modulus is not None and stated.modulus is not None and ours.modulus.expression:
+        same = stated.modulus == ours.modulus and stated.per_axis is None
+        return (ours, "composed again from the expression") if same else (None, "the expression has another modulus")
     if ours.modulus is None or stated.modulus is None or ours.per_axis is None or stated.per_axis is None:
         return None, "the certificate states no modulus"
     pairs = [(ours.modulus.constant, stated.modulus.constant), *zip(ours.per_axis.constants, stated.per_axis.constants)]
-    fits = len(pairs) == 1 + target.domain.dimension and stated.modulus.exponent == 1
+    fits = len(pairs) == 1 + target.domain.dimension and stated.modulus.is_lipschitz
     if not fits or any(a > b * _SLACK for a, b in pairs):
         return None, "interval arithmetic does not confirm the constants"
     return Known(stated.modulus, stated.per_axis, ours.jumps), "confirmed by interval arithmetic"
