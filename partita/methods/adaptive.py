@@ -46,7 +46,7 @@ class Adaptive(Method):
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
         provable = request.target.graph is not None and request.knowledge is not None
-        if provable and request.target.domain.dimension <= _FEW and best > _SMALL:
+        if provable and request.target.domain.dimension <= _FEW and (best > _SMALL or request.is_steep):
             return None
         return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
 

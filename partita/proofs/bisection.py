@@ -19,7 +19,7 @@ from partita.functions.graph import Graph
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
-from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.heads.scattered_head import LISTED_WHOLE, ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
@@ -36,6 +36,7 @@ _FORGOTTEN = 1e-6  # share of the target that all cells left out of a box may cl
 _NEARLY = 1.1  # once the target is missed, bounds this close to it, or to the least possible, will do
 _FARTHEST = 800.0  # exponents that trail by more are zero when run
 _TINY = 1e-300  # more than underflow takes from one bound
+_SURE = 40.0  # how far cells that are left out must trail, rounding included, to be negligible
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +167,8 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
     spread = float(np.ptp(cells.powers))
     cut = exponent_cut(head.num_keys) * (1 - 1e-6) - (head.dimension + 8) * 2 * U * cells.rate * (far + spread)
     mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0) if head.num_keys > 1 else 0.0
+    if head.num_keys <= LISTED_WHOLE and cut < _SURE:  # no search that rounding could mislead: all cells are summed
+        mass = 0.0
     operations = float(2 * proof.near_cells + head.dimension + 16)
     rounded = summed(operations, u, add_up(proof.magnitude, proof.bound))
     rest = mul_up(2.0, proof.forgotten, largest)
