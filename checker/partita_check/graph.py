@@ -18,6 +18,7 @@ from typing import Any
 from flint import acb, arb, arb_series
 
 from partita_check.clock import clock
+from partita_check.limits import LogProduct, Power, find_limits
 
 __all__ = ["Graph", "Malformed", "need", "parse", "read_graph", "read_hex"]
 
@@ -74,6 +75,11 @@ class Graph:
     def evaluate(self, point: Sequence[Any], choices: Choices | None = None) -> list[Any]:
         """Enclosures of the outputs over a box of balls. With `choices`, kinks follow the chosen branches, and a kink that
         is neither chosen nor decided by its sign on the box raises `Undecided`; without, both branches are enclosed."""
+        values = self.all_values(point, choices)
+        return [values[k] for k in self.outputs]
+
+    def all_values(self, point: Sequence[Any], choices: Choices | None = None) -> list[Any]:
+        """The enclosures of all nodes."""
         values: list[Any] = []
         for position, (name, args, params) in enumerate(self.nodes):
             if position % EVERY == 0:
@@ -93,8 +99,15 @@ class Graph:
                 value = _choose((position, 0), choices, decision, left, right, jumps=name == "where")
             else:
                 value = _smooth(name, a, params)
+                if position in self.limits:
+                    value = self.limits[position].value(value, values)
             values.append(value)
-        return [values[k] for k in self.outputs]
+        return values
+
+    @cached_property
+    def limits(self) -> Mapping[int, Power | LogProduct]:
+        """Nodes that have a limit where their parts have none."""
+        return find_limits(self.nodes)
 
     @cached_property
     def _constants(self) -> dict[int, arb]:

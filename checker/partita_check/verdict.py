@@ -29,6 +29,7 @@ from partita_check.bounds import (
 from partita_check.cells import Cells
 from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
+from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, transform, up
 from partita_check.reading import Head, Stored
@@ -42,6 +43,7 @@ VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malfo
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
 MOST_QUERY_KEYS = 2_000
+LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
@@ -144,7 +146,15 @@ class Checker:
             steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds) * s
             for i, s in pairs
         )
-        return sum(found, arb(0))
+        total = sum(found, arb(0))
+        return total if total.is_finite() else self.composed.at(length(self.shift))
+
+    @cached_property
+    def composed(self) -> Composed:
+        """The modulus of f over the domain and the centers, where it has no Lipschitz constant."""
+        axes = self.head.axes or ((),) * self.m
+        hull = [(min(a, *axis, b), max(a, *axis, b)) for axis, (a, b) in zip(axes, self.ends)]
+        return Composed(self.function, balls(tuple(hull))[0])
 
     def by_boxes(self) -> tuple[float, str]:
         """Bisection of the domain: polynomials for grids of constant values, mixtures of cells otherwise."""
@@ -180,7 +190,12 @@ class Checker:
         return sums(self.head, self.ends, self.gaps, self.semantics, largest)
 
     def cut(self, exponent: arb) -> arb:
-        """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them."""
+        """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them.
+
+        Heads of up to 256 cells are summed whole (docs/format.md).
+        """
+        if self.head.keys <= LISTED_WHOLE:
+            return arb(0)
         return (256 * (self.m + 8) * UNIT["float64"] * exponent - 44.99).exp() if self.unit > 0 else arb(0)
 
     def piece_rows(self) -> tuple[int, list[Affine]] | None:
@@ -351,9 +366,14 @@ class Checker:
         return any(who == "caller" and text.startswith("|f(x) − f(y)|") for text, who in self.claim.assumptions)
 
     @cached_property
-    def declared(self) -> Modulus:
+    def declared(self) -> Modulus | Expression:
         """The modulus of the certificate, if its claim says that this is assumed."""
-        known, per_axis, found = self.claim.known.get("modulus"), self.claim.known.get("per_axis"), Modulus(INF)
+        known, per_axis = self.claim.known.get("modulus"), self.claim.known.get("per_axis")
+        found: Modulus | Expression = Modulus(INF)
+        if known is not None and "expression" in known:
+            stated = Expression.read(known["expression"])
+            self.assume(f"|f(x) − f(y)|_∞ ≤ ω(|x − y|₂), ω(t) = {stated.text}")
+            return stated
         if known is not None:
             constant, power = read_hex(known["constant"], "modulus"), read_hex(known["exponent"], "exponent")
             need(constant >= 0 and 0 < power <= 1, "known: a modulus C·t^α needs C ≥ 0 and 0 < α ≤ 1")
@@ -366,9 +386,11 @@ class Checker:
             self.assume("|f(x) − f(y)|_∞ ≤ " + " + ".join(f"{c:.6g}·|x{i} − y{i}|" for i, c in enumerate(constants)))
         return found
 
-    def modulus(self, hull: Ends, enough: float) -> Modulus:
+    def modulus(self, hull: Ends, enough: float) -> Modulus | Composed | Expression:
         """How fast f moves: from its graph, or, if that does not do and the caller vouches for it, as declared."""
         own = Modulus(steepest(self.graph, hull, None, enough, self.seconds)) if self.graph is not None else None
+        if own is not None and not self.vouched and not own.constant.is_finite():
+            return self.composed  # steep somewhere
         return own if own is not None and (own.constant <= enough or not self.vouched) else self.declared
 
     def by_moments(self) -> tuple[float, str]:

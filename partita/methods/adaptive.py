@@ -62,6 +62,7 @@ class Adaptive(Method):
                 dtype=request.dtype,
                 max_keys=8 * max(min(_MOST_KEYS, room), 16),
                 sloped=request.value_axes,
+                polish=0 if request.is_steep and target.domain.dimension > 1 else 1,  # the many small cells take long
                 progress=progress,
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
