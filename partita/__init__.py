@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.errors import PartitaError
     from partita.functions.moduli import Modulus
     from partita.functions.regularity import Jumps
+    from partita.functions.target import Tail
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.methods import Plan
     from partita.networks import attention_from_mlp, in_context
@@ -37,6 +38,7 @@ __all__ = [
     "PointCloud",
     "PowerDiagram",
     "ProductGrid",
+    "Tail",
     "attack",
     "attention_from_mlp",
     "build",
@@ -56,6 +58,7 @@ _HOMES = {
     "partita.errors": ("PartitaError",),
     "partita.functions.moduli": ("Modulus",),
     "partita.functions.regularity": ("Jumps",),
+    "partita.functions.target": ("Tail",),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),

@@ -91,7 +91,11 @@ class Graph:
                 values.append(self._constants[position])
                 continue
             a = [values[k] for k in args]
-            if name == "clamp":
+            open_ended = name == "clip" and (isinstance(a[0], acb) and (position, 0) not in (choices or {}))
+            if open_ended or (name == "clip" and not _value(a[0]).is_finite()):
+                # a pole, clipped; nothing is claimed about points where f is undefined
+                value = arb(params[0]).union(arb(params[1])) if isinstance(a[0], arb) else NAN
+            elif name in ("clamp", "clip"):
                 value = _choose((position, 0), choices, a[0] - params[0], a[0], arb(params[0]))
                 value = _choose((position, 1), choices, params[1] - value, value, arb(params[1]))
             elif name in _KINKS:

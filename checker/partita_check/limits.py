@@ -12,7 +12,7 @@ from typing import Any
 
 from flint import arb, arb_series, fmpq
 
-__all__ = ["LogProduct", "Power", "find_limits", "power_of", "squares_of"]
+__all__ = ["LogProduct", "Power", "ball", "find_limits", "power_of", "powers_of", "squares_of"]
 
 MOST = 40  # factors that are looked at
 NAN = arb("nan")
@@ -110,7 +110,7 @@ def find_limits(nodes: Nodes) -> Mapping[int, Power | LogProduct]:
 
 
 def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:
-    inside, outside, scale = _powers(nodes, argument), _powers(nodes, other), arb(1)
+    inside, outside, scale = powers_of(nodes, argument), powers_of(nodes, other), arb(1)
     if inside is None or outside is None:
         return None
     for k in [k for k in inside if nodes[k][0] == "const"]:
@@ -127,8 +127,8 @@ def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:
     return LogProduct(base, argument, power, inner, scale, tuple(outside.items()))
 
 
-def _powers(nodes: Nodes, start: int) -> dict[int, Fraction] | None:
-    """A product as powers of nodes, signs aside; None where it is long."""
+def powers_of(nodes: Nodes, start: int, poles: bool = False) -> dict[int, Fraction] | None:
+    """A product as powers of nodes, signs aside; None where it is long. With poles, negative powers are taken apart too."""
     found, waiting = dict[int, Fraction](), [(start, Fraction(1))]
     while waiting:
         k, power = waiting.pop()
@@ -139,24 +139,24 @@ def _powers(nodes: Nodes, start: int) -> dict[int, Fraction] | None:
             waiting.append((args[0], power))
         elif name == "sqrt":
             waiting.append((args[0], power / 2))
-        elif name == "pow" and params[0] > 0:
+        elif name == "pow" and (params[0] > 0 or (poles and params[0] < 0)):
             waiting.append((args[0], power * params[0]))
         elif name == "mul":
             waiting += [(j, power) for j in args]
         elif name == "div":
             waiting += [(args[0], power), (args[1], -power)]
-        elif name == "exp" and (inner := _fixed_power(nodes, args[0])) is not None:
+        elif name == "exp" and (inner := _fixed_power(nodes, args[0], poles)) is not None:
             waiting.append((inner[0], power * inner[1]))
         else:
             found[k] = found.get(k, Fraction(0)) + power
     return {k: power for k, power in found.items() if power}
 
 
-def _fixed_power(nodes: Nodes, inner: int) -> tuple[int, Fraction] | None:
-    """(v, e) of e·log v with a literal e > 0."""
+def _fixed_power(nodes: Nodes, inner: int, poles: bool = False) -> tuple[int, Fraction] | None:
+    """(v, e) of e·log v with a literal e > 0, or e ≠ 0 with poles."""
     name, args, _ = nodes[inner]
     for e, other in ((args[0], args[1]), (args[1], args[0])) if name == "mul" else ():
-        if nodes[e][0] == "const" and nodes[other][0] == "log" and nodes[e][2][0] > 0:
+        if nodes[e][0] == "const" and nodes[other][0] == "log" and (nodes[e][2][0] > 0 or (poles and nodes[e][2][0])):
             return nodes[other][1][0], Fraction(nodes[e][2][0])
     return None
 

@@ -36,6 +36,7 @@ from partita_check.reading import Head, Stored
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
 from partita_check.soft import SoftGrid
+from partita_check.tails import clipped, tail_norm
 
 __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at"]
 
@@ -77,13 +78,20 @@ class Modulus:
 
 
 class Checker:
-    """One check of one head. Proofs return a bound of the error of the head as it is run, and how it was found."""
+    """One check of one head. Proofs return a bound of the error of the head as it is run, and how it was found.
+
+    For a function without a bound, `bound` and all proofs are about the clipped function.
+    """
+
+    tail_missing = ""
 
     def __init__(self, stored: Stored, bound: float) -> None:
         self.stored, self.head, self.claim, self.graph = stored, stored.head, stored.claim, stored.graph
         self.where: Point | None = None
         self.seen, self.given = 0.0, list[str]()
         self.bound, self.m, self.outputs = bound, len(stored.lo), len(self.head.values)
+        if "tail" in self.claim.known:
+            self.bound = self.without_tail(self.claim.known["tail"])
         self.sup, self.semantics = math.isinf(self.claim.norm), self.claim.semantics
         self.unit, self.tiniest = UNIT[self.semantics], TINIEST[self.semantics]
         plain: Ends = tuple(zip(stored.lo, stored.hi))
@@ -98,6 +106,23 @@ class Checker:
         self.spread = max((arb(max(v)) - arb(min(v)) for v in self.head.values), key=up)
         parts = zip(self.head.axes, self.ends, self.head.rates, self.head.windows)
         self.gaps = [Gaps(*part) for part in parts]
+
+    def without_tail(self, tail: Any) -> float:
+        """What is left of the bound for the clipped function: its tail is computed here, or assumed where the caller declared it."""
+        clip, norm = read_hex(tail["clip"], "clip"), read_hex(tail["norm"], "tail")
+        need(clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm")
+        if tail["declared"] is not False:
+            self.assume(f"‖(|f| − {clip:.6g})₊‖_{self.claim.norm:g} ≤ {norm:.6g}")
+        elif self.graph is None:
+            self.tail_missing = "the tail of a black box cannot be checked"
+        else:
+            ends = tuple(zip(self.stored.lo, self.stored.hi))
+            sides = [arb(b) - arb(a) for a, b in ends]
+            found = tail_norm(self.graph, balls(ends)[0], sides, clip, arb(self.claim.norm))
+            norm = up(found) if found.is_finite() else math.inf
+            self.tail_missing = "" if norm < self.bound else f"the tail of f beyond {clip:g} could not be bounded"
+        self.graph = None if self.graph is None else clipped(self.graph, clip)
+        return down(arb(self.bound) - norm) if norm < self.bound else 0.0
 
     def look(self, point: Point) -> bool:
         """Evaluate the error at a point of the domain in balls; whether that refutes the claim."""
@@ -613,8 +638,11 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
         refuted = any(checker.look(point) for point in checker.points(sampled or 64))
         contradiction = "" if refuted else checker.contradiction()
         unfit = "" if refuted or contradiction else checker.obstacle()
-        for attempt in attempts(checker) if not (refuted or contradiction or unfit or sampled) else ():
+        stopped = refuted or contradiction or unfit or sampled or checker.tail_missing
+        for attempt in attempts(checker) if not stopped else ():
             found, how = attempt()
+            if checker.bound != claim.bound:  # of the clipped function
+                found = claim.bound if found <= checker.bound else up(arb(found) + claim.bound - checker.bound)
             if found < verdict.proved:
                 verdict.proved, verdict.method = found, how
             if found <= claim.bound or (checker.sup and checker.seen > claim.bound):
@@ -625,6 +653,8 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
     if contradiction or (checker.sup and checker.seen > claim.bound):
         worse = f"the error at this point is at least {checker.seen:.17g}, more than the bound {claim.bound:.17g}"
         verdict.outcome, verdict.reason = REFUTED, contradiction or worse
+    elif checker.tail_missing:
+        verdict.reason = checker.tail_missing
     elif unfit:
         verdict.reason = f"the head does not run as its claim assumes: {unfit}"
     elif verdict.proved <= claim.bound:
@@ -654,5 +684,6 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_query_keys if "reach" in checker.claim.proof else checker.by_pieces
-    if known and head.kind != "train" and checker.claim.kind == "proved" and few:
+    declared_tail = checker.claim.known.get("tail") is not None and not checker.vouched
+    if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes

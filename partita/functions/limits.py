@@ -2,6 +2,7 @@
 
     v^e            written exp(e·log v), e a constant: 0 at v = 0 for e > 0, a pole for e < 0
     w^s·log(c·w^r) s, r > 0, also with |w|, roots, and further factors: 0 at w = 0, the limit
+    a/b            b ≥ 0: where b reaches 0 it has no bound on one side only, so that it can be clipped
     √(Σ c_i u_i²)  has a value at 0, and slopes at most those of the vector u: no limit is needed, but its slopes are bounded
 Values elsewhere are those of the operations themselves. Nothing is simplified: x·(1 + log x) is not recognised.
 """
@@ -21,7 +22,7 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.singular import LogProduct, real_power, root_slopes
 from partita.functions.operations import Node
 
-__all__ = ["Factor", "Limit", "LogLimit", "Power", "Root", "atom", "factors", "limits"]
+__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Root", "atom", "factors", "limits"]
 
 _MOST_FACTORS = 32
 
@@ -109,7 +110,32 @@ class Root:
         return value.or_else(touched, Dual(value.value, slopes))
 
 
-Limit = Power | LogLimit | Root
+@dataclass(frozen=True)
+class Pole:
+    """`a/b` with b ≥ 0, as it is |·|, a root, a power or an even power: where b reaches 0 the quotient has one sign, that of a."""
+
+    top: int
+    bottom: int
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.top, self.bottom
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node; numpy and torch have a/0 = ±inf already."""
+        if rule != "enclose":
+            return value
+        a, b = values[self.top].enclosure, values[self.bottom].enclosure
+        touched = (b.lo <= 0.0) & (b.hi > 0.0) & ((a.lo > 0.0) | (a.hi < 0.0)) & ~values[self.bottom].is_entire
+        if not touched.any():
+            return value
+        ends = a / Interval(np.where(touched, b.hi, 1.0), np.where(touched, b.hi, 1.0))
+        found = Interval(np.where(a.lo > 0.0, ends.lo, -np.inf), np.where(a.lo > 0.0, np.inf, ends.hi))
+        unknown = Interval(np.full(found.shape, -np.inf), np.full(found.shape, np.inf))
+        return value.or_else(touched, values[self.bottom].through(found, unknown, np.ones(found.shape, dtype=bool)))
+
+
+Limit = Power | LogLimit | Root | Pole
 
 
 @dataclass(frozen=True)
@@ -145,7 +171,13 @@ def _limit(nodes: Sequence[Node], node: Node, fixed: Sequence[bool]) -> Limit | 
         return _power(nodes, node.arguments[0], fixed)
     if node.operation == "mul" and not fixed[-1]:
         return _log_limit(nodes, node)
+    if node.operation == "div" and _is_nonnegative(nodes[node.arguments[1]]):
+        return Pole(*node.arguments)
     return _root(nodes, node.arguments[0]) if node.operation == "sqrt" and not fixed[-1] else None
+
+
+def _is_nonnegative(node: Node) -> bool:
+    return node.operation in ("abs", "sqrt", "exp") or (node.operation == "pow" and node.parameters[0] % 2 == 0)
 
 
 def _power(nodes: Sequence[Node], inner: int, fixed: Sequence[bool]) -> Power | None:

@@ -16,7 +16,7 @@ from partita.geometry.partitions import PowerDiagram
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots
-from partita.proofs.bisection import BisectionProof
+from partita.proofs.bisection import BisectionProof, lp_factor
 from partita.proofs.certificate import Kind
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
@@ -39,14 +39,16 @@ class Adaptive(Method):
     name = "adaptive"
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud) or not math.isinf(request.norm):
-            return Refusal("for boxes, in the supremum norm")
-        return None
+        return Refusal("for boxes") if isinstance(request.target.domain, PointCloud) else None
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
-        provable = request.target.graph is not None and request.knowledge is not None
-        if provable and request.target.domain.dimension <= _FEW and (best > _SMALL or request.is_steep):
+        provable = request.target.graph is not None and (request.knowledge is not None or request.target.tail is not None)
+        if not math.isinf(request.norm) and request.target.tail is None:
+            return Refusal("bounds the supremum, which other methods do not need in this norm")
+        if provable and request.target.domain.dimension <= _FEW and (
+            best > _SMALL or request.is_steep or request.target.tail is not None
+        ):
             return None
         return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
 
@@ -58,16 +60,17 @@ class Adaptive(Method):
         try:
             draft = adaptive_cells(
                 target,
-                tolerance=share * request.tolerance,
+                tolerance=share * request.aim * (1.0 if math.isinf(request.norm) else 1 - 1e-9),
                 dtype=request.dtype,
                 max_keys=8 * max(min(_MOST_KEYS, room), 16),
                 sloped=request.value_axes,
-                polish=0 if request.is_steep and target.domain.dimension > 1 else 1,  # the many small cells take long
+                polish=0 if target.domain.dimension > 1 and (request.is_steep or target.tail is not None) else 1,
                 progress=progress,
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
             return _without_error(error)
-        reached = draft.error_seen if draft.proof is None else draft.error_bound
+        factor = lp_factor(request.box, target.num_outputs, request.norm)
+        reached = factor * (draft.error_seen if draft.proof is None else draft.error_bound)
         kind: Kind = "estimated" if draft.proof is None else "proved"
         if not draft.holds:
             refusal = Refusal.of_a_search(f"{draft.keys:,} keys reach only {reached:.3g}", most=_MOST_KEYS, room=room)
@@ -92,18 +95,21 @@ class Adaptive(Method):
                 f"f was evaluated {draft.evaluations:,} times, and varies in {directions}",
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=draft.error_bound,
-            error_estimate=draft.error_seen if draft.proof is None else None,
+            error_bound=factor * draft.error_bound,
+            error_estimate=factor * draft.error_seen if draft.proof is None else None,
             largest=float(np.abs(draft.values).max()),
             caveat=request.caveat(draft.slopes),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
-        return adaptive_construction(plan.target, plan.draft, tolerance=plan.request.tolerance, seed=seed)
+        request = plan.request
+        return adaptive_construction(
+            plan.target, plan.draft, tolerance=request.tolerance, norm=request.norm, seed=seed
+        )
 
 
 def adaptive_construction(
-    target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, seed: int = 0
+    target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, norm: float = math.inf, seed: int = 0
 ) -> Construction:
     """The head of a draft with its certificate; the bound may exceed the tolerance (`draft.holds`).
 
@@ -115,6 +121,7 @@ def adaptive_construction(
     answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
     common: dict[str, Any] = {
         "dtype": draft.dtype,
+        "norm": norm,
         "tolerance": draft.tolerance if tolerance is None else tolerance,
         "details": {"type": "scattered", "method": "adaptive", "rate": draft.rate},
         "facts": {
@@ -125,11 +132,11 @@ def adaptive_construction(
     }
     function, partition = describe_function(target, points, answers), PowerDiagram(draft.centers, draft.powers)
     if draft.proof is None:
-        seen = sampled_error(head, target, seed=seed)
+        seen = sampled_error(head, target, norm, seed=seed)
         certificate = claim(head, function, target.domains, (), theorem="ball-cells", seen=seen, **common)
         return Construction(head, partition, certificate)
     axes = [] if draft.axes is None else draft.axes.ravel().tolist()
-    proved = BisectionProof().prove(head, target, Given(details={"axes": axes}, earlier=draft.proof))
+    proved = BisectionProof().prove(head, target, Given(norm=norm, details={"axes": axes}, earlier=draft.proof))
     certificate = claim(
         head,
         function,
