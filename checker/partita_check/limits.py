@@ -120,7 +120,7 @@ def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:
         scale = scale * arb(constant) if power > 0 else scale / arb(constant)
     if len(inside) != 1:
         return None
-    (base, inner), = inside.items()
+    ((base, inner),) = inside.items()
     power = outside.pop(base, Fraction(0))
     if not (inner > 0 and power > 0):
         return None

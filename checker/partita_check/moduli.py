@@ -1,7 +1,7 @@
 """Moduli of continuity: composed over the graph of f where it has no Lipschitz constant, or declared as an expression in t.
 
-A modulus here is a function t ↦ ω(t) of balls. All are nondecreasing and concave with ω(0) = 0: sums, positive multiples, minima and
-compositions of such functions are.
+A modulus here is a function t ↦ ω(t) of balls. All are nondecreasing and concave with ω(0) = 0: sums, positive multiples,
+minima and compositions of such functions are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Composed:
         for k in range(len(self.graph.nodes)):
             clock.tick()
             found.append(self._node(k, found, distance.upper()))
-        tallest = max((found[k][0] for k in self.graph.outputs), key=lambda x: float(x.upper()) if x.is_finite() else 1e308)
+        tallest = max(
+            (found[k][0] for k in self.graph.outputs), key=lambda x: float(x.upper()) if x.is_finite() else 1e308
+        )
         return tallest if tallest.is_finite() else arb("inf")
 
     def _node(self, k: int, found: list[tuple[arb, bool]], t: arb) -> tuple[arb, bool]:
@@ -59,7 +61,9 @@ class Composed:
         linear = all(p[1] for p in parts)
         if name in LIPSCHITZ:
             moved = [p[0] for p in parts]
-            return (max(moved, key=lambda x: float(x.upper())), False) if name in ("min", "max") and linear else (sum(moved, arb(0)), linear)
+            if name in ("min", "max") and linear:
+                return max(moved, key=lambda x: float(x.upper())), linear
+            return sum(moved, arb(0)), linear
         values = [self.values[j] for j in args]
         if name == "mul":
             return values[0].abs_upper() * parts[1][0] + values[1].abs_upper() * parts[0][0], linear
@@ -191,7 +195,9 @@ def _concave(graph: Graph, k: int) -> arb | None:
     if name == "neg":  # −q log q, for 0 ≤ q ≤ 1/e
         product = graph.limits.get(args[0])
         plain = isinstance(product, LogProduct) and product.power == product.inner == 1 and not product.others
-        inner = _concave(graph, product.base) if plain and isinstance(product, LogProduct) and product.scale == 1 else None
+        inner = (
+            _concave(graph, product.base) if plain and isinstance(product, LogProduct) and product.scale == 1 else None
+        )
         return arb(-1).exp() if inner is not None and inner <= arb(-1).exp() else None
     found = [_concave(graph, j) for j in args]
     if any(f is None for f in found) or name not in _SHAPES:
@@ -211,7 +217,9 @@ def _over(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
 _SHAPES: dict[str, Callable[[Graph, Sequence[int], list[arb]], arb | None]] = {
     "add": lambda g, a, x: sum(x, arb(0)),
     "sum": lambda g, a, x: sum(x, arb(0)),
-    "min": lambda g, a, x: x[0] if not x[0].is_finite() and not x[1].is_finite() else min(x, key=lambda v: float(v.upper())),
+    "min": lambda g, a, x: (
+        x[0] if not x[0].is_finite() and not x[1].is_finite() else min(x, key=lambda v: float(v.upper()))
+    ),
     "mul": _times,
     "div": _over,
     "sqrt": lambda g, a, x: x[0].sqrt() if x[0].is_finite() else x[0],

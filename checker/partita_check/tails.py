@@ -9,7 +9,7 @@ from fractions import Fraction
 from flint import arb, arb_series
 
 from partita_check.graph import Graph
-from partita_check.limits import LogProduct, Power, ball, powers_of
+from partita_check.limits import LogProduct, ball, powers_of
 
 __all__ = ["clipped", "tail_norm"]
 
@@ -38,8 +38,8 @@ class _Line:
 def tail_norm(graph: Graph, box: Sequence[arb], sides: Sequence[arb], clip: float, p: arb) -> arb:
     """A bound of `‖(|f| − clip)₊‖_p` over the box; infinite where a term without a bound is not C·|u|^{−α} or C·log|u|.
 
-    `(Σ_k s_k + b − M)₊ ≤ Σ_k (s_k − m)₊` with `m = (M − |b|)/K`. For `C|u|^{−α}`, with `ρ = (C/m)^{1/α}`, the integral over one side of 0 is
-    `m^p ρ·Γ(1/α − p)Γ(p + 1)/(α·Γ(1/α + 1))`, for `C|log(c|u|^r)|` it is `e^{−m/(Cr)} c^{−1/r}(Cr)^p Γ(p + 1)`.
+    `(Σ_k s_k + b − M)₊ ≤ Σ_k (s_k − m)₊` with `m = (M − |b|)/K`. For `C|u|^{−α}` and `ρ = (C/m)^{1/α}` the integral over one side
+    of 0 is `m^p ρ·Γ(1/α − p)Γ(p + 1)/(α·Γ(1/α + 1))`; for `C|log(c|u|^r)|` it is `e^{−m/(Cr)} c^{−1/r}(Cr)^p Γ(p + 1)`.
     """
     values, total = graph.all_values(box), arb(0)
     for output in graph.outputs:
@@ -141,7 +141,7 @@ def _line(graph: Graph, box: Sequence[arb], sides: Sequence[arb], base: int) -> 
     for i in range(len(box)):
         found = only.evaluate([arb_series([x, 1], 2) if i == j else x for j, x in enumerate(box)])[0]
         slopes.append(found[1] if isinstance(found, arb_series) else arb(0))
-    moving = [i for i, s in enumerate(slopes) if not s == 0]
+    moving = [i for i, s in enumerate(slopes) if not s.is_zero()]
     if len(moving) != 1 or not slopes[moving[0]].abs_lower() > 0:
         return None
     value, others = only.evaluate(list(box))[0], arb(1)

@@ -108,9 +108,11 @@ class Checker:
         self.gaps = [Gaps(*part) for part in parts]
 
     def without_tail(self, tail: Any) -> float:
-        """What is left of the bound for the clipped function: its tail is computed here, or assumed where the caller declared it."""
+        """What is left of the bound for the clipped function: its tail is computed, or assumed where the caller declared it."""
         clip, norm = read_hex(tail["clip"], "clip"), read_hex(tail["norm"], "tail")
-        need(clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm")
+        need(
+            clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm"
+        )
         if tail["declared"] is not False:
             self.assume(f"‖(|f| − {clip:.6g})₊‖_{self.claim.norm:g} ≤ {norm:.6g}")
         elif self.graph is None:
@@ -394,11 +396,11 @@ class Checker:
     def declared(self) -> Modulus | Expression:
         """The modulus of the certificate, if its claim says that this is assumed."""
         known, per_axis = self.claim.known.get("modulus"), self.claim.known.get("per_axis")
-        found: Modulus | Expression = Modulus(INF)
         if known is not None and "expression" in known:
             stated = Expression.read(known["expression"])
             self.assume(f"|f(x) − f(y)|_∞ ≤ ω(|x − y|₂), ω(t) = {stated.text}")
             return stated
+        found = Modulus(INF)
         if known is not None:
             constant, power = read_hex(known["constant"], "modulus"), read_hex(known["exponent"], "exponent")
             need(constant >= 0 and 0 < power <= 1, "known: a modulus C·t^α needs C ≥ 0 and 0 < α ≤ 1")

@@ -73,7 +73,7 @@ class Dual:
         return self.value
 
     def through(self, value: Interval, slope: Interval, partly: Mask) -> "Dual":
-        """A function of this quantity with these values and slopes; where it is undefined it is continued by what keeps the slopes."""
+        """A function of this quantity with these values and slopes, continued where it is undefined."""
         return self._chain(value, slope)
 
     def or_else(self, mask: Mask, other: "Dual") -> "Dual":

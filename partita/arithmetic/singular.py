@@ -89,7 +89,10 @@ class LogProduct:
         ends = _power(most, np.full(most.shape, power)) * (
             self.scale + self.log_power * Interval.point(np.where(most > 0.0, most, 1.0)).log()
         )
-        dip = -(self.log_power / Interval.point(power)) * (-(power / Interval.point(self.log_power)) * self.scale - 1.0).exp()
+        dip = (
+            -(self.log_power / Interval.point(power))
+            * (-(power / Interval.point(self.log_power)) * self.scale - 1.0).exp()
+        )
         turns_at = (-self.scale / self.log_power - 1.0 / Interval.point(power)).exp()
         lo = np.where(most >= turns_at.lo, np.minimum(dip.lo, 0.0), np.minimum(ends.lo, 0.0))
         empty = most == 0.0

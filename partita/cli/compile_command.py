@@ -19,9 +19,11 @@ from partita.cli.common import (
     Lipschitz,
     MaxBytes,
     Method,
+    Modulus,
     Norm,
     Seed,
     Sharpness,
+    Tail,
     Tolerance,
     compile_options,
     emit,
@@ -41,6 +43,8 @@ def compile_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
+    modulus: Modulus = None,
+    tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
@@ -56,7 +60,7 @@ def compile_command(
     """Build the head, certify it, attack it, and save it."""
     require_free(out, overwrite=overwrite)
     box = parse_domain(domain)
-    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
     with shown_progress("planning") as progress:
         c = pa.compile(expression, box, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)

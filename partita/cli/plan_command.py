@@ -12,8 +12,10 @@ from partita.cli.common import (
     Lipschitz,
     MaxBytes,
     Method,
+    Modulus,
     Norm,
     Sharpness,
+    Tail,
     Tolerance,
     compile_options,
     emit,
@@ -31,6 +33,8 @@ def plan_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
+    modulus: Modulus = None,
+    tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
@@ -38,7 +42,7 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
-    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
     planned = pa.plan(expression, parse_domain(domain), **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -312,7 +312,11 @@ def _chain(c: _Composition, node: Node, k: int) -> _Omega:
     builder = GraphBuilder(1)
     argument = builder.add("input", parameters=(0,))
     outer = builder.finish([builder.add(node.operation, argument, parameters=node.parameters)], ())
-    slope = float(outer.enclose_gradient([[inner.lo]], [[inner.hi]])[1].magnitude[0, 0, 0]) if np.isfinite(inner.magnitude) else math.inf
+    slope = (
+        float(outer.enclose_gradient([[inner.lo]], [[inner.hi]])[1].magnitude[0, 0, 0])
+        if np.isfinite(inner.magnitude)
+        else math.inf
+    )
     if not math.isfinite(slope):
         raise _NoModulus(f"{_shown(c.graph, k)} may have a pole")
     return c.times(slope, c.of(node.arguments[0]))
@@ -329,6 +333,7 @@ _RULES: Mapping[str, Rule] = {
     "where": _where,
     "sqrt": _root,
     **dict.fromkeys(
-        ("neg", "pow", "exp", "log", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu", "clamp"), _chain
+        ("neg", "pow", "exp", "log", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu", "clamp"),
+        _chain,
     ),
 }

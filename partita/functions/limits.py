@@ -106,7 +106,9 @@ class Root:
         if not touched.any():
             return value
         slopes = root_slopes([(c, values[k].gradient) for c, k in self.squares])
-        slopes = Interval(np.broadcast_to(slopes.lo, value.gradient.shape), np.broadcast_to(slopes.hi, value.gradient.shape))
+        slopes = Interval(
+            np.broadcast_to(slopes.lo, value.gradient.shape), np.broadcast_to(slopes.hi, value.gradient.shape)
+        )
         return value.or_else(touched, Dual(value.value, slopes))
 
 

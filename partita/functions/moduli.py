@@ -73,7 +73,9 @@ class Modulus:
         0.5
         """
         if not isinstance(expression, str) or not expression.strip():
-            raise ExpressionError(f"Modulus.of: found {expression!r}; expected an expression in t such as '0.5*sqrt(t) + t'.")
+            raise ExpressionError(
+                f"Modulus.of: found {expression!r}; expected an expression in t such as '0.5*sqrt(t) + t'."
+            )
         return cls(expression=expression)
 
     @cached_property
@@ -95,7 +97,9 @@ class Modulus:
         """ω(distance) in floats, elementwise."""
         if not self.expression:
             return self.constant * distance**self.exponent
-        values: Array = self._graph.evaluate(np.asarray(distance, dtype=float).reshape(-1, 1)).reshape(np.shape(distance))
+        values: Array = self._graph.evaluate(np.asarray(distance, dtype=float).reshape(-1, 1)).reshape(
+            np.shape(distance)
+        )
         return float(values) if np.ndim(distance) == 0 else values
 
     def reach(self, value: float) -> float:
@@ -119,7 +123,11 @@ class Modulus:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: constant and exponent, or the expression as text."""
-        return {"expression": self.expression} if self.expression else {"constant": self.constant, "exponent": self.exponent}
+        return (
+            {"expression": self.expression}
+            if self.expression
+            else {"constant": self.constant, "exponent": self.exponent}
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Modulus:
@@ -139,7 +147,9 @@ def _require_modulus(text: str, graph: Graph) -> None:
         raise DomainError(f"Modulus: {text} has several values; expected one expression in t.")
     start, one = (graph.enclose([[t]], [[t]]) for t in (0.0, 1.0))
     size = float(one.hi[0, 0])
-    if not (math.isfinite(size) and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0):
+    if not (
+        math.isfinite(size) and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0
+    ):
         raise DomainError(
             f"Modulus: ω(t) = {text} is not proved to be 0 at t = 0: it lies between {start.lo[0, 0]:.6g} and "
             f"{start.hi[0, 0]:.6g}; expected ω(0) = 0."

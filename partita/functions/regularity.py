@@ -314,7 +314,9 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
         known = Known(Modulus(min(found.euclidean, smaller)), AxisLipschitz(tuple(found.per_axis)))
         return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes")
     if composed is not None:
-        source = f"composed from the moduli of its operations; its slopes are unbounded in {len(found.rough_lo):,} boxes"
+        source = (
+            f"composed from the moduli of its operations; its slopes are unbounded in {len(found.rough_lo):,} boxes"
+        )
         return Knowledge(Known(composed), False, found.magnitude, source)
     if math.isinf(norm) or isinstance(target.domain, PointCloud):
         lo, hi = found.rough_lo[0], found.rough_hi[0]

@@ -95,7 +95,9 @@ class Singularities:
         while self.tail(high, p) > norm:
             low, high = high, 2 * high
             if high > 1e100:
-                raise DomainError(f"no clip below 1e100 makes the tail of f smaller than {norm:g} in L{p:g}; use a larger tolerance.")
+                raise DomainError(
+                    f"no clip below 1e100 makes the tail of f smaller than {norm:g} in L{p:g}; use a larger tolerance."
+                )
         while high - low > 0.01 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self.tail(middle, p) <= norm else (middle, high)
@@ -155,7 +157,9 @@ class _Reading:
         return found
 
     def range(self, k: int) -> Interval:
-        found = Graph(self.graph.num_inputs, self.nodes, (k,), ()).enclose(self.box.lo.reshape(1, -1), self.box.hi.reshape(1, -1))
+        found = Graph(self.graph.num_inputs, self.nodes, (k,), ()).enclose(
+            self.box.lo.reshape(1, -1), self.box.hi.reshape(1, -1)
+        )
         return found[0, 0]
 
     def singular(self, k: int) -> _Singular | None:
@@ -258,7 +262,9 @@ def clipped(target: Target, tail: Tail, *, declared: bool) -> Target:
         ask = target.ask
         if ask is None:
             return replace(target, tail=tail, tail_declared=True)
-        return replace(target, ask=lambda points: np.clip(ask(points), -tail.clip, tail.clip), tail=tail, tail_declared=True)
+        return replace(
+            target, ask=lambda points: np.clip(ask(points), -tail.clip, tail.clip), tail=tail, tail_declared=True
+        )
     builder = GraphBuilder(target.graph.num_inputs)
     places: list[int] = []
     for node in target.graph.nodes:
@@ -282,7 +288,11 @@ def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float
         NonFiniteValueError: a singular term of f is not in L_p.
     """
     if tail is not None and (math.isinf(norm) or tail.norm >= tolerance):
-        found = "the norm is the supremum" if math.isinf(norm) else f"its norm {tail.norm:g} is not below the tolerance {tolerance:g}"
+        found = (
+            "the norm is the supremum"
+            if math.isinf(norm)
+            else f"its norm {tail.norm:g} is not below the tolerance {tolerance:g}"
+        )
         raise DomainError(f"tail: {found}; expected a finite norm, and a tail that leaves something of the tolerance.")
     if tail is not None:
         return clipped(target, tail, declared=True), sub_down(tolerance, tail.norm)

@@ -43,11 +43,15 @@ class Adaptive(Method):
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
-        provable = request.target.graph is not None and (request.knowledge is not None or request.target.tail is not None)
+        provable = request.target.graph is not None and (
+            request.knowledge is not None or request.target.tail is not None
+        )
         if not math.isinf(request.norm) and request.target.tail is None:
             return Refusal("bounds the supremum, which other methods do not need in this norm")
-        if provable and request.target.domain.dimension <= _FEW and (
-            best > _SMALL or request.is_steep or request.target.tail is not None
+        if (
+            provable
+            and request.target.domain.dimension <= _FEW
+            and (best > _SMALL or request.is_steep or request.target.tail is not None)
         ):
             return None
         return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
@@ -103,9 +107,7 @@ class Adaptive(Method):
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
         request = plan.request
-        return adaptive_construction(
-            plan.target, plan.draft, tolerance=request.tolerance, norm=request.norm, seed=seed
-        )
+        return adaptive_construction(plan.target, plan.draft, tolerance=request.tolerance, norm=request.norm, seed=seed)
 
 
 def adaptive_construction(

@@ -117,7 +117,9 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
     meanings = [target.meaning] if target.meaning else []
     more: dict[str, Any] = {}
     if target.tail is not None:
-        meanings.append(f"the head approximates f clipped to ±{target.tail.clip:g}; what is cut off is a term of the bound")
+        meanings.append(
+            f"the head approximates f clipped to ±{target.tail.clip:g}; what is cut off is a term of the bound"
+        )
         more["clip"] = target.tail.clip
     if target.stated is None:
         named = {"type": "black box", "label": target.label, "answers": len(centers)}

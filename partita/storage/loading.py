@@ -109,7 +109,11 @@ def _require_agreement(
         pairs.append(("sha256 of the function", function.get("sha256"), target.stated.sha256))
         pairs.append(("function", function.get("graph"), target.stated.to_json()))
     if target.tail is not None or "clip" in function:
-        stated = {"clip": target.tail.clip, "norm": target.tail.norm, "declared": target.tail_declared} if target.tail else None
+        stated = (
+            {"clip": target.tail.clip, "norm": target.tail.norm, "declared": target.tail_declared}
+            if target.tail
+            else None
+        )
         pairs.append(("clip", function.get("clip"), None if target.tail is None else target.tail.clip))
         pairs.append(("tail", certificate.known.get("tail"), stated))
     for what, certified, found in pairs:
