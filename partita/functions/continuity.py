@@ -312,11 +312,9 @@ def _chain(c: _Composition, node: Node, k: int) -> _Omega:
     builder = GraphBuilder(1)
     argument = builder.add("input", parameters=(0,))
     outer = builder.finish([builder.add(node.operation, argument, parameters=node.parameters)], ())
-    slope = (
-        float(outer.enclose_gradient([[inner.lo]], [[inner.hi]])[1].magnitude[0, 0, 0])
-        if np.isfinite(inner.magnitude)
-        else math.inf
-    )
+    slope = math.inf
+    if np.isfinite(inner.magnitude):
+        slope = float(outer.enclose_gradient([[inner.lo]], [[inner.hi]])[1].magnitude[0, 0, 0])
     if not math.isfinite(slope):
         raise _NoModulus(f"{_shown(c.graph, k)} may have a pole")
     return c.times(slope, c.of(node.arguments[0]))

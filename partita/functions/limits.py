@@ -283,9 +283,7 @@ def _root(nodes: Sequence[Node], argument: int) -> Root | None:
             return None
         if node.operation in ("add", "sum"):
             waiting += [(factor, j) for j in reversed(x)]
-        elif node.operation == "pow" and node.parameters[0] == 2:
-            squares.append((factor, x[0]))
-        elif node.operation == "mul" and x[0] == x[1]:
+        elif (node.operation == "pow" and node.parameters[0] == 2) or (node.operation == "mul" and x[0] == x[1]):
             squares.append((factor, x[0]))
         elif node.operation == "const" and node.parameters[0] >= 0:
             continue

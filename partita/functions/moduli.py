@@ -209,7 +209,7 @@ def _shape_of(
     if isinstance(limit, Power):
         e = found[limit.exponent]
         falls = -1 if e.hi < 0 else 1 if e.lo > 0 else None
-        bends = 1 if e.hi < 0 or e.lo >= 1 else -1 if 0 < e.lo and e.hi <= 1 else None
+        bends = 1 if e.hi < 0 or e.lo >= 1 else -1 if e.lo > 0 and e.hi <= 1 else None
         return _through(found[limit.base], falls, bends) if found[limit.base].lo >= 0 else (None, None)
     if isinstance(limit, LogLimit):
         return _entropy(limit, found)

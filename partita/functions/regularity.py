@@ -336,7 +336,7 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
 
 
 def _needs_composing(target: Target, graph: Graph, norm: float, found: LipschitzBounds) -> bool:
-    """Whether the modulus of f is worth composing: for suprema if f is steep, and for lengths, whose slopes form a ball, not a box."""
+    """Whether the modulus of f is worth composing: for suprema if f is steep, and for lengths, whose slopes form a ball."""
     if found.is_lipschitz:
         return graph.num_inputs > 1 and any(isinstance(limit, Root) for limit in graph.limits.values())
     return math.isinf(norm) or isinstance(target.domain, PointCloud)

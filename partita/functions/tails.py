@@ -115,7 +115,7 @@ class Singularities:
 
 
 def find_singularities(graph: Graph, box: Box) -> Singularities | None:
-    """The singular terms of f on a box, if f has any and all of them are recognised: C·|u|^{−α} and C·log|u|, u affine in one variable.
+    """The singular terms of f on a box, if it has any and all are recognised: C·|u|^{−α} and C·log|u|, u affine in one variable.
 
     >>> from partita.functions import parse
     >>> found = find_singularities(parse("3 - 2*log(x)", ["x"]), Box([0.0], [1.0]))

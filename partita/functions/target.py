@@ -74,8 +74,8 @@ class Target:
         label: the text that is shown for f.
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
-        tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those of
-            the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
+        tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
+            of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
         input_shapes: one shape per argument.
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.

@@ -133,7 +133,7 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
 
 
 def with_tail(certificate: Certificate, target: Target) -> Certificate:
-    """The certificate of a head for a clipped function as a claim about f: what is cut off is one more term. *Theorem*: `lp-tails`."""
+    """The certificate of a head for a clipped function as a claim about f, with one more term. *Theorem*: `lp-tails`."""
     tail = target.tail
     if tail is None:
         return certificate

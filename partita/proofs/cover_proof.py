@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from partita.arithmetic.precision import Precision
-from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
+from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sqrt_up, up
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.moduli import Modulus
 from partita.functions.target import Target

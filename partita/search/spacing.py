@@ -98,7 +98,7 @@ class SpacingRule:
         if approximation.theorem == "axis-telescoping":
             parts = " + ".join(f"{seen[f'L{i}']:.4g}·{seen[f'distance{i}']:.3g}" for i in range(m))
             words = f"Σ_i L_i·{distance} = {parts}"
-        elif "exponent" not in seen:
+        elif self.known.modulus is not None and self.known.modulus.expression:
             name = "ρ the covering radius" if math.isinf(self.norm) else "ρ the mean distance to a center"
             words = f"ω(ρ) = ω({seen['distance']:.4g}), {name}, ω(t) = {self.known.modulus.expression}"
         else:
