@@ -40,10 +40,10 @@ def request_for(
     method: str,
     accept: str,
     declared: dict[str, Any],
-    tail: Tail | None,
     vectorize: bool,
     trace: bool | None,
     query_values: bool = False,
+    tail: Tail | None = None,
     progress: Progress | None = None,
 ) -> Request:
     """The request with what is known about f, or the error that says which option is wrong.

@@ -88,13 +88,21 @@ class Modulus:
         return not self.expression and self.exponent == 1
 
     def above(self, distance: float) -> float:
-        """A float ≥ ω(distance)."""
+        """A float ≥ ω(distance).
+
+        Args:
+            distance: ≥ 0.
+        """
         if not self.expression:
             return mul_up(self.constant, pow_up(distance, self.exponent))
         return float(self._graph.enclose([[distance]], [[distance]]).hi[0, 0]) if distance > 0 else 0.0
 
     def at(self, distance: Any) -> Any:
-        """ω(distance) in floats, elementwise."""
+        """ω(distance) in floats, elementwise.
+
+        Args:
+            distance: a number or an array, ≥ 0.
+        """
         if not self.expression:
             return self.constant * distance**self.exponent
         values: Array = self._graph.evaluate(np.asarray(distance, dtype=float).reshape(-1, 1)).reshape(
@@ -103,7 +111,11 @@ class Modulus:
         return float(values) if np.ndim(distance) == 0 else values
 
     def reach(self, value: float) -> float:
-        """The largest distance with ω(distance) ≤ value, up to rounding; infinite where ω stays below."""
+        """The largest distance with ω(distance) ≤ value, up to rounding; infinite where ω stays below.
+
+        Args:
+            value: ≥ 0.
+        """
         if not self.expression:
             return float((value / self.constant) ** (1 / self.exponent)) if self.constant else math.inf
         low, high = -1074.0, 1023.0
@@ -115,7 +127,11 @@ class Modulus:
         return float(2.0**low)
 
     def order(self, distance: float) -> float:
-        """α where ω behaves like t^α: its exponent, or the slope of log ω at a distance."""
+        """α where ω behaves like t^α: its exponent, or the slope of log ω at a distance.
+
+        Args:
+            distance: > 0.
+        """
         if not self.expression:
             return self.exponent
         nearer, farther = self.at(distance / 2), self.at(distance)
@@ -131,7 +147,11 @@ class Modulus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Modulus:
-        """The modulus that `to_json` wrote, checked again."""
+        """The modulus that `to_json` wrote, checked again.
+
+        Args:
+            data: plain data.
+        """
         return cls.of(data["expression"]) if set(data) == {"expression"} else cls(**data)
 
     def __str__(self) -> str:

@@ -258,6 +258,8 @@ def _is_affine(nodes: Sequence[Node], k: int) -> bool:
 
 def clipped(target: Target, tail: Tail, *, declared: bool) -> Target:
     """f clipped to [−M, M], which a head can approximate; the target remembers f itself."""
+    cut = f"f has no bound: it is clipped to ±{tail.clip:g}, and what is cut off adds {tail.norm:.3g} to the bound"
+    target = replace(target, origin=f"{target.origin}; {cut}" if target.origin else cut)
     if target.graph is None:
         ask = target.ask
         if ask is None:

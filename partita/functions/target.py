@@ -58,7 +58,11 @@ class Tail:
             raise DomainError("Tail: clip is 0; expected a number > 0.")
 
     def statement(self, norm: float) -> str:
-        """The assumption in words."""
+        """The assumption in words.
+
+        Args:
+            norm: p.
+        """
         return f"‖(|f| − {self.clip:.6g})₊‖_{norm:g} ≤ {self.norm:.6g}"
 
 

@@ -39,15 +39,16 @@ class Adaptive(Method):
     name = "adaptive"
 
     def applies(self, request: Request) -> Refusal | None:
-        return Refusal("for boxes") if isinstance(request.target.domain, PointCloud) else None
+        averaged = not math.isinf(request.norm) and request.target.tail is None
+        if isinstance(request.target.domain, PointCloud) or averaged:
+            return Refusal("for boxes, in the supremum norm or for clipped functions")
+        return None
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
         provable = request.target.graph is not None and (
             request.knowledge is not None or request.target.tail is not None
         )
-        if not math.isinf(request.norm) and request.target.tail is None:
-            return Refusal("bounds the supremum, which other methods do not need in this norm")
         if (
             provable
             and request.target.domain.dimension <= _FEW

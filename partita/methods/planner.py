@@ -107,7 +107,8 @@ def _proposal(
     except (SizeError, ToleranceError, DomainError) as error:
         found = Refusal.of(error)
     if isinstance(found, Plan):
-        found = replace(found, request=request)
+        given = request.target.tail_declared and found.kind == "proved"
+        found = replace(found, request=request, kind="proved_given" if given else found.kind)
         if found.bytes > request.max_bytes:
             return _too_large(found)
     return found
