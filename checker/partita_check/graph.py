@@ -360,11 +360,15 @@ class _Reader:
     """Syntax trees to nodes: numbers, variables, pi, e, + - * / ^, and the functions of the language."""
 
     def __init__(self, places: Mapping[str, int]) -> None:
-        self.places, self.nodes = places, list[Any]()
+        self.places, self.nodes, self.known = places, list[Any](), dict[Any, int]()
 
     def add(self, name: str, *args: int, params: tuple[Any, ...] = ()) -> int:
-        self.nodes.append((name, args, params))
-        return len(self.nodes) - 1
+        """The position of a node; the same node is stored once, so that equal parts are seen to be equal."""
+        key = (name, args, tuple(map(repr, params)))
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append((name, args, params))
+        return self.known[key]
 
     def constant(self, value: float) -> int:
         need(math.isfinite(value), "expression: a number is too large")

@@ -67,6 +67,7 @@ class Adaptive(Method):
                 target,
                 tolerance=share * request.aim * (1.0 if math.isinf(request.norm) else 1 - 1e-9),
                 dtype=request.dtype,
+                affine=True if request.is_steep or target.tail is not None else None,  # constants would be too many
                 max_keys=8 * max(min(_MOST_KEYS, room), 16),
                 sloped=request.value_axes,
                 polish=0 if target.domain.dimension > 1 and (request.is_steep or target.tail is not None) else 1,
