@@ -115,7 +115,7 @@ def test_what_is_not_recognised_has_no_value(text):
 STEEP = [
     ("sqrt(abs(x))", 0.9999),
     ("abs(x)^0.3", 0.9999),
-    ("x*log(abs(x))", 0.8),
+    ("x*log(abs(x))", 0.99),
     ("sqrt(x^2 + y^2)", 0.9),
     ("sin(sqrt(abs(x))) + y", 0.9),
     ("sqrt(abs(x*y))", 0.8),

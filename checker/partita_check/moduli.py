@@ -123,7 +123,8 @@ class Composed:
     def _log_product(self, limit: LogProduct, found: list[tuple[arb, bool]]) -> arb:
         """With q = |w|^s, s ≤ 1: `q(log c + (r/s) log q)` moves by `(|log c| + (r/s)(1 + log⁺ max q))·ω_q + (r/s)·η(ω_q)`.
 
-        `∫ |1 + log|u||` over an interval of length t is at most `(1 + log⁺ max)·t + η(t)`, `η(t) = t(1 + log(2/t))` up to t = 2.
+        `|1 + log|u|| ≤ 1 + log⁺ max + (log(1/|u|) − 2)⁺`, and the last part integrates to at most η(t) over an interval of length t,
+        `η(t) = t(log(2/t) − 1)` up to t = 2/e² and 2/e² beyond.
         """
         w, ratio = self.values[limit.base], ball(limit.inner / limit.power)
         omega, top = found[limit.base][0], w.abs_upper()
@@ -135,7 +136,8 @@ class Composed:
             q = power_of(omega, ball(limit.power)) if limit.power < 1 else omega
             most = power_of(arb(top), ball(limit.power)).abs_upper()
             grown = most.log() if most > 1 else arb(0)
-            eta = q * (1 + (2 / q).log()) if 0 < q < 2 else arb(2) if q >= 2 else NAN
+            turn = 2 * arb(-2).exp()
+            eta = q * ((2 / q).log() - 1) if 0 < q < turn else turn if q >= turn else NAN
             own = (abs(limit.scale.log()) + ratio * (1 + grown)) * q + ratio * eta
         size = limit.bound(top)
         for k, power in limit.others:

@@ -24,7 +24,7 @@ __all__ = ["composed_modulus"]
 _PLACES = 1024  # boxes over which the range of a part is enclosed
 _BOXES, _RESOLUTION = 4096, 0.02  # spent on the slopes of one part
 _MOST_PARTS = 100  # that are looked at
-_LOG_SCALE, _LOG_CUT = 5.44, 0.3678  # a little above 2e, and below 1/e
+_LOG_SCALE, _LOG_CUT = 0.7359, 0.3678  # a little above 2/e, and below 1/e
 _LONGEST = 2000  # characters of a modulus
 
 
@@ -254,7 +254,7 @@ class _Composition:
         return found
 
     def _entropy(self, omega: _Omega) -> _Omega:
-        """`η(ω)`, `η(t) = −t log(t/(2e))` up to t = 2 and 2 beyond: what `u·log|u|` moves by besides its slope at |u| ≥ 1."""
+        """`η(ω)`, `η(t) = −t log(et/2)` up to t = 2/e² and 2/e² beyond: what `u·log|u|` moves by where its slope exceeds 1."""
         add = self.builder.add
         scale, cut = (add("const", parameters=(x,)) for x in (_LOG_SCALE, _LOG_CUT))
         share = add("min", add("div", self.node(omega), scale), cut)
