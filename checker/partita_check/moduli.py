@@ -123,7 +123,7 @@ class Composed:
     def _log_product(self, limit: LogProduct, found: list[tuple[arb, bool]]) -> arb:
         """With q = |w|^s, s ≤ 1: `q(log c + (r/s) log q)` moves by `(|log c| + (r/s)(1 + log⁺ max q))·ω_q + (r/s)·η(ω_q)`.
 
-        `|1 + log|u|| ≤ 1 + log⁺ max + (log(1/|u|) − 2)⁺`, and the last part integrates to at most η(t) over an interval of length t,
+        `|1 + log|u|| ≤ 1 + log⁺ max + (log(1/|u|) − 2)⁺`, and the last part integrates to at most η(t) over a length t,
         `η(t) = t(log(2/t) − 1)` up to t = 2/e² and 2/e² beyond.
         """
         w, ratio = self.values[limit.base], ball(limit.inner / limit.power)
