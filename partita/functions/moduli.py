@@ -32,7 +32,7 @@ class Modulus:
     Args:
         constant: finite, ≥ 0.
         exponent: in (0, 1].
-        expression: ω as an expression in t; use `Modulus.of`. Then the two numbers have no meaning.
+        expression: ω as an expression in t; use `Modulus.of`. Then the constant is NaN and the exponent is 1.
 
     Raises:
         DomainError: a number is out of range, or the expression is not proved to be a modulus.
@@ -52,6 +52,7 @@ class Modulus:
         if not 0 < self.exponent <= 1:
             raise DomainError(f"Modulus: exponent is {self.exponent}; expected a number in (0, 1].")
         if self.expression:
+            object.__setattr__(self, "constant", math.nan)  # so that no formula for powers can use it unnoticed
             _require_modulus(self.expression, self._graph)
 
     @classmethod
