@@ -18,8 +18,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.compiler.compiled import Compiled, load
     from partita.compiler.recheck import recheck
     from partita.errors import PartitaError
+    from partita.functions.moduli import Modulus
     from partita.functions.regions import Ball, Polytope, Region, Simplex
-    from partita.functions.regularity import Jumps, Modulus
+    from partita.functions.regularity import Jumps
+    from partita.functions.target import Tail
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.methods import Plan
     from partita.networks import attention_from_mlp, in_context
@@ -41,6 +43,7 @@ __all__ = [
     "ProductGrid",
     "Region",
     "Simplex",
+    "Tail",
     "attack",
     "attention_from_mlp",
     "build",
@@ -58,8 +61,10 @@ _HOMES = {
     "partita.compiler.compiled": ("Compiled", "load"),
     "partita.compiler.recheck": ("recheck",),
     "partita.errors": ("PartitaError",),
+    "partita.functions.moduli": ("Modulus",),
     "partita.functions.regions": ("Ball", "Polytope", "Region", "Simplex"),
-    "partita.functions.regularity": ("Jumps", "Modulus"),
+    "partita.functions.regularity": ("Jumps",),
+    "partita.functions.target": ("Tail",),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),

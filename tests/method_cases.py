@@ -98,6 +98,7 @@ CASES = [
     Case("sine 1-D typed", "1-D expression smooth", "sin(5*x)", lambda: pa.Box([-2], [2]), 0.2),
     Case("kink typed", "1-D expression kink", "abs(x0 - 0.3)", line, 0.1),
     Case("convex", "1-D expression kink smooth", "abs(x0 - 0.2) + x0^2", line, 0.05),
+    Case("steep typed", "1-D expression steep", "sqrt(abs(x0 - 0.3)) + x0*log(abs(x0))", line, 0.2),
     Case("mixed", "2-D expression smooth", MIXED, square, 0.4),
     Case("constant", "2-D expression constant", "0*x0 + 3", lambda: pa.Box([0, 0], [1, 1]), 0.1),
     Case("vector 2-D typed", "2-D expression vector", "x0*x1, x0 - x1", square, 0.25),
@@ -272,6 +273,7 @@ CASES = [
     Case("L3.5 typed", "2-D expression Lp", "x0*x1", lambda: pa.Box([0, 0], [1, 1]), 0.1, {"norm": 3.5}),
     Case("L2 single", "2-D expression Lp float32", "x0*x1", square, 0.3, {"norm": 2, **SINGLE}),
     Case("L2 typed step", "1-D expression Lp jump", "step(x0 - 0.3) + x0", line, 0.3, {"norm": 2, **SMALL}),
+    Case("unbounded typed", "1-D expression Lp unbounded", "log(abs(x0 - 0.3))", line, 0.3, {"norm": 1}),
     Case("L1 kink", "1-D declared Lp kink", lambda z: np.abs(z[:, 0]), line, 0.02, {"lipschitz": 1.0, "norm": 1}),
     Case(
         "L1.5 Hölder",

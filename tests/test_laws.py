@@ -16,7 +16,8 @@ from flint import arb
 
 import partita as pa
 from partita.functions import parse
-from partita.functions.regularity import AxisLipschitz, Known, Modulus
+from partita.functions.moduli import Modulus
+from partita.functions.regularity import AxisLipschitz, Known
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass, soft_maximum_gap, window_for
 from partita.heads import ScatteredHead
 from partita.heads.scattered_head import exponent_cut

@@ -93,18 +93,18 @@ class Cells:
         labels, mass = state if state is not None else (list(range(self.head.keys)), arb(0))
         box, middle, radius = balls(ends)
         scores = {j: self.score(j, middle) for j in labels}
+        off = {j: self.delta(self.size_of_score(j, box)) for j in labels}
         order = sorted(labels, key=lambda j: -float(scores[j].mid()))
         best, near = order[0], list[int]()
-        for j in order:  # cells that trail everywhere on the box are left to `mass`
-            ahead = (scores[j] - scores[best] + self._swing(j, best, radius)).upper()
+        for j in order:  # cells that trail everywhere on the box, as their scores are run, are left to `mass`
+            ahead = (scores[j] - scores[best] + self._swing(j, best, radius) + off[j] + off[best]).upper()
             mass = mass + ahead.exp() if ahead < -self.cut else mass
             near += [] if ahead < -self.cut else [j]
         axis = self._axis(near, best, radius, ends)
         if len(near) > MOST_NEAR and len(near) > len(labels) / 2:
             return Measured(math.inf, axis, None, (near, mass))
-        weights = {j: self._weight(j, near[:RIVALS], scores, radius) for j in near}
-        delta = self.delta(max((self.size_of_score(j, box) for j in near), key=up))
-        far = mass * (2 * self.delta(self.exponent)).exp()
+        weights = {j: self._weight(j, near[:RIVALS], scores, off, radius) for j in near}
+        far = mass
         worst = 0.0
         for output, (graph, support) in enumerate(self.components):
             errors, size = self._errors(output, graph, support, ends, near)
@@ -114,7 +114,7 @@ class Cells:
                 mixed, left = mixed + share * errors[j], (left - share).upper()
                 if not left > 0:
                     break
-            mixed = mixed.upper() * (2 * delta).exp() / (1 - far) if far < 0.5 else arb("inf")
+            mixed = mixed.upper() / (1 - far) if far < 0.5 else arb("inf")
             sums = 1.01 * (2 * len(near) + self.m + 16) * self.unit * (size + mixed)
             worst = max(worst, up(mixed + far * (size + 5 * self.largest) + sums + self.lost))
         return Measured(worst, axis, tuple(float(x.mid()) for x in middle), (near, mass))
@@ -133,8 +133,12 @@ class Cells:
         sides = [(b - a) / (d - c) for (a, b), (c, d) in zip(ends, self.ends)]
         return max(range(self.m), key=lambda i: moves[i] if max(moves) > 0.2 else sides[i])
 
-    def _weight(self, j: int, rivals: list[int], scores: dict[int, arb], radius: Sequence[arb]) -> arb:
-        behind = ((scores[k] - scores[j] - self._swing(j, k, radius)).lower().exp() for k in rivals if k != j)
+    def _weight(
+        self, j: int, rivals: list[int], scores: dict[int, arb], off: dict[int, arb], radius: Sequence[arb]
+    ) -> arb:
+        """The largest weight of a cell on the box, with scores that are off by so much."""
+        leads = (scores[k] - scores[j] - self._swing(j, k, radius) - off[k] - off[j] for k in rivals if k != j)
+        behind = (lead.lower().exp() for lead in leads)
         return (1 / sum(behind, arb(1))).upper()
 
     def _errors(

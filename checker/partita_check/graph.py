@@ -18,6 +18,7 @@ from typing import Any
 from flint import acb, arb, arb_series
 
 from partita_check.clock import clock
+from partita_check.limits import LogProduct, Power, find_limits
 
 __all__ = ["Graph", "Malformed", "need", "parse", "read_graph", "read_hex"]
 
@@ -74,6 +75,11 @@ class Graph:
     def evaluate(self, point: Sequence[Any], choices: Choices | None = None) -> list[Any]:
         """Enclosures of the outputs over a box of balls. With `choices`, kinks follow the chosen branches, and a kink that
         is neither chosen nor decided by its sign on the box raises `Undecided`; without, both branches are enclosed."""
+        values = self.all_values(point, choices)
+        return [values[k] for k in self.outputs]
+
+    def all_values(self, point: Sequence[Any], choices: Choices | None = None) -> list[Any]:
+        """The enclosures of all nodes."""
         values: list[Any] = []
         for position, (name, args, params) in enumerate(self.nodes):
             if position % EVERY == 0:
@@ -85,7 +91,11 @@ class Graph:
                 values.append(self._constants[position])
                 continue
             a = [values[k] for k in args]
-            if name == "clamp":
+            open_ended = name == "clip" and (isinstance(a[0], acb) and (position, 0) not in (choices or {}))
+            if open_ended or (name == "clip" and not _value(a[0]).is_finite()):
+                # a pole, clipped; nothing is claimed about points where f is undefined
+                value = arb(params[0]).union(arb(params[1])) if isinstance(a[0], arb) else NAN
+            elif name in ("clamp", "clip"):
                 value = _choose((position, 0), choices, a[0] - params[0], a[0], arb(params[0]))
                 value = _choose((position, 1), choices, params[1] - value, value, arb(params[1]))
             elif name in _KINKS:
@@ -93,8 +103,15 @@ class Graph:
                 value = _choose((position, 0), choices, decision, left, right, jumps=name == "where")
             else:
                 value = _smooth(name, a, params)
+                if position in self.limits:
+                    value = self.limits[position].value(value, values)
             values.append(value)
-        return [values[k] for k in self.outputs]
+        return values
+
+    @cached_property
+    def limits(self) -> Mapping[int, Power | LogProduct]:
+        """Nodes that have a limit where their parts have none."""
+        return find_limits(self.nodes)
 
     @cached_property
     def _constants(self) -> dict[int, arb]:
@@ -343,11 +360,15 @@ class _Reader:
     """Syntax trees to nodes: numbers, variables, pi, e, + - * / ^, and the functions of the language."""
 
     def __init__(self, places: Mapping[str, int]) -> None:
-        self.places, self.nodes = places, list[Any]()
+        self.places, self.nodes, self.known = places, list[Any](), dict[Any, int]()
 
     def add(self, name: str, *args: int, params: tuple[Any, ...] = ()) -> int:
-        self.nodes.append((name, args, params))
-        return len(self.nodes) - 1
+        """The position of a node; the same node is stored once, so that equal parts are seen to be equal."""
+        key = (name, args, tuple(map(repr, params)))
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append((name, args, params))
+        return self.known[key]
 
     def constant(self, value: float) -> int:
         need(math.isfinite(value), "expression: a number is too large")

@@ -29,12 +29,14 @@ from partita_check.bounds import (
 from partita_check.cells import Cells
 from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
+from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, transform, up
 from partita_check.reading import Head, Stored
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
 from partita_check.soft import SoftGrid
+from partita_check.tails import clipped, tail_norm
 
 __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at"]
 
@@ -42,6 +44,7 @@ VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malfo
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
 MOST_QUERY_KEYS = 2_000
+LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
@@ -75,13 +78,20 @@ class Modulus:
 
 
 class Checker:
-    """One check of one head. Proofs return a bound of the error of the head as it is run, and how it was found."""
+    """One check of one head. Proofs return a bound of the error of the head as it is run, and how it was found.
+
+    For a function without a bound, `bound` and all proofs are about the clipped function.
+    """
+
+    tail_missing = ""
 
     def __init__(self, stored: Stored, bound: float) -> None:
         self.stored, self.head, self.claim, self.graph = stored, stored.head, stored.claim, stored.graph
         self.where: Point | None = None
         self.seen, self.given = 0.0, list[str]()
         self.bound, self.m, self.outputs = bound, len(stored.lo), len(self.head.values)
+        if "tail" in self.claim.known:
+            self.bound = self.without_tail(self.claim.known["tail"])
         self.sup, self.semantics = math.isinf(self.claim.norm), self.claim.semantics
         self.unit, self.tiniest = UNIT[self.semantics], TINIEST[self.semantics]
         plain: Ends = tuple(zip(stored.lo, stored.hi))
@@ -98,6 +108,25 @@ class Checker:
         self.spread = max((arb(max(v)) - arb(min(v)) for v in self.head.values), key=up)
         parts = zip(self.head.axes, self.ends, self.head.rates, self.head.windows)
         self.gaps = [Gaps(*part) for part in parts]
+
+    def without_tail(self, tail: Any) -> float:
+        """What is left of the bound for the clipped function: its tail is computed, or assumed where the caller declared it."""
+        clip, norm = read_hex(tail["clip"], "clip"), read_hex(tail["norm"], "tail")
+        need(
+            clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm"
+        )
+        if tail["declared"] is not False:
+            self.assume(f"‖(|f| − {clip:.6g})₊‖_{self.claim.norm:g} ≤ {norm:.6g}")
+        elif self.graph is None:
+            self.tail_missing = "the tail of a black box cannot be checked"
+        else:
+            ends = tuple(zip(self.stored.lo, self.stored.hi))
+            sides = [arb(b) - arb(a) for a, b in ends]
+            found = tail_norm(self.graph, balls(ends)[0], sides, clip, arb(self.claim.norm))
+            norm = up(found) if found.is_finite() else math.inf
+            self.tail_missing = "" if norm < self.bound else f"the tail of f beyond {clip:g} could not be bounded"
+        self.graph = None if self.graph is None else clipped(self.graph, clip)
+        return down(arb(self.bound) - norm) if norm < self.bound else 0.0
 
     def look(self, point: Point) -> bool:
         """Evaluate the error at a point of the domain in balls; whether that refutes the claim."""
@@ -157,7 +186,15 @@ class Checker:
             steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds, away) * s
             for i, s in pairs
         )
-        return sum(found, arb(0))
+        total = sum(found, arb(0))
+        return total if total.is_finite() else self.composed.at(length(self.shift))
+
+    @cached_property
+    def composed(self) -> Composed:
+        """The modulus of f over the domain and the centers, where it has no Lipschitz constant."""
+        axes = self.head.axes or ((),) * self.m
+        hull = [(min(a, *axis, b), max(a, *axis, b)) for axis, (a, b) in zip(axes, self.ends)]
+        return Composed(self.function, balls(tuple(hull))[0])
 
     def by_boxes(self) -> tuple[float, str]:
         """Bisection of the domain: polynomials for grids of constant values, mixtures of cells otherwise."""
@@ -195,7 +232,12 @@ class Checker:
         return sums(self.head, self.ends, self.gaps, self.semantics, largest)
 
     def cut(self, exponent: arb) -> arb:
-        """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them."""
+        """The mass of scattered cells that an evaluator may leave out: those that trail by ln N + 45, as it finds them.
+
+        Heads of up to 256 cells are summed whole (docs/format.md).
+        """
+        if self.head.keys <= LISTED_WHOLE:
+            return arb(0)
         return (256 * (self.m + 8) * UNIT["float64"] * exponent - 44.99).exp() if self.unit > 0 else arb(0)
 
     def piece_rows(self) -> tuple[int, list[Affine]] | None:
@@ -366,9 +408,14 @@ class Checker:
         return any(who == "caller" and text.startswith("|f(x) − f(y)|") for text, who in self.claim.assumptions)
 
     @cached_property
-    def declared(self) -> Modulus:
+    def declared(self) -> Modulus | Expression:
         """The modulus of the certificate, if its claim says that this is assumed."""
-        known, per_axis, found = self.claim.known.get("modulus"), self.claim.known.get("per_axis"), Modulus(INF)
+        known, per_axis = self.claim.known.get("modulus"), self.claim.known.get("per_axis")
+        if known is not None and "expression" in known:
+            stated = Expression.read(known["expression"])
+            self.assume(f"|f(x) − f(y)|_∞ ≤ ω(|x − y|₂), ω(t) = {stated.text}")
+            return stated
+        found = Modulus(INF)
         if known is not None:
             constant, power = read_hex(known["constant"], "modulus"), read_hex(known["exponent"], "exponent")
             need(constant >= 0 and 0 < power <= 1, "known: a modulus C·t^α needs C ≥ 0 and 0 < α ≤ 1")
@@ -381,9 +428,11 @@ class Checker:
             self.assume("|f(x) − f(y)|_∞ ≤ " + " + ".join(f"{c:.6g}·|x{i} − y{i}|" for i, c in enumerate(constants)))
         return found
 
-    def modulus(self, hull: Ends, enough: float) -> Modulus:
+    def modulus(self, hull: Ends, enough: float) -> Modulus | Composed | Expression:
         """How fast f moves: from its graph, or, if that does not do and the caller vouches for it, as declared."""
         own = Modulus(steepest(self.graph, hull, None, enough, self.seconds)) if self.graph is not None else None
+        if own is not None and not self.vouched and not own.constant.is_finite():
+            return self.composed  # steep somewhere
         return own if own is not None and (own.constant <= enough or not self.vouched) else self.declared
 
     def by_moments(self) -> tuple[float, str]:
@@ -626,8 +675,11 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
         refuted = any(checker.look(point) for point in checker.points(sampled or 64))
         contradiction = "" if refuted else checker.contradiction()
         unfit = "" if refuted or contradiction else checker.obstacle()
-        for attempt in attempts(checker) if not (refuted or contradiction or unfit or sampled) else ():
+        stopped = refuted or contradiction or unfit or sampled or checker.tail_missing
+        for attempt in attempts(checker) if not stopped else ():
             found, how = attempt()
+            if checker.bound != claim.bound:  # of the clipped function
+                found = claim.bound if found <= checker.bound else up(arb(found) + claim.bound - checker.bound)
             if found < verdict.proved:
                 verdict.proved, verdict.method = found, how
             if found <= claim.bound or (checker.sup and checker.seen > claim.bound):
@@ -638,6 +690,8 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
     if contradiction or (checker.sup and checker.seen > claim.bound):
         worse = f"the error at this point is at least {checker.seen:.17g}, more than the bound {claim.bound:.17g}"
         verdict.outcome, verdict.reason = REFUTED, contradiction or worse
+    elif checker.tail_missing:
+        verdict.reason = checker.tail_missing
     elif unfit:
         verdict.reason = f"the head does not run as its claim assumes: {unfit}"
     elif verdict.proved <= claim.bound:
@@ -670,7 +724,8 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_query_keys if "reach" in checker.claim.proof else checker.by_pieces
-    if known and head.kind != "train" and checker.claim.kind == "proved" and few:
+    declared_tail = checker.claim.known.get("tail") is not None and not checker.vouched
+    if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes
 
 

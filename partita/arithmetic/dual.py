@@ -67,6 +67,19 @@ class Dual:
         """Nothing known of value and slopes where the mask holds."""
         return Dual(self.value.forget(mask), self.gradient.forget(mask[:, None])) if mask.any() else self
 
+    @property
+    def enclosure(self) -> Interval:
+        """The values."""
+        return self.value
+
+    def through(self, value: Interval, slope: Interval, partly: Mask) -> "Dual":
+        """A function of this quantity with these values and slopes, continued where it is undefined."""
+        return self._chain(value, slope)
+
+    def or_else(self, mask: Mask, other: "Dual") -> "Dual":
+        """The other quantity where the mask holds, this one elsewhere."""
+        return Dual(self.value.or_else(mask, other.value), self.gradient.or_else(mask[:, None], other.gradient))
+
     def _times(self, factor: Interval) -> Interval:
         """factor · gradient, laid out axis by axis so that numpy's inner loop runs over the boxes."""
         return (factor * self.gradient.T).T

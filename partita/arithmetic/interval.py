@@ -129,6 +129,19 @@ class Interval:
         other = _interval(other)
         return Interval(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
+    @property
+    def enclosure(self) -> "Interval":
+        """The values, in every kind of enclosure: here the interval itself."""
+        return self
+
+    def through(self, value: "Interval", slope: "Interval", partly: Mask) -> "Interval":
+        """A function of this quantity with these values and slopes; `partly` marks where it is not defined on all of the box."""
+        return value
+
+    def or_else(self, mask: Mask, other: "Interval") -> "Interval":
+        """The other interval where the mask holds, this one elsewhere."""
+        return Interval(np.where(mask, other.lo, self.lo), np.where(mask, other.hi, self.hi))
+
     def __neg__(self) -> "Interval":
         return Interval(-self.hi, -self.lo)
 

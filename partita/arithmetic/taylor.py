@@ -101,6 +101,20 @@ class TaylorModel:
         return TaylorModel(polynomial, np.where(mask, np.inf, self.remainder), self.bounds.forget(mask))
 
     @property
+    def enclosure(self) -> Interval:
+        """The values."""
+        return self.bounds
+
+    def through(self, value: Interval, slope: Interval, partly: Mask) -> "TaylorModel":
+        """A function of this quantity with these values, as a constant; nothing known where it is not defined on all of the box."""
+        constant = Polynomial(self._basis, np.zeros((1, *value.shape)))
+        return _settled(constant, np.full(value.shape, np.inf), value).forget(partly)
+
+    def or_else(self, mask: Mask, other: "TaylorModel") -> "TaylorModel":
+        """The other model where the mask holds, this one elsewhere."""
+        return _select(mask, other, self)
+
+    @property
     def _basis(self) -> Basis:
         return self.polynomial.basis
 

@@ -79,6 +79,16 @@ Lipschitz = Annotated[
         "--lipschitz", help="Declare a Lipschitz constant (2-norm) instead of the one computed from the expression."
     ),
 ]
+Modulus = Annotated[
+    str | None,
+    typer.Option(
+        "--modulus", help="Declare a modulus of continuity ω(t), nondecreasing and concave: 't', '0.5*sqrt(t) + t'."
+    ),
+]
+Tail = Annotated[
+    str | None,
+    typer.Option("--tail", help="Clip a function without a bound: 'M,τ' declares that its part beyond M has norm ≤ τ."),
+]
 Sharpness = Annotated[
     float | None,
     typer.Option("--sharpness", help="κ = R h²: how hard the softmax selects. Each method has its own default."),
@@ -129,6 +139,8 @@ def compile_options(
     norm: str,
     dtype: str,
     lipschitz: float | None,
+    modulus: str | None,
+    tail: str | None,
     method: str,
     accept: str,
     sharpness: float | None,
@@ -140,11 +152,23 @@ def compile_options(
         "norm": norm,
         "dtype": dtype_named(dtype),
         "lipschitz": lipschitz,
+        "modulus": modulus,
+        "tail": _tail(tail),
         "method": method,
         "accept": accept,
         "sharpness": sharpness,
         **({} if max_bytes is None else {"max_bytes": max_bytes}),
     }
+
+
+def _tail(text: str | None) -> pa.Tail | None:
+    if text is None:
+        return None
+    try:
+        clip, norm = map(float, text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}; expected two numbers such as '10,0.001'.", param_hint="--tail") from None
+    return pa.Tail(clip, norm)
 
 
 def dtype_named(name: str) -> torch.dtype:

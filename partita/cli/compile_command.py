@@ -19,10 +19,12 @@ from partita.cli.common import (
     Lipschitz,
     MaxBytes,
     Method,
+    Modulus,
     Norm,
     Region,
     Seed,
     Sharpness,
+    Tail,
     Tolerance,
     compile_options,
     emit,
@@ -43,6 +45,8 @@ def compile_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
+    modulus: Modulus = None,
+    tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
@@ -58,7 +62,7 @@ def compile_command(
     """Build the head, certify it, attack it, and save it."""
     require_free(out, overwrite=overwrite)
     where = parse_domain(domain, region)
-    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
     with shown_progress("planning") as progress:
         c = pa.compile(expression, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)

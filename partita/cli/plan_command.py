@@ -12,9 +12,11 @@ from partita.cli.common import (
     Lipschitz,
     MaxBytes,
     Method,
+    Modulus,
     Norm,
     Region,
     Sharpness,
+    Tail,
     Tolerance,
     compile_options,
     emit,
@@ -33,6 +35,8 @@ def plan_command(
     norm: Norm = "inf",
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
+    modulus: Modulus = None,
+    tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
@@ -40,7 +44,7 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
-    options = compile_options(tolerance, norm, dtype, lipschitz, method, accept, sharpness, max_bytes)
+    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
     planned = pa.plan(expression, parse_domain(domain, region), **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"

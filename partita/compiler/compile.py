@@ -22,14 +22,16 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
+from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain, Region
-from partita.functions.regularity import Jumps, Modulus
+from partita.functions.regularity import Jumps
+from partita.functions.target import Tail
 from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
-from partita.proofs.claim import Construction
+from partita.proofs.claim import Construction, with_tail
 from partita.proofs.proof import Progress
 
 __all__ = ["build", "compile", "plan"]
@@ -43,9 +45,10 @@ def compile(
     *,
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
-    modulus: Modulus | None = None,
+    modulus: Modulus | str | None = None,
     hessian: float | None = None,
     jumps: Jumps | None = None,
+    tail: Tail | None = None,
     norm: float | str = "inf",
     method: str = "auto",
     accept: str = "strongest",
@@ -72,9 +75,10 @@ def compile(
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
-        modulus: a Hölder modulus, in place of `lipschitz`.
+        modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
         hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
         jumps: where f may jump. Finite norms only.
+        tail: for a function without a bound, where to clip it and the norm of what is cut off. Finite norms only.
         norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: how the values are chosen. "hard": f at the centers, sharp, as in the paper. "tuned": f at the centers, with
             the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
@@ -125,6 +129,7 @@ def compile(
         method=method,
         accept=accept,
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
+        tail=tail,
         vectorize=vectorize,
         trace=trace,
         query_values=query_values,
@@ -141,9 +146,10 @@ def plan(
     *,
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
-    modulus: Modulus | None = None,
+    modulus: Modulus | str | None = None,
     hessian: float | None = None,
     jumps: Jumps | None = None,
+    tail: Tail | None = None,
     norm: float | str = "inf",
     method: str = "auto",
     accept: str = "strongest",
@@ -165,9 +171,10 @@ def plan(
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
-        modulus: a Hölder modulus, in place of `lipschitz`.
+        modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
         hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
         jumps: where f may jump. Finite norms only.
+        tail: for a function without a bound, where to clip it and the norm of what is cut off. Finite norms only.
         norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: as in `compile`: how the values are chosen.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
@@ -201,6 +208,7 @@ def plan(
         method=method,
         accept=accept,
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
+        tail=tail,
         vectorize=vectorize,
         trace=trace,
         query_values=query_values,
@@ -268,6 +276,8 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
     error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
     if error > request.tolerance:
         raise _missed(plan, certificate)
+    certificate = with_tail(certificate, request.target)
+    error = certificate.error
     told = {plan.method, *(c.method for c in missed)}
     others = [c for c in plan.candidates if c.method not in told]
     notes = [c.note for c in plan.candidates if c.method == plan.method]
@@ -281,7 +291,7 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(error, witness.error))
-        if certificate.error > request.tolerance:
+        if certificate.error > certificate.tolerance:
             raise _missed(plan, certificate)
         error = certificate.error
     chosen = Candidate(

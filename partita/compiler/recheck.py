@@ -17,6 +17,7 @@ from partita.compiler.compiled import Compiled
 from partita.errors import ExpressionError, PartitaError
 from partita.functions.expressions import CONSTANTS, parse
 from partita.functions.regularity import Curvature, Known, gather
+from partita.functions.tails import find_singularities
 from partita.functions.target import Target, variable_names
 from partita.geometry.domains import PointCloud
 from partita.proofs import PROOFS, Given, Proof
@@ -75,13 +76,15 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
     yield Check("arithmetic", certificate.semantics == dtype, f"the head is {dtype}")
     if target.graph is not None:
         said = certificate.function
-        stated = said.get("sha256") == target.graph.sha256 and said.get("text") == target.label
-        detail = f"{target.label}, graph sha256 {target.graph.sha256[:16]}…"
+        graph = target.stated or target.graph
+        stated = said.get("sha256") == graph.sha256 and said.get("text") == target.label
+        detail = f"{target.label}, graph sha256 {graph.sha256[:16]}…"
         yield Check("function", stated and _reads_as(target), detail)
     if certificate.kind == "estimated":
         yield from _estimate_again(compiled)
     else:
         yield from _proof_again(compiled)
+        yield from _tail_again(compiled)
         summed = total(certificate.terms)
         yield Check("sum", summed <= certificate.error_bound, f"{summed:.6g} ≤ {certificate.error_bound:.6g}")
     met = f"{certificate.error:.6g} ≤ {certificate.tolerance:g}"
@@ -130,6 +133,23 @@ def _proof_again(compiled: Compiled) -> Iterator[Check]:
         yield Check(term.name, term.value <= said * _SLACK, f"{term.value:.6g} (stated {said:.6g})")
 
 
+def _tail_again(compiled: Compiled) -> Iterator[Check]:
+    """The tail of a clipped function from its expression, or that the certificate lists it as declared."""
+    certificate, target = compiled.certificate, compiled.target
+    if target.tail is None:
+        return
+    stated = next((t.value for t in certificate.terms if t.name == "tail"), -1.0)
+    if target.tail_declared or target.stated is None:
+        said = target.tail.statement(_norm(certificate))
+        listed = any(a.statement == said and a.vouched_by == "caller" for a in certificate.assumptions)
+        holds = listed and certificate.kind == "proved_given" and target.tail.norm <= stated * _SLACK
+        yield Check("tail", holds, f"{said}: declared by the caller, not checked", checked=False)
+        return
+    found = find_singularities(target.stated, target.box)
+    again = math.inf if found is None else found.tail(target.tail.clip, _norm(certificate))
+    yield Check("tail", again <= stated * _SLACK, f"{again:.6g} (stated {stated:.6g})")
+
+
 def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
     """The moduli that the proof may use, and where they come from; an empty text if it needs none."""
     certificate, target = compiled.certificate, compiled.target
@@ -164,10 +184,13 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
     if target.graph is None:
         return None, "the certificate gives no grounds for the moduli of this black box"
     ours = gather(target, norm=_norm(certificate)).known
+    if ours.modulus is not None and stated.modulus is not None and ours.modulus.expression:
+        same = stated.modulus == ours.modulus and stated.per_axis is None
+        return (ours, "composed again from the expression") if same else (None, "the expression has another modulus")
     if ours.modulus is None or stated.modulus is None or ours.per_axis is None or stated.per_axis is None:
         return None, "the certificate states no modulus"
     pairs = [(ours.modulus.constant, stated.modulus.constant), *zip(ours.per_axis.constants, stated.per_axis.constants)]
-    fits = len(pairs) == 1 + target.domain.dimension and stated.modulus.exponent == 1
+    fits = len(pairs) == 1 + target.domain.dimension and stated.modulus.is_lipschitz
     if not fits or any(a > b * _SLACK for a, b in pairs):
         return None, "interval arithmetic does not confirm the constants"
     return Known(stated.modulus, stated.per_axis, ours.jumps), "confirmed by interval arithmetic"
@@ -202,7 +225,7 @@ def _estimate_again(compiled: Compiled) -> Iterator[Check]:
 
 def _reads_as(target: Target) -> bool:
     """Whether the text shown for f is the graph that the claim is about, is printed from it, or is only a name."""
-    graph, names = target.graph, variable_names(target.domains)
+    graph, names = target.stated, variable_names(target.domains)
     if graph is None:
         return False
     if re.fullmatch(r"<lambda>|[^\W\d]\w*", target.label) and target.label not in (*names[0], *names[1], *CONSTANTS):

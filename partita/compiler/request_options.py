@@ -11,10 +11,11 @@ import torch
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import ToleranceError, UnsupportedError
+from partita.errors import DomainError, ToleranceError, UnsupportedError
 from partita.functions.regions import Domain
 from partita.functions.regularity import Declared, knowledge_or_obstacle
-from partita.functions.target import make_target
+from partita.functions.tails import clipped_for
+from partita.functions.target import Tail, make_target
 from partita.geometry.domains import Box
 from partita.methods import METHODS, Request
 
@@ -43,12 +44,13 @@ def request_for(
     vectorize: bool,
     trace: bool | None,
     query_values: bool = False,
+    tail: Tail | None = None,
     progress: Progress | None = None,
 ) -> Request:
     """The request with what is known about f, or the error that says which option is wrong.
 
     Args:
-        declared: the arguments of `Declared`.
+        declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
     """
     try:
         power = math.inf if norm == "inf" else float(norm)
@@ -76,6 +78,9 @@ def request_for(
             "query_values is True for a single domain; expected a pair of boxes", "Leave query_values out."
         )
     target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
+    if not isinstance(tail, Tail | None):
+        raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
+    target, tolerance = clipped_for(target, tail, power, float(tolerance))
     found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
     require_gradual_underflow()
     report(progress, "planning")

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from partita.arithmetic import Basis, Dual, Interval, TaylorModel, TaylorModels
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.functions.infix import infix
+from partita.functions.limits import Limit, limits
 from partita.functions.operations import OPERATIONS, Node, encode, is_count
 from partita.functions.program import Linear, Step, program
 
@@ -173,7 +174,7 @@ class Graph:
         after: Callable[[str, list[Any], Any], Any] | None = None,
     ) -> list[Any]:
         """The outputs under one interpretation; values are freed after their last use."""
-        program, after = self._program, after if self._is_partial else None
+        program, after, found = self._program, after if self._is_partial else None, self.limits
         inputs, values = variables(), dict[int, Any]()
         for step in program:
             if isinstance(step.work, Linear):
@@ -189,10 +190,17 @@ class Graph:
                     arguments = list(map(values.__getitem__, node.arguments))
                     value = getattr(OPERATIONS[node.operation], rule)(*arguments, *node.parameters)
                     value = after(node.operation, arguments, value) if after else value
+                    if found and step.work in found:
+                        value = found[step.work].at(rule, value, values)
                 values[step.work] = value
             for k in step.released:
                 del values[k]
         return list(map(values.__getitem__, self.outputs))
+
+    @cached_property
+    def limits(self) -> Mapping[int, Limit]:
+        """The nodes that have a limit where their parts have none, by position: what f means there (`partita.functions.limits`)."""
+        return limits(self.nodes)
 
     @property
     def num_steps(self) -> int:
@@ -205,7 +213,7 @@ class Graph:
 
     @cached_property
     def _program(self) -> tuple[Step, ...]:
-        return program(self.nodes, self.outputs)
+        return program(self.nodes, self.outputs, {k: limit.reads for k, limit in self.limits.items()})
 
     def _check_columns(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != self.num_inputs:

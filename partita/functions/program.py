@@ -6,7 +6,7 @@ step it takes one. The meaning of the graph is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +36,15 @@ class Step:
     released: tuple[int, ...]
 
 
-def program(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[Step, ...]:
-    """The steps of a graph, in an order in which everything is computed before it is read."""
+def program(
+    nodes: Sequence[Node], outputs: Sequence[int], also: Mapping[int, tuple[int, ...]] | None = None
+) -> tuple[Step, ...]:
+    """The steps of a graph, in an order in which everything is computed before it is read.
+
+    Args:
+        also: earlier nodes that a node reads besides its arguments.
+    """
+    also = also or {}
     groups: dict[tuple[int, ...], dict[int, list[float]]] = {}
     for position, node in enumerate(nodes):
         if node.operation == "sum" and len(node.arguments) >= _FEWEST_TERMS:
@@ -47,10 +54,10 @@ def program(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[Step, ...]:
                 groups.setdefault(terms, {})[position] = [w for _, w in weighted]
     joint = {min(sums): Linear(tuple(sums), terms, np.array(list(sums.values()))) for terms, sums in groups.items()}
     summed = {k for group in joint.values() for k in group.results}
-    work = list(_reverse_needed(nodes, outputs, joint, summed))[::-1]
+    work = list(_reverse_needed(nodes, outputs, joint, summed, also))[::-1]
     last: dict[int, int] = {}
     for number, task in enumerate(work):
-        last |= dict.fromkeys(_reads(nodes, task), number)
+        last |= dict.fromkeys(_reads(nodes, task, also), number)
     released: list[list[int]] = [[] for _ in work]
     for k, number in last.items():
         if k not in outputs:
@@ -67,12 +74,16 @@ def _weighted(nodes: Sequence[Node], k: int) -> tuple[int, float]:
     return k, 1.0
 
 
-def _reads(nodes: Sequence[Node], task: int | Linear) -> tuple[int, ...]:
-    return task.terms if isinstance(task, Linear) else nodes[task].arguments
+def _reads(nodes: Sequence[Node], task: int | Linear, also: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return task.terms if isinstance(task, Linear) else (*nodes[task].arguments, *also.get(task, ()))
 
 
 def _reverse_needed(
-    nodes: Sequence[Node], outputs: Sequence[int], joint: dict[int, Linear], summed: set[int]
+    nodes: Sequence[Node],
+    outputs: Sequence[int],
+    joint: dict[int, Linear],
+    summed: set[int],
+    also: Mapping[int, tuple[int, ...]],
 ) -> Iterator[int | Linear]:
     """What has to be computed, last first, without the products that only a joint sum reads."""
     needed = set(outputs)
@@ -80,5 +91,5 @@ def _reverse_needed(
         task: int | Linear = joint.get(position, position)
         wanted = bool(needed.intersection(task.results)) if isinstance(task, Linear) else position in needed
         if wanted and (isinstance(task, Linear) or position not in summed):
-            needed.update(_reads(nodes, task))
+            needed.update(_reads(nodes, task, also))
             yield task

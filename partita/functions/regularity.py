@@ -21,8 +21,11 @@ from partita.errors import (
     ShapeError,
     UnsupportedError,
 )
+from partita.functions.continuity import composed_modulus
 from partita.functions.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.functions.graph import Graph
+from partita.functions.limits import Root
+from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain
 from partita.functions.target import Target
 from partita.geometry.domains import Array, PointCloud
@@ -34,44 +37,11 @@ __all__ = [
     "Jumps",
     "Knowledge",
     "Known",
-    "Modulus",
     "RoughBoxes",
     "gather",
     "knowledge_or_obstacle",
     "sample_pairs",
 ]
-
-
-@dataclass(frozen=True)
-class Modulus:
-    """A modulus of continuity: `|f(x) − f(y)|_∞ ≤ constant · |x − y|₂^exponent` on the domain.
-
-    Exponent 1 is a Lipschitz constant; exponents below 1 are Hölder moduli.
-
-    Args:
-        constant: finite, ≥ 0.
-        exponent: in (0, 1].
-
-    Raises:
-        DomainError: a number is out of range.
-
-    >>> import partita as pa
-    >>> print(pa.Modulus(2.0, exponent=0.5))
-    |f(x) − f(y)|_∞ ≤ 2·|x − y|₂^0.5
-    """
-
-    constant: float
-    exponent: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.constant >= 0 and math.isfinite(self.constant)):
-            raise DomainError(f"Modulus: constant is {self.constant}; expected a finite number ≥ 0.")
-        if not 0 < self.exponent <= 1:
-            raise DomainError(f"Modulus: exponent is {self.exponent}; expected a number in (0, 1].")
-
-    def __str__(self) -> str:
-        power = "" if self.exponent == 1 else f"^{self.exponent:g}"
-        return f"|f(x) − f(y)|_∞ ≤ {self.constant:.6g}·|x − y|₂{power}"
 
 
 @dataclass(frozen=True)
@@ -223,7 +193,7 @@ class Known:
         """Plain data for the certificate; rough boxes are found again from the graph."""
         data: dict[str, Any] = {}
         if self.modulus is not None:
-            data["modulus"] = {"constant": self.modulus.constant, "exponent": self.modulus.exponent}
+            data["modulus"] = self.modulus.to_json()
         if self.per_axis is not None:
             data["per_axis"] = list(self.per_axis.constants)
         if isinstance(self.jumps, Jumps):
@@ -236,7 +206,7 @@ class Known:
     def from_json(cls, data: Mapping[str, Any]) -> Known:
         """The moduli and declared jumps again (not the rough boxes)."""
         return cls(
-            Modulus(**data["modulus"]) if "modulus" in data else None,
+            Modulus.from_json(data["modulus"]) if "modulus" in data else None,
             AxisLipschitz(tuple(data["per_axis"])) if "per_axis" in data else None,
             Jumps(**data["jumps"]) if "jumps" in data else None,
         )
@@ -257,12 +227,18 @@ class Declared:
     """What the caller declares about f, as it was given; `curvature` is the checked bound on the second derivatives."""
 
     lipschitz: float | Sequence[float] | None = None
-    modulus: Modulus | None = None
+    modulus: Modulus | str | None = None
     hessian: float | None = None
     jumps: Jumps | None = None
     curvature: Curvature | None = field(init=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.modulus, str):
+            object.__setattr__(self, "modulus", Modulus.of(self.modulus))
+        if not isinstance(self.modulus, Modulus | None):
+            raise DomainError(
+                f"modulus is {self.modulus!r}; expected a Modulus, or an expression in t such as '0.5*sqrt(t) + t'."
+            )
         object.__setattr__(self, "curvature", None if self.hessian is None else Curvature(self.hessian))
 
 
@@ -298,7 +274,8 @@ def _as_declared(target: Target, said: Known) -> Knowledge:
 
 
 def _moduli(target: Target, declared: Declared) -> Known | None:
-    lipschitz, modulus, jumps = declared.lipschitz, declared.modulus, declared.jumps
+    lipschitz, jumps = declared.lipschitz, declared.jumps
+    modulus = Modulus.of(declared.modulus) if isinstance(declared.modulus, str) else declared.modulus
     per_axis = None
     try:
         constants = None if lipschitz is None else np.asarray(lipschitz, dtype=float)
@@ -334,20 +311,32 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
             "slopes bound f along segments inside it only. Declare lipschitz=…, or use method='adaptive'."
         )
     found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
-    if said is not None and not _implied(said, found):
+    composed, reason = None, "its slopes are unbounded at the edge of the region"
+    if region is None and _needs_composing(target, graph, norm, found):
+        try:
+            composed = composed_modulus(graph, lo, hi, progress)
+        except UnsupportedError as error:
+            reason = str(error)
+    if said is not None and not _implied(said, found, composed, float(np.sqrt((box.sides**2).sum()))):
         _refute(target, said, found)
         return Knowledge(
             said, True, found.magnitude, "declared by the caller; what interval arithmetic proves is weaker"
         )
     if found.is_lipschitz:
-        known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)))
+        smaller = found.euclidean if composed is None or not composed.is_lipschitz else composed.constant
+        known = Known(Modulus(min(found.euclidean, smaller)), AxisLipschitz(tuple(found.per_axis)))
         return Knowledge(known, False, found.magnitude, f"proved by interval arithmetic on {found.boxes:,} boxes")
+    if composed is not None:
+        source = (
+            f"composed from the moduli of its operations; its slopes are unbounded in {len(found.rough_lo):,} boxes"
+        )
+        return Knowledge(Known(composed), False, found.magnitude, source)
     if math.isinf(norm) or isinstance(target.domain, PointCloud) or region is not None:
         lo, hi = found.rough_lo[0], found.rough_hi[0]
         raise NotContinuousError(
-            f"{target.label} may jump or be infinitely steep, for example between {lo.tolist()} and {hi.tolist()} "
-            f"({len(found.rough_lo):,} such boxes): no Lipschitz constant exists there. Use norm=1 or norm=2, "
-            "shrink the domain, or declare modulus=Modulus(constant, exponent) if it is continuous."
+            f"{target.label} is not recognised as continuous: {reason}. Its slopes are unbounded, for example between "
+            f"{lo.tolist()} and {hi.tolist()} ({len(found.rough_lo):,} such boxes). Use norm=1 or norm=2, "
+            "shrink the domain, or declare modulus=Modulus(constant, exponent) or Modulus.of(expression) if it is continuous."
         )
     rough = RoughBoxes(found.rough_lo, found.rough_hi, graph, 2 * found.magnitude)
     known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)), rough)
@@ -359,18 +348,28 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     )
 
 
-def _implied(said: Known, found: LipschitzBounds) -> bool:
-    """Whether interval arithmetic proves at least what the caller declared."""
+def _needs_composing(target: Target, graph: Graph, norm: float, found: LipschitzBounds) -> bool:
+    """Whether the modulus of f is worth composing: for suprema if f is steep, and for lengths, whose slopes form a ball."""
+    if found.is_lipschitz:
+        return graph.num_inputs > 1 and any(isinstance(limit, Root) for limit in graph.limits.values())
+    return math.isinf(norm) or isinstance(target.domain, PointCloud)
+
+
+def _implied(said: Known, found: LipschitzBounds, composed: Modulus | None, diagonal: float) -> bool:
+    """Whether at least what the caller declared is proved: by interval arithmetic, or as a composed modulus."""
+    if composed is not None and not found.is_lipschitz and said.modulus is not None and said.jumps is None:
+        distances = np.geomspace(1e-12 * diagonal, diagonal, 64)
+        return bool((composed.at(distances) <= said.modulus.at(distances) * (1 + 1e-9)).all())
     if not found.is_lipschitz or said.jumps is not None:
         return False
     if said.modulus is not None:
-        return said.modulus.exponent == 1 and found.euclidean <= said.modulus.constant
+        return said.modulus.is_lipschitz and found.euclidean <= said.modulus.constant
     return said.per_axis is not None and bool((found.per_axis <= np.array(said.per_axis.constants)).all())
 
 
 def _refute(target: Target, said: Known, found: LipschitzBounds) -> None:
     m = said.modulus
-    if m is not None and m.exponent == 1 and said.jumps is None and found.observed > m.constant * (1 + 1e-9):
+    if m is not None and m.is_lipschitz and said.jumps is None and found.observed > m.constant * (1 + 1e-9):
         raise LipschitzContradictedError(
             f"{target.label} has a slope of {found.observed:.6g} somewhere, more than the declared Lipschitz constant "
             f"{m.constant:g}. Leave lipschitz out: interval arithmetic proves {found.euclidean:.6g}."
@@ -381,7 +380,7 @@ def _largest_move(known: Known, diagonal: float, sides: np.ndarray) -> float:
     """How far f can be from a sampled value, by what is declared."""
     moves = []
     if known.modulus is not None:
-        moves.append(known.modulus.constant * diagonal**known.modulus.exponent)
+        moves.append(known.modulus.at(diagonal))
     if known.per_axis is not None:
         moves.append(float(sides @ np.array(known.per_axis.constants)))
     return float(max(min(moves), known.jumps.height if known.jumps is not None else 0.0))

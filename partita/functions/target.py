@@ -22,11 +22,50 @@ from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
 
-__all__ = ["Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
+__all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
 _SHORT = 60  # nodes, of formulas that are shown
 _COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its function
+
+
+@dataclass(frozen=True)
+class Tail:
+    """f is clipped to [−clip, clip], and what is cut off is small: `‖(|f| − clip)₊‖_p ≤ norm`, summed over outputs as the norm is.
+
+    For functions without a bound, in a finite norm. The head approximates the clipped function; `norm` is added to its bound.
+
+    Args:
+        clip: M, finite, > 0.
+        norm: τ, finite, ≥ 0, in the norm that `compile` is asked for.
+
+    Raises:
+        DomainError: a number is out of range.
+
+    >>> import partita as pa
+    >>> pa.Tail(clip=10.0, norm=1e-3).clip
+    10.0
+    """
+
+    clip: float
+    norm: float
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "norm"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+                raise DomainError(f"Tail: {name} is {value!r}; expected a finite number ≥ 0.")
+            object.__setattr__(self, name, float(value))
+        if self.clip == 0:
+            raise DomainError("Tail: clip is 0; expected a number > 0.")
+
+    def statement(self, norm: float) -> str:
+        """The assumption in words.
+
+        Args:
+            norm: p.
+        """
+        return f"‖(|f| − {self.clip:.6g})₊‖_{norm:g} ≤ {self.norm:.6g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +80,8 @@ class Target:
         label: the text that is shown for f.
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
+        tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
+            of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
         input_shapes: one shape per argument.
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.
@@ -58,6 +99,9 @@ class Target:
     label: str
     origin: str = ""
     meaning: str = ""
+    tail: Tail | None = None
+    tail_declared: bool = False
+    unclipped: Graph | None = None
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)
     domain: Domain = field(init=False)
@@ -81,6 +125,11 @@ class Target:
     @cached_property
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
+
+    @property
+    def stated(self) -> Graph | None:
+        """The graph of f as it is claimed about, before clipping."""
+        return self.graph if self.unclipped is None else self.unclipped
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""

@@ -18,10 +18,10 @@ from partita.geometry.partitions import PowerDiagram
 from partita.heads.head import FoldedHead, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 
-__all__ = ["ScatteredHead", "exponent_cut"]
+__all__ = ["LISTED_WHOLE", "ScatteredHead", "exponent_cut"]
 
 _AT_ONCE = 1 << 22
-_LIST_ALL_BELOW = 256  # cells: below this one dense softmax is faster than a tree
+LISTED_WHOLE = 256  # cells: up to this many all are summed, which is faster than a tree; proofs rely on it
 
 
 def exponent_cut(cells: int) -> float:
@@ -139,7 +139,7 @@ class ScatteredHead(FoldedHead):
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         if (
-            self.num_keys <= _LIST_ALL_BELOW
+            self.num_keys <= LISTED_WHOLE
             or torch.compiler.is_compiling()
             or flat.device.type != "cpu"
             or not len(flat)

@@ -16,7 +16,7 @@ from partita.geometry.partitions import PowerDiagram
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots
-from partita.proofs.bisection import BisectionProof
+from partita.proofs.bisection import BisectionProof, lp_factor
 from partita.proofs.certificate import Kind
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
@@ -39,16 +39,19 @@ class Adaptive(Method):
     name = "adaptive"
 
     def applies(self, request: Request) -> Refusal | None:
-        if isinstance(request.target.domain, PointCloud) or not math.isinf(request.norm):
-            return Refusal("for boxes and regions, in the supremum norm")
+        averaged = not math.isinf(request.norm) and request.target.tail is None
+        if isinstance(request.target.domain, PointCloud) or averaged:
+            return Refusal("for boxes and regions, in the supremum norm or for clipped functions")
         return None
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
-        provable = request.target.graph is not None and request.knowledge is not None
-        if request.target.region is not None and best == math.inf:
+        target = request.target
+        provable = target.graph is not None and (request.knowledge is not None or target.tail is not None)
+        if target.region is not None and best == math.inf:
             return None  # nothing else is proved there: f may be undefined around the region, or steep at its edge
-        if provable and request.target.domain.dimension <= _FEW and best > _SMALL:
+        wanted = best > _SMALL or request.is_steep or target.tail is not None
+        if provable and target.domain.dimension <= _FEW and wanted:
             return None
         return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
 
@@ -60,15 +63,18 @@ class Adaptive(Method):
         try:
             draft = adaptive_cells(
                 target,
-                tolerance=share * request.tolerance,
+                tolerance=share * request.aim * (1.0 if math.isinf(request.norm) else 1 - 1e-9),
                 dtype=request.dtype,
+                affine=True if request.is_steep or target.tail is not None else None,  # constants would be too many
                 max_keys=8 * max(min(_MOST_KEYS, room), 16),
                 sloped=request.value_axes,
+                polish=0 if target.domain.dimension > 1 and (request.is_steep or target.tail is not None) else 1,
                 progress=progress,
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
             return _without_error(error)
-        reached = draft.error_seen if draft.proof is None else draft.error_bound
+        factor = lp_factor(request.box, target.num_outputs, request.norm)
+        reached = factor * (draft.error_seen if draft.proof is None else draft.error_bound)
         kind: Kind = "estimated" if draft.proof is None else "proved"
         if not draft.holds:
             refusal = Refusal.of_a_search(f"{draft.keys:,} keys reach only {reached:.3g}", most=_MOST_KEYS, room=room)
@@ -93,18 +99,19 @@ class Adaptive(Method):
                 f"f was evaluated {draft.evaluations:,} times, and varies in {directions}",
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
-            error_bound=draft.error_bound,
-            error_estimate=draft.error_seen if draft.proof is None else None,
+            error_bound=factor * draft.error_bound,
+            error_estimate=factor * draft.error_seen if draft.proof is None else None,
             largest=float(np.abs(draft.values).max()),
             caveat=request.caveat(draft.slopes),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
-        return adaptive_construction(plan.target, plan.draft, tolerance=plan.request.tolerance, seed=seed)
+        request = plan.request
+        return adaptive_construction(plan.target, plan.draft, tolerance=request.tolerance, norm=request.norm, seed=seed)
 
 
 def adaptive_construction(
-    target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, seed: int = 0
+    target: Target, draft: AdaptiveDraft, *, tolerance: float | None = None, norm: float = math.inf, seed: int = 0
 ) -> Construction:
     """The head of a draft with its certificate; the bound may exceed the tolerance (`draft.holds`).
 
@@ -116,6 +123,7 @@ def adaptive_construction(
     answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
     common: dict[str, Any] = {
         "dtype": draft.dtype,
+        "norm": norm,
         "tolerance": draft.tolerance if tolerance is None else tolerance,
         "details": {"type": "scattered", "method": "adaptive", "rate": draft.rate},
         "facts": {
@@ -126,11 +134,11 @@ def adaptive_construction(
     }
     function, partition = describe_function(target, points, answers), PowerDiagram(draft.centers, draft.powers)
     if draft.proof is None:
-        seen = sampled_error(head, target, seed=seed)
+        seen = sampled_error(head, target, norm, seed=seed)
         certificate = claim(head, function, target.domains, (), theorem="ball-cells", seen=seen, **common)
         return Construction(head, partition, certificate)
     axes = [] if draft.axes is None else draft.axes.ravel().tolist()
-    proved = BisectionProof().prove(head, target, Given(details={"axes": axes}, earlier=draft.proof))
+    proved = BisectionProof().prove(head, target, Given(norm=norm, details={"axes": axes}, earlier=draft.proof))
     certificate = claim(
         head,
         function,

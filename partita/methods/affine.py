@@ -46,6 +46,8 @@ class Affine(Method):
         """By `Σ_i sup|∂_ii f| h_i²/16 ≤ ε`."""
         if request.target.graph is not None and request.knowledge is None:
             return Refusal("f may jump")
+        if request.is_steep:
+            return Refusal("f is infinitely steep somewhere, where slopes do not help")
         box, aim, second = request.box, request.aim, request.slopes.second
         curved = second * box.sides**2 > 16 * aim / box.dimension
         cells = np.where(curved, box.sides * np.sqrt(second * max(1, curved.sum()) / (16 * aim)), 1.0)

@@ -25,6 +25,8 @@ class _Averaged(SoftValues):
     def forecast(self, request: Request) -> Size | Refusal:
         if request.target.graph is not None and request.knowledge is None:
             return Refusal("f may jump")
+        if request.is_steep:
+            return Refusal("f is infinitely steep somewhere, where averages of neighbours do not help")
         if not request.slopes.finite:
             return Refusal("the derivatives of f are not finite everywhere")
         counts = predicted_counts(request.slopes, request.box, self.name, request.aim)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.moduli import Modulus
 from partita.functions.regions import Region
-from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover, farthest_point_cover
 from partita.geometry.domains import Box, PointCloud
@@ -206,15 +206,15 @@ class _Shares:
 
     def radius(self, modulus: Modulus, tolerance: float) -> float:
         """The largest ρ with `ω(ρ√(1 + softness)) ≤ (1 − rounding)·tolerance`."""
-        if modulus.constant == 0:
+        if modulus.reach(tolerance) == math.inf:
             return math.inf
-        reach = (tolerance * (1 - self.rounding) / modulus.constant) ** (1 / modulus.exponent)
+        reach = modulus.reach(tolerance * (1 - self.rounding))
         return float(reach / (math.sqrt(1 + self.softness) * (1 + self.rounding)))
 
     def tolerance(self, modulus: Modulus, radius: float) -> float:
         """The other way round: the tolerance that a radius can meet."""
         reach = radius * math.sqrt(1 + self.softness) * (1 + self.rounding)
-        return float(modulus.constant * reach**modulus.exponent / (1 - self.rounding))
+        return float(modulus.at(reach) / (1 - self.rounding))
 
     def rate(self, cells: int, radius: float, allowed: float, request: Request) -> float:
         """R such that a finite temperature adds its share of ρ², or of the radius allowed where ρ is 0."""

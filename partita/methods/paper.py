@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.arithmetic.rounding import add_up, exp_up, mul_down, mul_up, pow_up, sqrt_up, sub_down, up
+from partita.arithmetic.rounding import add_up, exp_up, mul_down, mul_up, sqrt_up, sub_down, up
 from partita.errors import DomainError, SizeError
 from partita.functions.regularity import Knowledge, Known
 from partita.geometry.grid import ProductGrid
@@ -191,8 +191,7 @@ def _closeness(known: Known, allowed: float, dimension: int) -> float:
     """δ with `|f(x) − f(y)| ≤ allowed` for `|x − y|_∞ ≤ δ`: the larger of what the moduli give; infinite for a constant f."""
     found = [0.0]
     if known.modulus is not None:
-        constant, power = known.modulus.constant, known.modulus.exponent
-        found.append((allowed / constant) ** (1 / power) / math.sqrt(dimension) if constant else math.inf)
+        found.append(known.modulus.reach(allowed) / math.sqrt(dimension))
     if known.per_axis is not None:
         slope = math.fsum(known.per_axis.constants)
         found.append(allowed / slope if slope else math.inf)
@@ -204,7 +203,7 @@ def _paper_facts(request: Request, knowledge: Knowledge, recipe: _Recipe, draft:
     known, delta, moves = knowledge.known, recipe.delta, []
     if known.modulus is not None:
         distance = mul_up(sqrt_up(float(len(recipe.counts))), delta)
-        moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
+        moves.append(known.modulus.above(distance))
     if known.per_axis is not None:
         moves.append(mul_up(add_up(*known.per_axis.constants), delta))
     reach = max(axis.covering_radius for axis in draft.grid(request).geometry)

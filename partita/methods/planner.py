@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from partita.arithmetic.rounding import add_up
 from partita.errors import BudgetSpentError, DomainError, PartitaError, SizeError, ToleranceError
 from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
@@ -107,7 +108,10 @@ def _proposal(
     except (SizeError, ToleranceError, DomainError) as error:
         found = Refusal.of(error)
     if isinstance(found, Plan):
-        found = replace(found, request=request)
+        given, cut = request.target.tail_declared and found.kind == "proved", request.target.tail
+        found = replace(found, request=request, kind="proved_given" if given else found.kind)
+        if cut is not None:
+            found = replace(found, error_bound=add_up(found.error_bound, cut.norm))
         if found.bytes > request.max_bytes:
             return _too_large(found)
     return found

@@ -101,6 +101,14 @@ class Request:
         return self._gathered()[0]
 
     @property
+    def is_steep(self) -> bool:
+        """Whether f is known to be continuous and not known to be Lipschitz: equal cells do not suit it."""
+        known = None if self.knowledge is None else self.knowledge.known
+        return (
+            known is not None and known.modulus is not None and bool(known.modulus.expression) and known.jumps is None
+        )
+
+    @property
     def obstacle(self) -> PartitaError | None:
         """Why nothing is known about f."""
         return self._gathered()[1]

@@ -123,8 +123,9 @@ def _allowances(known: Known, step: Array, distance: Array) -> list[tuple[Array,
         return [(np.full_like(distance, height), f"height {height:g} of its jumps", at_least(height))]
     found = []
     if known.modulus is not None:
-        constant = known.modulus.constant
-        found.append((constant * distance**known.modulus.exponent, f"constant {constant:g}", at_least(constant)))
+        constant, multiply = known.modulus.constant, lambda ratio: f"multiply it by {ratio:.6g}"
+        name = "modulus" if known.modulus.expression else f"constant {constant:g}"
+        found.append((known.modulus.at(distance), name, multiply if known.modulus.expression else at_least(constant)))
     if known.per_axis is not None:
         constants = known.per_axis.constants
         larger = at_least(constants[0]) if len(constants) == 1 else lambda ratio: f"multiply them by {ratio:.6g}"

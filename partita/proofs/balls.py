@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from partita.functions.graph import Graph
+from partita.functions.limits import LogLimit, Power
 
 __all__ = ["balls_at_hand", "value_in_balls"]
 
@@ -26,13 +27,18 @@ def value_in_balls(graph: Graph, point: Sequence[float], *, bits: int = 200) -> 
     flint.ctx.prec = bits
     try:
         values: list[Any] = []
-        for node in graph.nodes:
+        for position, node in enumerate(graph.nodes):
             if node.operation == "input":
                 values.append(flint.arb(float(point[int(node.parameters[0])])))
             elif node.operation == "const":
                 values.append(flint.arb(float(node.parameters[0])))
             else:
                 values.append(_RULES[node.operation](flint.arb, [values[k] for k in node.arguments], node.parameters))
+            limit = graph.limits.get(position)
+            if isinstance(limit, LogLimit) and values[limit.argument] == 0:
+                values[-1] = flint.arb(0)
+            if isinstance(limit, Power) and values[limit.base] == 0 and values[limit.exponent] > 0:
+                values[-1] = flint.arb(0)
         return [_ends(values[k], flint.arb) for k in graph.outputs]
     finally:
         flint.ctx.prec = before

@@ -13,20 +13,20 @@ import numpy as np
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
-from partita.arithmetic.rounding import add_up, exp_up, mul_up
+from partita.arithmetic.rounding import add_up, exp_up, mul_up, pow_up
 from partita.errors import BudgetSpentError, FormatError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.regions import Region
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
-from partita.heads.scattered_head import ScatteredHead, exponent_cut
+from partita.heads.scattered_head import LISTED_WHOLE, ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "prove_boxes"]
+__all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "lp_factor", "prove_boxes"]
 
 DEGREE = 2  # of the Taylor models
 
@@ -37,6 +37,7 @@ _FORGOTTEN = 1e-6  # share of the target that all cells left out of a box may cl
 _NEARLY = 1.1  # once the target is missed, bounds this close to it, or to the least possible, will do
 _FARTHEST = 800.0  # exponents that trail by more are zero when run
 _TINY = 1e-300  # more than underflow takes from one bound
+_SURE = 40.0  # how far cells that are left out must trail, rounding included, to be negligible
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,8 @@ class BisectionProof(Proof):
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by bisection needs a scattered head and an expression.")
         box, aim = target.box, given.tolerance if given.aim is None else given.aim
+        factor = lp_factor(box, target.num_outputs, given.norm)
+        aim = aim / factor
         axes = self._axes(head, given)
         limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
         proof = given.earlier or prove_boxes(
@@ -104,7 +107,7 @@ class BisectionProof(Proof):
             "depth": proof.depth,
             "axes": [] if axes is None else axes.ravel().tolist(),
         }
-        return Proved(box_terms(head, proof, box), details, settled=proof.bound <= aim)
+        return Proved(box_terms(head, proof, box, factor), details, settled=proof.bound <= aim)
 
     def _axes(self, head: ScatteredHead, given: Given) -> Array | None:
         m, stated = head.dimension, np.array(given.details.get("axes", []), dtype=float)
@@ -154,8 +157,15 @@ def prove_boxes(
     return search.result()
 
 
-def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
-    """The proved bound as terms, with what leaving cells out and summing in the head's dtype adds.
+def lp_factor(box: Box, outputs: int, norm: float) -> float:
+    """`(volume · outputs)^{1/p}`, rounded up: what carries a bound of the supremum over to L_p; 1 for the supremum."""
+    if math.isinf(norm):
+        return 1.0
+    return mul_up(pow_up(mul_up(box.volume, float(outputs)), 1 / norm), 1 + 1e-12)
+
+
+def box_terms(head: ScatteredHead, proof: BoxProof, box: Box, factor: float = 1.0) -> list[Term]:
+    """The proved bound as terms, with what leaving cells out and summing in the head's dtype adds; times `lp_factor` in L_p.
 
     *Theorem*: `box-bisection`, `window-tail` and `score-rounding`. Scores, values and inputs were rounded inside the proof.
     """
@@ -170,20 +180,22 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
     spread = float(np.ptp(cells.powers))
     cut = exponent_cut(head.num_keys) * (1 - 1e-6) - (head.dimension + 8) * 2 * U * cells.rate * (far + spread)
     mass = min(mul_up(float(head.num_keys), exp_up(-cut)), 1.0) if head.num_keys > 1 else 0.0
+    if head.num_keys <= LISTED_WHOLE and cut < _SURE:  # no search that rounding could mislead: all cells are summed
+        mass = 0.0
     operations = float(2 * proof.near_cells + head.dimension + 16)
     rounded = summed(operations, u, add_up(proof.magnitude, proof.bound))
     rest = mul_up(2.0, proof.forgotten, largest)
     return [
         Term(
             "approximation",
-            proof.bound,
-            "max over boxes of Σ w_j |f − V_j|, as rounded",
+            mul_up(proof.bound, factor),
+            "max over boxes of Σ w_j |f − V_j|, as rounded" + (" · factor" if factor != 1.0 else ""),
             "box-bisection",
             {"boxes": float(proof.boxes), "seen": proof.seen},
         ),
         Term(
             "window",
-            mul_up(mass, 2.0, largest),
+            mul_up(mass, 2.0, largest, factor),
             "mass left out · spread of the values",
             "window-tail",
             {"mass": mass},
@@ -191,7 +203,7 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box) -> list[Term]:
         ),
         Term(
             "summation",
-            add_up(rounded, rest),
+            mul_up(add_up(rounded, rest), factor),
             "γ_K · (max|f| + error), and what cells that are not near hold",
             "score-rounding",
             {"operations": operations, "u": u, "forgotten": proof.forgotten},

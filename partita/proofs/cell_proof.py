@@ -13,8 +13,9 @@ from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
 from partita.errors import BudgetSpentError, UnsupportedError
 from partita.functions.graph import Graph
+from partita.functions.moduli import Modulus
 from partita.functions.regions import Region
-from partita.functions.regularity import Curvature, Known, Modulus
+from partita.functions.regularity import Curvature, Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid

@@ -18,7 +18,8 @@ from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import UnsupportedError
 from partita.functions.graph import Graph
-from partita.functions.regularity import AxisLipschitz, Jumps, Known, Modulus, RoughBoxes
+from partita.functions.moduli import Modulus
+from partita.functions.regularity import AxisLipschitz, Jumps, Known, RoughBoxes
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -202,15 +203,19 @@ def _distances(facts: GridFacts, power: float, averaged: bool) -> list[float]:
 
 
 def _isotropic(facts: GridFacts, modulus: Modulus, norm: float) -> Term:
-    """`ω(√Σ sup E(x−v)²)`; in L_p `C (vol·out)^{1/p} (Σ_i M_s,i^{2/s})^{α/2}`, `s = max(αp, 2)`, M the averaged moments.
+    """`ω(√Σ sup E(x−v)²)`; in L_p `(vol·out)^{1/p} ω(√Σ_i M_s,i^{2/s})`, `s = max(αp, 2)`, M the averaged moments.
 
-    Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes.
+    Jensen for the concave ω; for L_p Minkowski's inequality in L_{s/2} splits |z−v|² into its axes. α is 1 unless ω is C·t^α.
     """
     averaged = is_averaged(norm)
     power = max(modulus.exponent * norm, 2.0) if averaged else 2.0
     distance = sqrt_up(add_up(*(mul_up(d, d) for d in _distances(facts, power, averaged))))
-    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), domain_factor(facts, norm))
     theorem = "grid-moments" if math.isinf(norm) else "lp-moments"
+    if modulus.expression:
+        factor, formula = domain_factor(facts, norm), f"ω(√Σ_i E(x_i − v_i)²) · factor, ω(t) = {modulus.expression}"
+        value, inputs = mul_up(modulus.above(distance), factor), {"distance": distance, "factor": factor}
+        return Term("approximation", value, formula, theorem, inputs)
+    value = mul_up(modulus.constant, pow_up(distance, modulus.exponent), domain_factor(facts, norm))
     inputs = {
         "constant": modulus.constant,
         "exponent": modulus.exponent,
@@ -482,7 +487,7 @@ def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     distance, factor = mul_up(PRECISIONS[facts.semantics].unit, facts.reach), domain_factor(facts, norm)
     moves = []
     if known.modulus is not None:
-        moves.append(mul_up(known.modulus.constant, pow_up(distance, known.modulus.exponent)))
+        moves.append(known.modulus.above(distance))
     if known.per_axis is not None:
         moves.append(mul_up(add_up(*known.per_axis.constants), distance))
     value = mul_up(min(moves), factor)
@@ -493,7 +498,7 @@ def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
     """`bound / ω(covering radius)`: nothing that sees f only at those centers can promise less than 1."""
     if known.modulus is None or known.modulus.constant == 0 or radius == 0:
         return None
-    return div_up(bound, known.modulus.constant * radius**known.modulus.exponent)
+    return div_up(bound, known.modulus.at(radius))
 
 
 def value_table(

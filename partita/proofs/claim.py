@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.rounding import add_up
 from partita.errors import DomainError
+from partita.functions.limits import LogLimit
 from partita.functions.regions import Domain
 from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
@@ -31,6 +33,7 @@ __all__ = [
     "norm_name",
     "require_ordinary",
     "some_answers",
+    "with_tail",
 ]
 
 
@@ -112,10 +115,45 @@ _SAME_ANSWERS = Assumption(
 
 def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
     """The graph itself, or for a black box the hash of some of its values."""
-    if target.graph is not None:
-        graph = {"type": "graph", "text": target.label, "graph": target.graph.to_json(), "sha256": target.graph.sha256}
-        return {**graph, "meaning": target.meaning} if target.meaning else graph
-    return {"type": "black box", "label": target.label, "answers": len(centers), "sha256": sample_hash(centers, values)}
+    meanings = [target.meaning] if target.meaning else []
+    more: dict[str, Any] = {}
+    if target.tail is not None:
+        meanings.append(
+            f"the head approximates f clipped to ±{target.tail.clip:g}; what is cut off is a term of the bound"
+        )
+        more["clip"] = target.tail.clip
+    if target.stated is None:
+        named = {"type": "black box", "label": target.label, "answers": len(centers)}
+        return {**named, "sha256": sample_hash(centers, values), **more}
+    if any(isinstance(limit, LogLimit) for limit in target.stated.limits.values()):
+        meanings.append("where a factor w^s·log|w| has w = 0 its value is the limit 0")
+    if meanings:
+        more["meaning"] = "; ".join(meanings)
+    graph = target.stated
+    return {"type": "graph", "text": target.label, "graph": graph.to_json(), "sha256": graph.sha256, **more}
+
+
+def with_tail(certificate: Certificate, target: Target) -> Certificate:
+    """The certificate of a head for a clipped function as a claim about f, with one more term. *Theorem*: `lp-tails`."""
+    tail = target.tail
+    if tail is None:
+        return certificate
+    formula = "‖(|f| − clip)₊‖_p"
+    term = Term("tail", tail.norm, formula, "lp-tails", {"clip": tail.clip})
+    assumed, kind = certificate.assumptions, certificate.kind
+    if target.tail_declared:
+        assumed = (*assumed, Assumption(tail.statement(float(certificate.norm)), "caller", about="tail"))
+        kind = "proved_given" if kind == "proved" else kind
+    terms = (*certificate.terms, term)
+    return replace(
+        certificate,
+        kind=kind,
+        terms=terms,
+        assumptions=assumed,
+        tolerance=add_up(certificate.tolerance, tail.norm),
+        error_bound=certificate.error_bound if kind == "estimated" else total(terms),
+        known={**certificate.known, "tail": {"clip": tail.clip, "norm": tail.norm, "declared": target.tail_declared}},
+    )
 
 
 def function_of(target: Target) -> dict[str, Any]:

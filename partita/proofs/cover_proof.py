@@ -11,10 +11,10 @@ import scipy
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
-from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, pow_up, sqrt_up, up
+from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sqrt_up, up
 from partita.errors import DomainError, UnsupportedError
+from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain, Region, halved
-from partita.functions.regularity import Modulus
 from partita.functions.target import Target
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Box, PointCloud
@@ -237,8 +237,9 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
     u = Precision.of(facts.semantics).unit
     softness = div_up(mul_up(2.0, soft_maximum_gap(facts.cells)), facts.rate)
     distance = sqrt_up(add_up(mul_up(facts.radius, facts.radius), softness))
-    approximation = mul_up(modulus.constant, pow_up(distance, modulus.exponent))
-    inputs = {"constant": modulus.constant, "exponent": modulus.exponent, "radius": facts.radius, "softness": softness}
+    approximation = modulus.above(distance)
+    stated = {} if modulus.expression else {"constant": modulus.constant, "exponent": modulus.exponent}
+    inputs = {**stated, "radius": facts.radius, "softness": softness}
     score = add_up(mul_up(facts.rate / 2, facts.radius, facts.radius), facts.exponent_cut)
     delta = mul_up(u, add_up(mul_up(float(facts.dimension + 8), score), 16.0))
     dropped = mul_up(float(facts.cells), exp_up(-facts.exponent_cut * (1 - 1e-6)))
@@ -254,7 +255,7 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
         value_error=facts.value_error,
     )
     if facts.center_shift:
-        shifted = mul_up(modulus.constant, pow_up(facts.center_shift, modulus.exponent))
+        shifted = modulus.above(facts.center_shift)
         terms.append(
             Term(
                 "stored centers",
@@ -266,7 +267,7 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
             )
         )
     if facts.semantics != "float64":
-        moved = mul_up(modulus.constant, pow_up(mul_up(u, facts.reach), modulus.exponent))
+        moved = modulus.above(mul_up(u, facts.reach))
         terms.append(
             Term(
                 "input rounding",

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, SizeError, ToleranceError
-from partita.functions.regularity import AxisLipschitz, Known, Modulus, RoughBoxes
+from partita.functions.moduli import Modulus
+from partita.functions.regularity import AxisLipschitz, Known, RoughBoxes
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
@@ -79,7 +80,7 @@ class SpacingRule:
         bound = self._bound_in_words(terms[0], len(counts))
         if jumps is not None:
             bound += f", and the jumps add {jumps.value:.4g}"
-        order = split / (1 if self.known.modulus is None else self.known.modulus.exponent)
+        order = split / (1 if self.known.modulus is None else self.known.modulus.order(float(spacing.max())))
         order *= 1 if jumps is None else self.norm
         price = (
             f"halving the tolerance multiplies the keys by about {2**order:.3g}"
@@ -97,6 +98,9 @@ class SpacingRule:
         if approximation.theorem == "axis-telescoping":
             parts = " + ".join(f"{seen[f'L{i}']:.4g}·{seen[f'distance{i}']:.3g}" for i in range(m))
             words = f"Σ_i L_i·{distance} = {parts}"
+        elif self.known.modulus is not None and self.known.modulus.expression:
+            name = "ρ the covering radius" if math.isinf(self.norm) else "ρ the mean distance to a center"
+            words = f"ω(ρ) = ω({seen['distance']:.4g}), {name}, ω(t) = {self.known.modulus.expression}"
         else:
             power = "" if seen["exponent"] == 1 else f"^{seen['exponent']:g}"
             name = "ρ the covering radius" if math.isinf(self.norm) else "ρ the mean distance to a center"
@@ -122,7 +126,10 @@ class SpacingRule:
         if modulus.constant == 0:
             return (1,) * self.box.dimension
         power = max(modulus.exponent * self.norm, 2.0) if (self.norm <= AVERAGED_UP_TO) else 2.0
-        radius = _quotient(tolerance, modulus.constant * self._factor) ** (1 / modulus.exponent) / self._unit(power)
+        if modulus.expression:
+            radius = modulus.reach(_quotient(tolerance, self._factor)) / self._unit(power)
+        else:
+            radius = _quotient(tolerance, modulus.constant * self._factor) ** (1 / modulus.exponent) / self._unit(power)
         ratios = self.box.sides / radius  # Σ (ratio/count)² ≤ 1
         return _fewest(np.ceil(ratios * math.sqrt(len(ratios))), ratios, power=2)
 

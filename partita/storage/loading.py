@@ -25,7 +25,8 @@ from partita.errors import (
 )
 from partita.functions.graph import Graph
 from partita.functions.regions import Domain, Region
-from partita.functions.target import Target, graph_target, require_boxes
+from partita.functions.tails import clipped
+from partita.functions.target import Tail, Target, graph_target, require_boxes
 from partita.geometry.domains import Box, PointCloud, product
 from partita.heads.head import FoldedHead
 from partita.heads.recorded import head_from_record
@@ -105,9 +106,17 @@ def _require_agreement(
         ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
         ("name of the function", function.get(named[0]), named[1]),
     ]
-    if target.graph is not None:
-        pairs.append(("sha256 of the function", function.get("sha256"), target.graph.sha256))
-        pairs.append(("function", function.get("graph"), target.graph.to_json()))
+    if target.stated is not None:
+        pairs.append(("sha256 of the function", function.get("sha256"), target.stated.sha256))
+        pairs.append(("function", function.get("graph"), target.stated.to_json()))
+    if target.tail is not None or "clip" in function:
+        stated = (
+            {"clip": target.tail.clip, "norm": target.tail.norm, "declared": target.tail_declared}
+            if target.tail
+            else None
+        )
+        pairs.append(("clip", function.get("clip"), None if target.tail is None else target.tail.clip))
+        pairs.append(("tail", certificate.known.get("tail"), stated))
     for what, certified, found in pairs:
         if certified != found:
             raise TamperedFileError(
@@ -215,8 +224,16 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
 
 def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:
     if data["graph"] is None:
-        return Target(domains, head.output_shape, None, None, str(data["label"]))
+        return _with_tail(data, Target(domains, head.output_shape, None, None, str(data["label"])))
     graph = Graph.from_json(data["graph"])
     if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
         raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs differ from the head's; expected the same.")
-    return graph_target(graph, domains, str(data["label"]))
+    return _with_tail(data, graph_target(graph, domains, str(data["label"])))
+
+
+def _with_tail(data: Mapping[str, Any], target: Target) -> Target:
+    """The target, clipped where the file says so."""
+    if "tail" not in data:
+        return target
+    tail = Tail(*(float.fromhex(data["tail"][name]) for name in ("clip", "norm")))
+    return clipped(target, tail, declared=data["tail"]["declared"] is not False)

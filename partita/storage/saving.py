@@ -115,13 +115,22 @@ def _write(
         "version": FORMAT_VERSION,
         "head": head.record(),
         "domains": [hex_floats(d.description) for d in target.domains],
-        "target": {"label": target.label, "graph": None if target.graph is None else target.graph.to_json()},
+        "target": _described(target),
         "outside": outside,
         "why": list(why),
         "sha256": {name: hashlib.sha256((draft / name).read_bytes()).hexdigest() for name in (TENSORS, CERTIFICATE)},
     }
     description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
     _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
+
+
+def _described(target: Target) -> dict[str, Any]:
+    """The function by name and graph; with its tail if it was clipped."""
+    stated, tail = target.stated, target.tail
+    found = {"label": target.label, "graph": None if stated is None else stated.to_json()}
+    if tail is None:
+        return found
+    return {**found, "tail": {"clip": tail.clip.hex(), "norm": tail.norm.hex(), "declared": target.tail_declared}}
 
 
 def _flush(path: Path, data: bytes) -> None:

@@ -1,0 +1,181 @@
+"""Powers and logarithms at 0: what `v^e`, written exp(e·log v), and `w^s·log(c·w^r)` are there, and how far they can be from it.
+
+Derived here from the graph alone, in balls. A value is the limit where the operations themselves have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from flint import arb, arb_series, fmpq
+
+__all__ = ["LogProduct", "Power", "ball", "find_limits", "power_of", "powers_of", "squares_of"]
+
+MOST = 40  # factors that are looked at
+NAN = arb("nan")
+Nodes = Sequence[tuple[str, tuple[int, ...], tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Power:
+    """exp(e·log v): the nodes of v and e, which is a constant."""
+
+    base: int
+    exponent: int
+
+    def value(self, plain: Any, values: Sequence[Any]) -> Any:
+        v, e = real_part(values[self.base]), real_part(values[self.exponent])
+        if v is None or e is None or v > 0 or not v.is_finite() or not e > 0:
+            return plain
+        return wrapped(power_of(v, e), values[self.base])
+
+
+@dataclass(frozen=True)
+class LogProduct:
+    """`Π others · w^s · log(c·|w|^r)`; `others` are nodes with integer or fractional powers."""
+
+    base: int
+    argument: int
+    power: Fraction
+    inner: Fraction
+    scale: arb
+    others: tuple[tuple[int, Fraction], ...]
+
+    def value(self, plain: Any, values: Sequence[Any]) -> Any:
+        """Within ±B of 0: with q = |w|^s, `|w^s log(c|w|^r)| ≤ q|log c| + (r/s)|q log q|`, and |q log q| rises up to q = 1/e."""
+        v, w = real_part(values[self.argument]), real_part(values[self.base])
+        if v is None or w is None or v > 0 or not (w.is_finite() and v.is_finite()):
+            return plain
+        found = self.bound(w.abs_upper())
+        for k, power in self.others:
+            other = real_part(values[k])
+            if other is None or not other.is_finite() or (power < 0 and not other.abs_lower() > 0):
+                return NAN
+            size = other.abs_upper() if power > 0 else other.abs_lower()
+            found *= power_of(arb(size), ball(power)) if power > 0 else 1 / power_of(arb(size), ball(-power))
+        return wrapped(arb(0, 1) * found.abs_upper(), values[self.base])
+
+    def bound(self, most: arb) -> arb:
+        """sup |w^s log(c|w|^r)| over |w| ≤ most."""
+        q = power_of(arb(most), ball(self.power)).abs_upper()
+        least = arb(-1).exp()
+        curve = -q * q.log() if 0 < q < least else least.union(abs(q * q.log()) if q > 0 else least).abs_upper()
+        curve = arb(0) if q == 0 else curve
+        return q * abs(self.scale.log()) + ball(self.inner / self.power) * curve
+
+
+def real_part(x: Any) -> arb | None:
+    """The value of a real ball or series; None for complex ones, which need an analytic function."""
+    found = x[0] if isinstance(x, arb_series) else x
+    return found if isinstance(found, arb) else None
+
+
+def wrapped(value: arb, like: Any) -> Any:
+    return arb_series([value, NAN], 2) if isinstance(like, arb_series) else value
+
+
+def ball(x: Fraction) -> arb:
+    return arb(fmpq(x.numerator, x.denominator))
+
+
+def power_of(v: arb, e: arb) -> arb:
+    """v^e of the part of a ball in [0, ∞), e > 0; 0 below."""
+    if v > 0:
+        return v**e
+    top = v.upper()
+    return arb(0).union(top**e) if top > 0 else arb(0)
+
+
+def find_limits(nodes: Nodes) -> Mapping[int, Power | LogProduct]:
+    """The nodes with such a limit, by position."""
+    fixed, found = list[bool](), dict[int, Power | LogProduct]()
+    for position, (name, args, _) in enumerate(nodes):
+        fixed.append(name != "input" and all(fixed[k] for k in args))
+        if fixed[-1]:
+            continue
+        if name == "exp" and nodes[args[0]][0] == "mul":
+            first, second = nodes[args[0]][1]
+            for e, other in ((first, second), (second, first)):
+                if fixed[e] and nodes[other][0] == "log" and position not in found:
+                    found[position] = Power(nodes[other][1][0], e)
+        if name == "mul":
+            for log, other in ((args[1], args[0]), (args[0], args[1])):
+                if nodes[log][0] == "log" and position not in found:
+                    product = _log_product(nodes, nodes[log][1][0], other)
+                    found |= {} if product is None else {position: product}
+    return found
+
+
+def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:
+    inside, outside, scale = powers_of(nodes, argument), powers_of(nodes, other), arb(1)
+    if inside is None or outside is None:
+        return None
+    for k in [k for k in inside if nodes[k][0] == "const"]:
+        constant, power = nodes[k][2][0], inside.pop(k)
+        if not (constant > 0 and abs(power) == 1):
+            return None
+        scale = scale * arb(constant) if power > 0 else scale / arb(constant)
+    if len(inside) != 1:
+        return None
+    ((base, inner),) = inside.items()
+    power = outside.pop(base, Fraction(0))
+    if not (inner > 0 and power > 0):
+        return None
+    return LogProduct(base, argument, power, inner, scale, tuple(outside.items()))
+
+
+def powers_of(nodes: Nodes, start: int, poles: bool = False) -> dict[int, Fraction] | None:
+    """A product as powers of nodes, signs aside; None where it is long. With poles, negative powers are taken apart too."""
+    found, waiting = dict[int, Fraction](), [(start, Fraction(1))]
+    while waiting:
+        k, power = waiting.pop()
+        name, args, params = nodes[k]
+        if len(found) + len(waiting) > MOST:
+            return None
+        if name in ("neg", "abs"):
+            waiting.append((args[0], power))
+        elif name == "sqrt":
+            waiting.append((args[0], power / 2))
+        elif name == "pow" and (params[0] > 0 or (poles and params[0] < 0)):
+            waiting.append((args[0], power * params[0]))
+        elif name == "mul":
+            waiting += [(j, power) for j in args]
+        elif name == "div":
+            waiting += [(args[0], power), (args[1], -power)]
+        elif name == "exp" and (inner := _fixed_power(nodes, args[0], poles)) is not None:
+            waiting.append((inner[0], power * inner[1]))
+        else:
+            found[k] = found.get(k, Fraction(0)) + power
+    return {k: power for k, power in found.items() if power}
+
+
+def _fixed_power(nodes: Nodes, inner: int, poles: bool = False) -> tuple[int, Fraction] | None:
+    """(v, e) of e·log v with a literal e > 0, or e ≠ 0 with poles."""
+    name, args, _ = nodes[inner]
+    for e, other in ((args[0], args[1]), (args[1], args[0])) if name == "mul" else ():
+        if nodes[e][0] == "const" and nodes[other][0] == "log" and (nodes[e][2][0] > 0 or (poles and nodes[e][2][0])):
+            return nodes[other][1][0], Fraction(nodes[e][2][0])
+    return None
+
+
+def squares_of(nodes: Nodes, start: int) -> list[tuple[arb, int]] | None:
+    """(c_i, u_i) if the node is `b + Σ c_i u_i²` with b, c_i ≥ 0."""
+    found, waiting = list[tuple[arb, int]](), [(arb(1), start)]
+    while waiting:
+        factor, k = waiting.pop()
+        name, args, params = nodes[k]
+        if len(found) + len(waiting) > MOST:
+            return None
+        if name in ("add", "sum"):
+            waiting += [(factor, j) for j in args]
+        elif (name == "pow" and params[0] == 2) or (name == "mul" and args[0] == args[1]):
+            found.append((factor, args[0]))
+        elif name == "mul" and any(nodes[j][0] == "const" and nodes[j][2][0] >= 0 for j in args):
+            first = nodes[args[0]][0] == "const"
+            waiting.append((factor * nodes[args[0 if first else 1]][2][0], args[1 if first else 0]))
+        elif not (name == "const" and params[0] >= 0):
+            return None
+    return found

@@ -1,0 +1,297 @@
+"""Expressions that have a limit where their parts have none, recognised by their structure: what they mean there.
+
+    v^e            written exp(e·log v), e a constant: 0 at v = 0 for e > 0, a pole for e < 0
+    w^s·log(c·w^r) s, r > 0, also with |w|, roots, and further factors: 0 at w = 0, the limit
+    a/b            b ≥ 0: where b reaches 0 it has no bound on one side only, so that it can be clipped
+    √(Σ c_i u_i²)  has a value at 0, and slopes at most those of the vector u: no limit is needed, but its slopes are bounded
+Values elsewhere are those of the operations themselves. Nothing is simplified: x·(1 + log x) is not recognised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.arithmetic import Dual
+from partita.arithmetic.interval import Interval
+from partita.arithmetic.singular import LogProduct, real_power, root_slopes
+from partita.functions.operations import Node
+
+__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Root", "atom", "factors", "limits"]
+
+_MOST_FACTORS = 32
+
+
+@dataclass(frozen=True)
+class Power:
+    """`exp(e·log v)`: the nodes of v and of the constant e."""
+
+    base: int
+    exponent: int
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.base, self.exponent
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node; numpy and torch have 0^e already, as exp(−inf)."""
+        if rule != "enclose":
+            return value
+        v, e = values[self.base], values[self.exponent].enclosure
+        inside = v.enclosure
+        one_sign = np.broadcast_to((e.lo > 0.0) | (e.hi < 0.0), inside.shape)
+        touched = (inside.lo <= 0.0) & ~v.is_entire & one_sign
+        if not touched.any():
+            return value
+        found, slope = real_power(inside, e)
+        return value.or_else(touched, v.through(found, slope, inside.lo < 0.0))
+
+
+@dataclass(frozen=True)
+class LogLimit:
+    """`rest · w^s · log v`, v = c|w|^r: the nodes of w, of v and of the other factors, each with its power 1 or −1."""
+
+    base: int
+    argument: int
+    rest: tuple[tuple[int, int], ...]
+    sign: float
+    product: LogProduct
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.base, self.argument, *(k for k, _ in self.rest)
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node, 0 where v is."""
+        v = values[self.argument]
+        if rule == "numpy":
+            return np.where(v == 0.0, 0.0, value)
+        if rule == "torch":
+            return torch.where(v == 0.0, torch.zeros_like(value), value)
+        w, inside = values[self.base], v.enclosure
+        touched = (inside.lo <= 0.0) & (inside.hi >= 0.0) & ~v.is_entire & ~w.is_entire
+        if not touched.any():
+            return value
+        found, slope = self.product.over(w.enclosure)
+        partly = w.enclosure.lo < 0.0 if self.product.half_line else np.zeros(found.shape, dtype=bool)
+        out = w.through(found, slope, partly)
+        out = -out if self.sign < 0 else out
+        for k, power in self.rest:
+            out = out * values[k] if power > 0 else out / values[k]
+        return value.or_else(touched, out)
+
+
+@dataclass(frozen=True)
+class Root:
+    """`√(b + Σ c_i u_i²)`: the nodes of the u_i with their factors c_i ≥ 0, and b ≥ 0."""
+
+    argument: int
+    squares: tuple[tuple[float, int], ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.argument, *(k for _, k in self.squares)
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node, with bounded slopes."""
+        if not isinstance(value, Dual):
+            return value
+        inside = values[self.argument].enclosure
+        touched = (inside.lo <= 0.0) & ~values[self.argument].is_entire
+        if not touched.any():
+            return value
+        slopes = root_slopes([(c, values[k].gradient) for c, k in self.squares])
+        slopes = Interval(
+            np.broadcast_to(slopes.lo, value.gradient.shape), np.broadcast_to(slopes.hi, value.gradient.shape)
+        )
+        return value.or_else(touched, Dual(value.value, slopes))
+
+
+@dataclass(frozen=True)
+class Pole:
+    """`a/b` with b ≥ 0, as it is |·|, a root, a power or an even power: where b reaches 0 the quotient has one sign, that of a."""
+
+    top: int
+    bottom: int
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.top, self.bottom
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node; numpy and torch have a/0 = ±inf already."""
+        if rule != "enclose":
+            return value
+        a, b = values[self.top].enclosure, values[self.bottom].enclosure
+        touched = (b.lo <= 0.0) & (b.hi > 0.0) & ((a.lo > 0.0) | (a.hi < 0.0)) & ~values[self.bottom].is_entire
+        if not touched.any():
+            return value
+        ends = a / Interval(np.where(touched, b.hi, 1.0), np.where(touched, b.hi, 1.0))
+        found = Interval(np.where(a.lo > 0.0, ends.lo, -np.inf), np.where(a.lo > 0.0, np.inf, ends.hi))
+        unknown = Interval(np.full(found.shape, -np.inf), np.full(found.shape, np.inf))
+        return value.or_else(touched, values[self.bottom].through(found, unknown, np.ones(found.shape, dtype=bool)))
+
+
+Limit = Power | LogLimit | Root | Pole
+
+
+@dataclass(frozen=True)
+class Factor:
+    """`w^power`, or `|w|^power` unless it is odd; `half_line` where it is defined for w ≥ 0 only."""
+
+    node: int
+    power: float
+    odd: bool
+    half_line: bool = False
+
+
+def limits(nodes: Sequence[Node]) -> dict[int, Limit]:
+    """The nodes that are recognised, by their positions.
+
+    >>> from partita.functions import parse
+    >>> nodes = parse("x*log(abs(x)) + y^0.3", ["x", "y"]).nodes
+    >>> [type(found).__name__ for found in limits(nodes).values()]
+    ['LogLimit', 'Power']
+    """
+    found: dict[int, Limit] = {}
+    fixed: list[bool] = []
+    for position, node in enumerate(nodes):
+        fixed.append(node.operation != "input" and all(fixed[k] for k in node.arguments))
+        limit = _limit(nodes, node, fixed)
+        if limit is not None:
+            found[position] = limit
+    return found
+
+
+def _limit(nodes: Sequence[Node], node: Node, fixed: Sequence[bool]) -> Limit | None:
+    if node.operation == "exp" and not fixed[-1]:
+        return _power(nodes, node.arguments[0], fixed)
+    if node.operation == "mul" and not fixed[-1]:
+        return _log_limit(nodes, node)
+    if node.operation == "div" and _is_nonnegative(nodes[node.arguments[1]]):
+        return Pole(*node.arguments)
+    return _root(nodes, node.arguments[0]) if node.operation == "sqrt" and not fixed[-1] else None
+
+
+def _is_nonnegative(node: Node) -> bool:
+    return node.operation in ("abs", "sqrt", "exp") or (node.operation == "pow" and node.parameters[0] % 2 == 0)
+
+
+def _power(nodes: Sequence[Node], inner: int, fixed: Sequence[bool]) -> Power | None:
+    """`e·log v` or `log v·e`, e constant."""
+    if nodes[inner].operation != "mul":
+        return None
+    for e, other in (nodes[inner].arguments, nodes[inner].arguments[::-1]):
+        if fixed[e] and nodes[other].operation == "log":
+            return Power(nodes[other].arguments[0], e)
+    return None
+
+
+def atom(nodes: Sequence[Node], k: int) -> Factor:
+    """A node as a power of another: `|u|`, `u^k`, `√u`, `u^a`, nested; itself to the power 1 if it is none of these."""
+    node = nodes[k]
+    if node.operation == "abs":
+        inner = atom(nodes, node.arguments[0])
+        return replace(inner, odd=False)
+    if node.operation == "pow" and node.parameters[0] > 0:
+        inner = atom(nodes, node.arguments[0])
+        exponent = int(node.parameters[0])
+        return replace(inner, power=inner.power * exponent, odd=inner.odd and exponent % 2 == 1)
+    if node.operation == "sqrt":
+        inner = atom(nodes, node.arguments[0])
+        return replace(inner, power=0.5 * inner.power, odd=False, half_line=inner.half_line or inner.odd)
+    if node.operation == "exp" and nodes[node.arguments[0]].operation == "mul":
+        for e, other in (nodes[node.arguments[0]].arguments, nodes[node.arguments[0]].arguments[::-1]):
+            if nodes[e].operation == "const" and nodes[other].operation == "log" and nodes[e].parameters[0] > 0:
+                inner = atom(nodes, nodes[other].arguments[0])
+                power = inner.power * float(nodes[e].parameters[0])
+                if inner.power == 1.0 or power / inner.power == nodes[e].parameters[0]:
+                    return replace(inner, power=power, odd=False, half_line=inner.half_line or inner.odd)
+    return Factor(k, 1.0, True)
+
+
+def factors(nodes: Sequence[Node], k: int) -> tuple[float, list[tuple[int, int]]]:
+    """The sign and the factors of a product, each a node with its power 1 or −1; divisors are not taken apart."""
+    sign, found, waiting = 1.0, list[tuple[int, int]](), [k]
+    while waiting:
+        k = waiting.pop()
+        node = nodes[k]
+        if node.operation == "neg":
+            sign = -sign
+            waiting.append(node.arguments[0])
+        elif node.operation == "mul" and len(found) + len(waiting) < _MOST_FACTORS:
+            waiting += node.arguments[::-1]
+        elif node.operation == "div":
+            found.append((node.arguments[1], -1))
+            waiting.append(node.arguments[0])
+        else:
+            found.append((k, 1))
+    return sign, found
+
+
+def _log_limit(nodes: Sequence[Node], node: Node) -> LogLimit | None:
+    for log, other in (node.arguments[::-1], node.arguments):
+        if nodes[log].operation == "log":
+            found = _vanishing(nodes, nodes[log].arguments[0], other)
+            if found is not None:
+                return found
+    return None
+
+
+def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | None:
+    """`other · log(argument)` if the argument is `c|w|^r` and `other` has a factor `w^s`."""
+    sign, parts = factors(nodes, argument)
+    scale, inner = Interval.point(0.0), None
+    for k, power in parts:
+        if nodes[k].operation == "const" and nodes[k].parameters[0] > 0:
+            scale = scale + power * Interval.point(float(nodes[k].parameters[0])).log()
+        elif inner is None and power > 0:
+            inner = atom(nodes, k)
+        else:
+            return None
+    if inner is None or sign < 0:
+        return None
+    half_line = inner.half_line or inner.odd
+    sign, parts = factors(nodes, other)
+    rest, total, odd = list[tuple[int, int]](), 0.0, False
+    for k, power in parts:
+        part = atom(nodes, k)
+        if part.node != inner.node:
+            rest.append((k, power))
+        elif power < 0:
+            return None
+        else:
+            total, odd, half_line = total + part.power, odd != part.odd, half_line or part.half_line
+    if not total > 0.0:
+        return None
+    product = LogProduct(total, odd, inner.power, scale, half_line)
+    return LogLimit(inner.node, argument, tuple(rest), sign, product)
+
+
+def _root(nodes: Sequence[Node], argument: int) -> Root | None:
+    """A sum of squares with factors ≥ 0, and constants ≥ 0."""
+    squares, waiting = list[tuple[float, int]](), [(1.0, argument)]
+    while waiting:
+        factor, k = waiting.pop()
+        node, x = nodes[k], nodes[k].arguments
+        if len(squares) + len(waiting) > _MOST_FACTORS:
+            return None
+        if node.operation in ("add", "sum"):
+            waiting += [(factor, j) for j in reversed(x)]
+        elif (node.operation == "pow" and node.parameters[0] == 2) or (node.operation == "mul" and x[0] == x[1]):
+            squares.append((factor, x[0]))
+        elif node.operation == "const" and node.parameters[0] >= 0:
+            continue
+        elif node.operation == "mul" and any(nodes[j].operation == "const" for j in x):
+            constant, other = (x[0], x[1]) if nodes[x[0]].operation == "const" else (x[1], x[0])
+            if factor != 1.0 or not 0.0 <= nodes[constant].parameters[0] < math.inf:
+                return None
+            waiting.append((float(nodes[constant].parameters[0]), other))
+        else:
+            return None
+    return Root(argument, tuple(squares)) if squares else None

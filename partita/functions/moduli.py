@@ -1,0 +1,314 @@
+"""Moduli of continuity: powers C·t^α, and any expression in t that is proved to be nondecreasing and concave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from partita.arithmetic.rounding import mul_up, pow_up
+from partita.errors import DomainError, ExpressionError
+from partita.functions.expressions import parse
+from partita.functions.graph import Graph
+from partita.functions.limits import LogLimit, Power
+from partita.functions.operations import Node
+from partita.geometry.domains import Array
+
+__all__ = ["Modulus"]
+
+_ZERO = 1e-12  # of ω(1): what enclosing ω(0) = 0 may leave
+
+
+@dataclass(frozen=True)
+class Modulus:
+    """A modulus of continuity: `|f(x) − f(y)|_∞ ≤ constant · |x − y|₂^exponent` on the domain, or `≤ ω(|x − y|₂)`.
+
+    Exponent 1 is a Lipschitz constant; exponents below 1 are Hölder moduli. `Modulus.of` takes any other ω.
+
+    Args:
+        constant: finite, ≥ 0.
+        exponent: in (0, 1].
+        expression: ω as an expression in t; use `Modulus.of`. Then the constant is NaN and the exponent is 1.
+
+    Raises:
+        DomainError: a number is out of range, or the expression is not proved to be a modulus.
+
+    >>> import partita as pa
+    >>> print(pa.Modulus(2.0, exponent=0.5))
+    |f(x) − f(y)|_∞ ≤ 2·|x − y|₂^0.5
+    """
+
+    constant: float = 1.0
+    exponent: float = 1.0
+    expression: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.constant >= 0 and math.isfinite(self.constant)):
+            raise DomainError(f"Modulus: constant is {self.constant}; expected a finite number ≥ 0.")
+        if not 0 < self.exponent <= 1:
+            raise DomainError(f"Modulus: exponent is {self.exponent}; expected a number in (0, 1].")
+        if self.expression:
+            object.__setattr__(self, "constant", math.nan)  # so that no formula for powers can use it unnoticed
+            _require_modulus(self.expression, self._graph)
+
+    @classmethod
+    def of(cls, expression: str) -> Modulus:
+        """The modulus `|f(x) − f(y)|_∞ ≤ ω(|x − y|₂)` with ω an expression in t.
+
+        ω must be nondecreasing and concave for t ≥ 0 with ω(0) = 0, which is proved from its parts: sums, positive multiples and
+        `min` of such functions, and nondecreasing concave functions of them, each on the range that interval arithmetic finds.
+
+        Args:
+            expression: in t, for example `"0.5*sqrt(t) + t"`.
+
+        Raises:
+            DomainError: that is not proved.
+            ExpressionError: the text is not an expression in t.
+
+        >>> import partita as pa
+        >>> pa.Modulus.of("0.5*sqrt(t) + t").at(0.25)
+        0.5
+        """
+        if not isinstance(expression, str) or not expression.strip():
+            raise ExpressionError(
+                f"Modulus.of: found {expression!r}; expected an expression in t such as '0.5*sqrt(t) + t'."
+            )
+        return cls(expression=expression)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return parse(self.expression, ["t"])
+
+    @property
+    def is_lipschitz(self) -> bool:
+        """Whether it is a Lipschitz constant."""
+        return not self.expression and self.exponent == 1
+
+    def above(self, distance: float) -> float:
+        """A float ≥ ω(distance).
+
+        Args:
+            distance: ≥ 0.
+        """
+        if not self.expression:
+            return mul_up(self.constant, pow_up(distance, self.exponent))
+        return float(self._graph.enclose([[distance]], [[distance]]).hi[0, 0]) if distance > 0 else 0.0
+
+    def at(self, distance: Any) -> Any:
+        """ω(distance) in floats, elementwise.
+
+        Args:
+            distance: a number or an array, ≥ 0.
+        """
+        if not self.expression:
+            return self.constant * distance**self.exponent
+        values: Array = self._graph.evaluate(np.asarray(distance, dtype=float).reshape(-1, 1)).reshape(
+            np.shape(distance)
+        )
+        return float(values) if np.ndim(distance) == 0 else values
+
+    def reach(self, value: float) -> float:
+        """The largest distance with ω(distance) ≤ value, up to rounding; infinite where ω stays below.
+
+        Args:
+            value: ≥ 0.
+        """
+        if not self.expression:
+            return float((value / self.constant) ** (1 / self.exponent)) if self.constant else math.inf
+        low, high = -1074.0, 1023.0
+        if self.at(2.0**high) <= value:
+            return math.inf
+        while high - low > 1e-13 * max(1.0, abs(low)):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.at(2.0**middle) <= value else (low, middle)
+        return float(2.0**low)
+
+    def order(self, distance: float) -> float:
+        """α where ω behaves like t^α: its exponent, or the slope of log ω at a distance.
+
+        Args:
+            distance: > 0.
+        """
+        if not self.expression:
+            return self.exponent
+        nearer, farther = self.at(distance / 2), self.at(distance)
+        return math.log2(farther / nearer) if 0 < nearer < farther else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: constant and exponent, or the expression as text."""
+        return (
+            {"expression": self.expression}
+            if self.expression
+            else {"constant": self.constant, "exponent": self.exponent}
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Modulus:
+        """The modulus that `to_json` wrote, checked again.
+
+        Args:
+            data: plain data.
+        """
+        return cls.of(data["expression"]) if set(data) == {"expression"} else cls(**data)
+
+    def __str__(self) -> str:
+        if self.expression:
+            return f"|f(x) − f(y)|_∞ ≤ ω(|x − y|₂), ω(t) = {self.expression}"
+        power = "" if self.exponent == 1 else f"^{self.exponent:g}"
+        return f"|f(x) − f(y)|_∞ ≤ {self.constant:.6g}·|x − y|₂{power}"
+
+
+def _require_modulus(text: str, graph: Graph) -> None:
+    """A DomainError unless ω is proved to be nondecreasing and concave on [0, ∞) with ω(0) = 0."""
+    if graph.output_shape != ():
+        raise DomainError(f"Modulus: {text} has several values; expected one expression in t.")
+    start, one = (graph.enclose([[t]], [[t]]) for t in (0.0, 1.0))
+    size = float(one.hi[0, 0])
+    if not (
+        math.isfinite(size) and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0
+    ):
+        raise DomainError(
+            f"Modulus: ω(t) = {text} is not proved to be 0 at t = 0: it lies between {start.lo[0, 0]:.6g} and "
+            f"{start.hi[0, 0]:.6g}; expected ω(0) = 0."
+        )
+    shape = _shapes(graph)[graph.outputs[0]]
+    wrong = "nondecreasing" if shape.rise not in (0, 1) else "concave" if shape.curve not in (0, -1) else ""
+    if wrong:
+        raise DomainError(
+            f"Modulus: ω(t) = {text} is not proved to be {wrong} for t ≥ 0",
+            "Write it as a sum, a positive multiple or a minimum of nondecreasing concave functions such as t, sqrt(t), t^0.3, "
+            "tanh(t), log(1 + t) and 1 - exp(-t).",
+        )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a node depends on t ≥ 0: `rise` 1, −1 or 0 (nondecreasing, nonincreasing, both), `curve` 1 convex, −1 concave, 0 affine.
+
+    None says that it is not known; lo and hi are its range.
+    """
+
+    rise: int | None
+    curve: int | None
+    lo: float
+    hi: float
+
+    def turned(self, factor: float) -> _Shape:
+        """The shape times a number; ranges are not needed afterwards."""
+        sign = (factor > 0) - (factor < 0)
+        return _Shape(_times(self.rise, sign), _times(self.curve, sign), self.lo, self.hi)
+
+
+def _times(a: int | None, b: int | None) -> int | None:
+    return 0 if a == 0 or b == 0 else None if a is None or b is None else a * b
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    """Of a sum: what both are, or the other where one is 0."""
+    return b if a == 0 else a if b == 0 or a == b else None
+
+
+def _shapes(graph: Graph) -> list[_Shape]:
+    """The shapes of all nodes, from the range of each on [0, ∞)."""
+    nodes, count = graph.nodes, len(graph.nodes)
+    every = Graph(1, nodes, tuple(range(count)), (count,)).enclose([[0.0]], [[np.inf]])
+    found: list[_Shape] = []
+    for k, node in enumerate(nodes):
+        rise, curve = _shape_of(graph, k, node, [found[j] for j in node.arguments], found)
+        found.append(_Shape(rise, curve, float(every.lo[0, k]), float(every.hi[0, k])))
+    return found
+
+
+def _shape_of(
+    graph: Graph, k: int, node: Node, x: Sequence[_Shape], found: Sequence[_Shape]
+) -> tuple[int | None, int | None]:
+    limit = graph.limits.get(k)
+    if isinstance(limit, Power):
+        e = found[limit.exponent]
+        falls = -1 if e.hi < 0 else 1 if e.lo > 0 else None
+        bends = 1 if e.hi < 0 or e.lo >= 1 else -1 if e.lo > 0 and e.hi <= 1 else None
+        return _through(found[limit.base], falls, bends) if found[limit.base].lo >= 0 else (None, None)
+    if isinstance(limit, LogLimit):
+        return _entropy(limit, found)
+    if node.operation == "input":
+        return 1, 0
+    if not node.arguments or all(s.rise == 0 for s in x):
+        return 0, 0
+    if node.operation in ("add", "sub", "sum"):
+        rise, curve = 0, 0  # type: tuple[int | None, int | None]
+        for s in (x[0], x[1].turned(-1.0)) if node.operation == "sub" else x:
+            rise, curve = _plus(rise, s.rise), _plus(curve, s.curve)
+        return rise, curve
+    if node.operation in ("mul", "div"):
+        return _scaled(node, x)
+    if node.operation in ("min", "max"):
+        bend = -1 if node.operation == "min" else 1
+        rise = _plus(x[0].rise, x[1].rise)
+        return rise, bend if all(s.curve in (0, bend) for s in x) else None
+    if node.operation == "clamp" and x[0].lo >= node.parameters[0]:
+        return x[0].rise, -1 if x[0].curve in (0, -1) else None
+    return _through(x[0], *_outer(node, x[0].lo, x[0].hi))
+
+
+def _scaled(node: Node, x: Sequence[_Shape]) -> tuple[int | None, int | None]:
+    """A product with a constant, or a quotient with a constant on either side."""
+    first, second = x
+    if node.operation == "mul" and first.rise == 0:
+        first, second = second, first
+    if second.rise == 0 and (second.lo > 0 or second.hi < 0):
+        turned = first.turned(second.lo)
+        return turned.rise, turned.curve
+    if node.operation == "div" and first.rise == 0 and second.lo > 0 and (first.lo >= 0 or first.hi <= 0):
+        sign = 1.0 if first.lo >= 0 else -1.0
+        rise, curve = _through(second, -1, 1)
+        turned = _Shape(rise, curve, 0.0, 0.0).turned(sign)
+        return turned.rise, turned.curve
+    return None, None
+
+
+def _through(inner: _Shape, rise: int | None, curve: int | None) -> tuple[int | None, int | None]:
+    """φ(u) from the shapes of φ on the range of u and of u."""
+    carried = None if rise is None else _times(rise, inner.curve)  # how φ bends if it is affine
+    bend = carried if curve == 0 else curve if inner.curve == 0 or (curve is not None and carried == curve) else None
+    return _times(inner.rise, rise), bend
+
+
+def _outer(node: Node, lo: float, hi: float) -> tuple[int | None, int | None]:
+    """Rise and curve of the operation on [lo, hi]."""
+    away = 1 if lo >= 0 else -1 if hi <= 0 else None  # of even functions: rising to the right of 0
+    if node.operation in ("sqrt", "log"):
+        return (1, -1) if lo >= 0 else (None, None)
+    if node.operation == "exp":
+        return 1, 1
+    if node.operation == "neg":
+        return -1, 0
+    if node.operation in ("atan", "tanh", "erf", "sigmoid"):
+        return 1, None if away is None else -away
+    if node.operation == "abs":
+        return away, 1 if away is None else 0
+    if node.operation == "relu":
+        return 1, 1 if away is None else 0
+    if node.operation == "pow":
+        k = int(node.parameters[0])
+        if k < 0:
+            return (-1, 1) if lo > 0 else (None, None)
+        return (away, 1) if k % 2 == 0 else (1, 0 if k == 1 else away)
+    return None, None
+
+
+def _entropy(limit: LogLimit, found: Sequence[_Shape]) -> tuple[int | None, int | None]:
+    """`c·w·log(a·w^r)`, w ≥ 0: convex in w, and falling up to `w = (e^r a)^{−1/r}`."""
+    inner, product = found[limit.base], limit.product
+    if product.power != 1.0 or inner.lo < 0 or any(found[k].rise != 0 for k, _ in limit.rest):
+        return None, None
+    sign = limit.sign
+    for k, _ in limit.rest:
+        sign *= 1.0 if found[k].lo > 0 else -1.0 if found[k].hi < 0 else 0.0
+    turn = (-product.scale / product.log_power - 1.0).exp()
+    rise = -1 if inner.hi <= float(turn.lo) else 1 if inner.lo >= float(turn.hi) else None
+    shape = _Shape(*_through(inner, rise, 1), 0.0, 0.0).turned(sign)
+    return (shape.rise, shape.curve) if sign else (None, None)
