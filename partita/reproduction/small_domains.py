@@ -101,7 +101,7 @@ def verdict(tables: Tables) -> Verdict:
     sentence = (
         f"{int(kept.sum())} of {len(t)} heads are within ε, proved (given L and the fill distance) and seen. "
         + "; ".join(words)
-        + f". {int(counted.sum())} store at most 3dnN + 2dN + n numbers."
+        + f". {int(counted.sum())} store at most 3dnN + 2dN + 3n numbers."
     )
     return Verdict(outcome, sentence, {"within": float(kept.mean()), "small": float(np.mean(small))})
 
@@ -149,7 +149,7 @@ EXPERIMENT = Experiment(
     criterion=(
         "Every head is within its proved bound and the bound within ε; the keys of the curve grow with 1/ε with an "
         "exponent whose 95 % interval lies within 1 ± 0.3 (its own dimension) in every space; those of the clusters "
-        "more slowly than that; and every head stores at most 3dnN + 2dN + n numbers, N its keys, d the dimension and n = 1 "
+        "more slowly than that; and every head stores at most 3dnN + 2dN + 3n numbers, N its keys, d the dimension and n = 1 "
         "token. Mixed if only the errors are as claimed."
     ),
     method=(
