@@ -363,3 +363,17 @@ def test_a_declared_tail_is_an_assumption(tmp_path):
         trace=False,
     )
     assert box.certificate.kind == "proved_given" and box.error_bound <= 0.5
+
+
+def test_a_tail_on_a_region_is_at_most_that_on_its_box(tmp_path):
+    c = pa.compile("log(x0 + 1)", pa.Region(LINE, "x0 <= 0.5"), tolerance=0.2, norm=1)
+    assert c.certificate.kind == "proved" and c.error_bound <= 0.2
+    assert all(check.holds for check in pa.recheck(pa.load(c.save(tmp_path / "head"))))
+    assert run(tmp_path / "head", budget=60.0)[1] == VERIFIED
+
+
+def test_no_formula_for_powers_can_use_the_constant_of_an_expression():
+    assert math.isnan(Modulus.of("sqrt(t)").constant) and Modulus.of("sqrt(t)") == Modulus.of("sqrt(t)")
+    c = pa.compile("sqrt(abs(x0))", LINE, tolerance=0.5, method="paper")
+    x = np.concatenate([np.linspace(-1, 1, 4001), [0.0]])[:, None]
+    assert c.certificate.kind == "proved" and c.errors_at(x).max() <= c.error_bound <= 0.5

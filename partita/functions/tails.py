@@ -16,7 +16,7 @@ from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.limits import Factor, Power, atom, factors
 from partita.functions.operations import Node
 from partita.functions.target import Tail, Target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, PointCloud
 
 __all__ = ["Singularities", "clipped", "clipped_for", "find_singularities"]
 
@@ -298,7 +298,7 @@ def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float
         raise DomainError(f"tail: {found}; expected a finite norm, and a tail that leaves something of the tolerance.")
     if tail is not None:
         return clipped(target, tail, declared=True), sub_down(tolerance, tail.norm)
-    if math.isinf(norm) or target.graph is None or not isinstance(target.domain, Box):
+    if math.isinf(norm) or target.graph is None or isinstance(target.domain, PointCloud):
         return target, tolerance
     if np.isfinite(target.graph.enclose(target.box.lo.reshape(1, -1), target.box.hi.reshape(1, -1)).magnitude).all():
         return target, tolerance

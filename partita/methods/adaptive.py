@@ -16,7 +16,8 @@ from partita.geometry.partitions import PowerDiagram
 from partita.methods.method import Method, Plan, Refusal, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots
-from partita.proofs.bisection import BisectionProof, lp_factor
+from partita.proofs.bisection import BisectionProof
+from partita.proofs.center_values import lp_factor
 from partita.proofs.certificate import Kind
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
@@ -73,7 +74,7 @@ class Adaptive(Method):
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
             return _without_error(error)
-        factor = lp_factor(request.box, target.num_outputs, request.norm)
+        factor = 1.0 if math.isinf(request.norm) else lp_factor(target.volume, target.num_outputs, request.norm)
         reached = factor * (draft.error_seen if draft.proof is None else draft.error_bound)
         kind: Kind = "estimated" if draft.proof is None else "proved"
         if not draft.holds:

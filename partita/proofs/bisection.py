@@ -13,7 +13,7 @@ import numpy as np
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
-from partita.arithmetic.rounding import add_up, exp_up, mul_up, pow_up
+from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import BudgetSpentError, FormatError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.regions import Region
@@ -22,11 +22,12 @@ from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import LISTED_WHOLE, ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
+from partita.proofs.center_values import lp_factor
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "lp_factor", "prove_boxes"]
+__all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "prove_boxes"]
 
 DEGREE = 2  # of the Taylor models
 
@@ -84,7 +85,7 @@ class BisectionProof(Proof):
         if not isinstance(head, ScatteredHead) or target.graph is None:
             raise UnsupportedError("a proof by bisection needs a scattered head and an expression.")
         box, aim = target.box, given.tolerance if given.aim is None else given.aim
-        factor = lp_factor(box, target.num_outputs, given.norm)
+        factor = 1.0 if math.isinf(given.norm) else lp_factor(target.volume, target.num_outputs, given.norm)
         aim = aim / factor
         axes = self._axes(head, given)
         limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
@@ -155,13 +156,6 @@ def prove_boxes(
         except BudgetSpentError:
             break
     return search.result()
-
-
-def lp_factor(box: Box, outputs: int, norm: float) -> float:
-    """`(volume · outputs)^{1/p}`, rounded up: what carries a bound of the supremum over to L_p; 1 for the supremum."""
-    if math.isinf(norm):
-        return 1.0
-    return mul_up(pow_up(mul_up(box.volume, float(outputs)), 1 / norm), 1 + 1e-12)
 
 
 def box_terms(head: ScatteredHead, proof: BoxProof, box: Box, factor: float = 1.0) -> list[Term]:
