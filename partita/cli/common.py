@@ -67,7 +67,10 @@ Region = Annotated[
     list[str] | None,
     typer.Option(
         "--region",
-        help="The part of the box where 'x0**2 + x1**2 <= 1' holds: <=, >=, 'and', 'or'. Several must hold together.",
+        help=(
+            "Keep only the points of the box that satisfy an inequality such as 'x0**2 + x1**2 <= 1' "
+            "(<=, >=, 'and', 'or'). If repeated, all must hold."
+        ),
     ),
 ]
 Tolerance = Annotated[float, typer.Option("--tolerance", help="The largest error allowed.", callback=_positive)]
@@ -87,7 +90,13 @@ Modulus = Annotated[
 ]
 Tail = Annotated[
     str | None,
-    typer.Option("--tail", help="Clip a function without a bound: 'M,τ' declares that its part beyond M has norm ≤ τ."),
+    typer.Option(
+        "--tail",
+        help=(
+            "For an unbounded function and a finite --norm p: 'M,τ' clips it to ±M and declares that "
+            "the L_p norm of what is cut off is at most τ."
+        ),
+    ),
 ]
 Sharpness = Annotated[
     float | None,
@@ -97,7 +106,10 @@ Method = Annotated[
     str,
     typer.Option(
         "--method",
-        help="auto (the smallest head), hard, tuned, corrected, fitted, affine, adaptive, pieces, convex, train or paper.",
+        help=(
+            "auto (the smallest of the heads it tries), hard, tuned, corrected, fitted, "
+            "affine, adaptive, pieces, convex, train or paper."
+        ),
     ),
 ]
 Accept = Annotated[

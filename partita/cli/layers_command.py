@@ -23,7 +23,10 @@ def layers_command(
         str,
         typer.Option(
             "--form",
-            help="log: the paper's construction, two columns per cell and output. indexed: ours, half of them.",
+            help=(
+                "log: the paper's construction, two columns per cell and output. indexed: "
+                "partita's own, with half as many columns."
+            ),
         ),
     ] = "log",
     at: Annotated[

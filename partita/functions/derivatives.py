@@ -247,7 +247,10 @@ class _Search:
         bad = ~np.isfinite(self.graph.evaluate(points).reshape(len(points), len(self.graph.outputs))).all(axis=1)
         if bad.any():
             point, value = points[bad][0], self.graph.evaluate(points[bad][:1])[0]
-            raise NonFiniteValueError(f"f is {value} at x = {point}; expected finite values. Use a smaller domain.")
+            raise NonFiniteValueError(
+                f"f is {value} at x = {point}; expected finite values. Use a smaller domain, or a "
+                "region where f is defined (pa.Region, --region)."
+            )
 
     def _refuse(self, boxes: _Boxes, when: str) -> None:
         """Raises for a box over which f has no finite bound."""

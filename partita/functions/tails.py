@@ -295,7 +295,7 @@ def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float
             if math.isinf(norm)
             else f"its norm {tail.norm:g} is not below the tolerance {tolerance:g}"
         )
-        raise DomainError(f"tail: {found}; expected a finite norm, and a tail that leaves something of the tolerance.")
+        raise DomainError(f"tail: {found}; expected a finite norm, and a tail smaller than the tolerance.")
     if tail is not None:
         return clipped(target, tail, declared=True), sub_down(tolerance, tail.norm)
     if math.isinf(norm) or target.graph is None or isinstance(target.domain, PointCloud):

@@ -230,7 +230,8 @@ class _Layout:
                     f"linear{below}_p",
                     f"{prefix}.left",
                     where,
-                    f"Left factors of {symbol}({z}) = Σ_i P_i {z} Q_i + C, side by side: which row term i fills, and from where.",
+                    f"Left factors of {symbol}({z}) = Σ_i P_i {z} Q_i + C, side by side: which input "
+                    "coordinate term i reads, and into which row it writes.",
                     stacked,
                     rows,
                     _numbered("P", terms, d),
@@ -240,7 +241,8 @@ class _Layout:
                     f"linear{below}_q",
                     f"{prefix}.right",
                     where,
-                    "Right factors, one below the other: row t has the coefficients of a coordinate of token t, cell by cell.",
+                    "Right factors, one below the other: each Q_i has one row per token and holds the coordinates "
+                    "of the centers that multiply input coordinate i.",
                     listed,
                     _numbered("Q", terms, tokens),
                     columns,
@@ -431,7 +433,7 @@ class _Layout:
                 "q",
                 "",
                 self._place("above (B.6)", "section B.3"),
-                "Q = W_Q Linear(Z). Only the first n columns ask anything.",
+                "Q = W_Q Linear(Z). Only the first n columns are queries; the others are zero.",
                 arrays["Q"],
                 rows,
                 asked,
