@@ -377,3 +377,21 @@ def test_no_formula_for_powers_can_use_the_constant_of_an_expression():
     c = pa.compile("sqrt(abs(x0))", LINE, tolerance=0.5, method="paper")
     x = np.concatenate([np.linspace(-1, 1, 4001), [0.0]])[:, None]
     assert c.certificate.kind == "proved" and c.errors_at(x).max() <= c.error_bound <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "norm"),
+    [
+        ("1e-25/(abs(x0)**0.11167522699950391)**6", 1.4924229047450877),
+        ("1e-25/((abs(x0)**0.624847483676098)**0.8634894976671064)", 1.8533989601659568),
+    ],
+)
+def test_exponents_multiply_exactly(text, norm):
+    """α·p is just above 1: in floats it rounds to less, and the integral would seem finite."""
+    with pytest.raises(pa.PartitaError, match="not in L"):
+        pa.compile(text, pa.Box([-1], [1]), tolerance=0.01, norm=norm)
+
+
+def test_a_modulus_that_is_negative_at_zero_is_refused():
+    with pytest.raises(pa.PartitaError, match="0 at t = 0"):
+        pa.Modulus.of("1e12*t - 0.5")

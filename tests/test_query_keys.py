@@ -180,3 +180,15 @@ def test_the_log_form_carries_affine_values_of_several_tokens():
 def test_pieces_are_found_without_query_keys_where_only_z_k_matters():
     c = pa.compile("max(k0, 0.2) - 3*k1", (pa.Box([-1, -1], [1, 1]), LINE), tolerance=0.01)
     assert c.num_keys == 2 and "tilt" not in c.certificate.proof
+
+
+@pytest.mark.parametrize("text", ["max(k0, 100*q0)", "abs(k0-q0)"])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
+def test_layers_of_query_keys_stay_within_their_bound_in_float32(text, tolerance):
+    """The values of these keys are far from f: what rounded scores move is their distance from each other, not from f."""
+    c = pa.compile(text, (LINE, LINE), tolerance=tolerance, method="pieces")
+    network = c.layers("indexed", dtype=torch.float32, tolerance=math.inf)
+    axis = np.linspace(-1, 1, 101)
+    k, q = (torch.tensor(a.reshape(-1, 1)) for a in np.meshgrid(axis, axis))
+    truth = torch.maximum(k, 100 * q) if "max" in text else (k - q).abs()
+    assert (network(k, q).double() - truth[:, 0]).abs().max() <= network.error_bound

@@ -436,3 +436,9 @@ def test_the_command_line_takes_regions(tmp_path: Path) -> None:
     assert "x0^2 + x1^2 - 1 <= 0" in json.loads(done.stdout)["domain"][0]
     assert CliRunner().invoke(app, ["plan", "x0*x1", *arguments]).exit_code == 0
     assert run(tmp_path / "head", budget=30.0)[1] == 0
+
+
+@pytest.mark.parametrize("make", [lambda: pa.Ball([0, 0], 1e200), lambda: pa.Simplex([[0.0], [1e-310]])])
+def test_numbers_out_of_range_are_named(make):
+    with pytest.raises(pa.PartitaError, match=r"escale the variables|few floating-point"):
+        make()

@@ -286,7 +286,7 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
     note = "the next best" if missed else notes[0] if notes else ""
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = compiled.attack(samples=2048, seed=seed)
-    seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed) / 1.2
+    seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed)
     if not seen <= certificate.error_bound:  # NaN refutes as well
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
@@ -339,7 +339,7 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
 
 
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
-    """The L_p error over uniform samples, by the largest output only: an estimate from below, up to chance."""
+    """The L_p error over uniform samples less six standard errors, by the largest output only: an estimate from below."""
     box, domain = compiled.target.box, compiled.target.domain
     points = box.sample(4096, np.random.default_rng(seed))
     inside = domain.contains(points)
@@ -347,4 +347,8 @@ def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
         points = domain.clamp(points)
     errors = np.where(inside, compiled.errors_at(points), 0.0)
     largest = float(errors.max())
-    return largest * float(np.mean((errors / largest) ** p) * box.volume) ** (1 / p) if largest else 0.0
+    if not largest:
+        return 0.0
+    shares = (errors / largest) ** p
+    least = float(shares.mean() - 6 * shares.std() / math.sqrt(len(shares)))
+    return math.nan if math.isnan(largest) else largest * (max(least, 0.0) * box.volume) ** (1 / p)

@@ -225,7 +225,7 @@ class Compiled:
             certificate,
             self.target.box,
             tolerance=certificate.tolerance if tolerance is None else tolerance,
-            mean_distance=math.inf if proof is None else proof.mean_distance,
+            mean_distance=math.inf if proof is None else proof.mean_distance_in(certificate.proof),
         )
 
     def explain(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ class Factor:
     """`w^power`, or `|w|^power` unless it is odd; `half_line` where it is defined for w ≥ 0 only."""
 
     node: int
-    power: float
+    power: Fraction
     odd: bool
     half_line: bool = False
 
@@ -204,15 +205,14 @@ def atom(nodes: Sequence[Node], k: int) -> Factor:
         return replace(inner, power=inner.power * exponent, odd=inner.odd and exponent % 2 == 1)
     if node.operation == "sqrt":
         inner = atom(nodes, node.arguments[0])
-        return replace(inner, power=0.5 * inner.power, odd=False, half_line=inner.half_line or inner.odd)
+        return replace(inner, power=inner.power / 2, odd=False, half_line=inner.half_line or inner.odd)
     if node.operation == "exp" and nodes[node.arguments[0]].operation == "mul":
         for e, other in (nodes[node.arguments[0]].arguments, nodes[node.arguments[0]].arguments[::-1]):
             if nodes[e].operation == "const" and nodes[other].operation == "log" and nodes[e].parameters[0] > 0:
                 inner = atom(nodes, nodes[other].arguments[0])
-                power = inner.power * float(nodes[e].parameters[0])
-                if inner.power == 1.0 or power / inner.power == nodes[e].parameters[0]:
-                    return replace(inner, power=power, odd=False, half_line=inner.half_line or inner.odd)
-    return Factor(k, 1.0, True)
+                power = inner.power * Fraction(float(nodes[e].parameters[0]))
+                return replace(inner, power=power, odd=False, half_line=inner.half_line or inner.odd)
+    return Factor(k, Fraction(1), True)
 
 
 def factors(nodes: Sequence[Node], k: int) -> tuple[float, list[tuple[int, int]]]:
@@ -258,7 +258,7 @@ def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | N
         return None
     half_line = inner.half_line or inner.odd
     sign, parts = factors(nodes, other)
-    rest, total, odd = list[tuple[int, int]](), 0.0, False
+    rest, total, odd = list[tuple[int, int]](), Fraction(0), False
     for k, power in parts:
         part = atom(nodes, k)
         if part.node != inner.node:
@@ -267,9 +267,9 @@ def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | N
             return None
         else:
             total, odd, half_line = total + part.power, odd != part.odd, half_line or part.half_line
-    if not total > 0.0:
-        return None
-    product = LogProduct(total, odd, inner.power, scale, half_line)
+    if not total > 0 or any(Fraction(float(power)) != power for power in (total, inner.power)):
+        return None  # intervals take powers that are floats
+    product = LogProduct(float(total), odd, float(inner.power), scale, half_line)
     return LogLimit(inner.node, argument, tuple(rest), sign, product)
 
 

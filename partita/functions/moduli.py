@@ -169,7 +169,9 @@ def _require_modulus(text: str, graph: Graph) -> None:
     start, one = (graph.enclose([[t]], [[t]]) for t in (0.0, 1.0))
     size = float(one.hi[0, 0])
     if not (
-        math.isfinite(size) and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0
+        math.isfinite(size)
+        and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300)
+        and start.lo[0, 0] <= 0 <= start.hi[0, 0]
     ):
         raise DomainError(
             f"Modulus: ω(t) = {text} is not proved to be 0 at t = 0: it lies between {start.lo[0, 0]:.6g} and "

@@ -558,6 +558,10 @@ class Simplex(Region):
             raise DomainError("Simplex: a vertex contains NaN or infinity; expected finite numbers.")
         m = corners.shape[1]
         scale = float(np.ptp(corners, axis=0).max()) or 1.0
+        if not 1e-150 < scale < 1e150:
+            raise DomainError(
+                f"Simplex: its sides are up to {scale:g} long; expected 1e-150 to 1e150. Rescale the variables."
+            )
         system = np.concatenate([(corners - corners[0]) / scale, np.ones((m + 1, 1))], axis=1)
         if np.linalg.cond(system) > 1e12:
             raise DomainError(
@@ -579,7 +583,10 @@ def _short(graph: Graph) -> str:
 
 def _at_least(exact: Fraction) -> float:
     """The smallest float that is not below."""
-    near = float(exact)
+    try:
+        near = float(exact)
+    except OverflowError:
+        raise DomainError("Region: a constraint overflows float64; rescale the variables.") from None
     return near if Fraction(near) >= exact else math.nextafter(near, math.inf)
 
 

@@ -192,25 +192,28 @@ class _Reading:
         if log is None:
             return _Singular(size, power, steep, sides, others, text)
         scale, inner, argument = log
-        shift = (-scale / inner.power).hi
+        rise = float(inner.power)
+        if Fraction(rise) != inner.power:
+            return None
+        shift = (-scale / rise).hi
         top = self.range(argument).hi
         most = log_up(float(top)) if top > 0 else 0.0
-        return _Singular(size, Fraction(0), steep, sides, others, text, inner.power, float(shift), most)
+        return _Singular(size, Fraction(0), steep, sides, others, text, rise, float(shift), most)
 
     def _pole(self, node: int, sign: int) -> tuple[int, Fraction] | None:
         """(w, α) of a factor `|w|^{−α}`."""
         found, operation = self.nodes[node], self.nodes[node].operation
         if sign < 0:
             inner = atom(self.nodes, node)
-            return inner.node, Fraction(inner.power)
+            return inner.node, inner.power
         if operation == "pow" and found.parameters[0] < 0:
             inner = atom(self.nodes, found.arguments[0])
-            return inner.node, Fraction(inner.power) * -int(found.parameters[0])
+            return inner.node, inner.power * -int(found.parameters[0])
         limit = self.graph.limits.get(node)
         if isinstance(limit, Power):
             e = self.range(limit.exponent)
             inner = atom(self.nodes, limit.base)
-            return (inner.node, Fraction(inner.power) * Fraction(-float(e.lo))) if e.hi < 0 else None
+            return (inner.node, inner.power * Fraction(-float(e.lo))) if e.hi < 0 else None
         return None
 
     def _logarithm(self, argument: int) -> tuple[Interval, Factor, int] | None:

@@ -73,6 +73,10 @@ class Proof(ABC):
     # c with `Σ_j w_j |V_j − f| ≤ c · (its terms, less that of inputs)` in the norm of the claim; infinite where none is known
     mean_distance: ClassVar[float] = math.inf
 
+    def mean_distance_in(self, details: Mapping[str, Any]) -> float:
+        """`mean_distance` for a head whose proof has these details."""
+        return self.mean_distance
+
     def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         """The terms of the bound.
 

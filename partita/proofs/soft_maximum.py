@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -208,6 +210,10 @@ class PiecesProof(Proof):
 
     name = "pieces"
     mean_distance = 2.0  # both maxima trail f by what the terms bound
+
+    def mean_distance_in(self, details: Mapping[str, Any]) -> float:
+        """Infinite for keys that read z_Q: their values are far from f, and only their sum is near it."""
+        return math.inf if "reach" in details else self.mean_distance
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, ScatteredHead) or target.graph is None:
