@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
+    from partita import plots
     from partita.compiler.attack import attack
     from partita.compiler.compile import build, compile, plan
     from partita.compiler.compiled import Compiled, load
@@ -52,6 +53,7 @@ __all__ = [
     "inspect",
     "load",
     "plan",
+    "plots",
     "recheck",
 ]
 

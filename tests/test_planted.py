@@ -323,7 +323,7 @@ BUGS: dict[str, Bug] = {
         ALL,
     ),
     "half of the volume in a mean error": Bug(
-        edit(grid_bounds.domain_factor, "mul_up(facts.volume,", "mul_up(0.5 * facts.volume,"),
+        edit(grid_bounds.lp_factor, "mul_up(volume,", "mul_up(0.5 * volume,"),
         compiled("exp(x0)", tolerance=0.5, method="hard", norm=1),
         RECHECK,
     ),

@@ -357,19 +357,18 @@ def test_affine_functions_are_reproduced(at):
 
 @pytest.mark.parametrize("at", [0.0, 100.0])
 @pytest.mark.parametrize("shape", [(3,), (2, 2)])
-def test_the_indexed_layers_agree_and_the_others_refuse(shape, at):
+def test_both_layers_agree_and_plain_attention_refuses(shape, at):
     base, grid = build(Case((4, 5), 0.8, ghosts=1, affine=True, outputs=int(np.prod(shape)), at=at))
     parts = {"value_slopes": base.value_slopes, "half_windows": 64, "input_shapes": ((2,),), "output_shape": shape}
     head = GridHead(grid, base.inverse_temperature.numpy(), base.values, **parts)
-    network = literal_layers(head, "indexed")
     z = torch.from_numpy(grid.box.sample(40, np.random.default_rng(0)))
-    difference = (network(z) - head(z)).abs().max().item()
-    assert difference <= literal_rounding(network, grid.box.lo, grid.box.hi) + 1e-13
-    assert difference < 1e-9 and network(z).abs().max() > 0.1
+    for form in ("log", "indexed"):
+        network = literal_layers(head, form)
+        difference = (network(z) - head(z)).abs().max().item()
+        assert difference <= literal_rounding(network, grid.box.lo, grid.box.hi) + 1e-13
+        assert difference < 1e-9 and network(z).abs().max() > 0.1
     head.origin += 1e-3
     assert (literal_layers(head, "indexed")(z) - network(z)).abs().max() > 1e-4  # negative control
-    with pytest.raises(errors.UnsupportedError, match="affine"):
-        literal_layers(head, "log")
     with pytest.raises(errors.UnsupportedError, match="affine"):
         head.as_attention()
 

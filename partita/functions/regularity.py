@@ -358,7 +358,7 @@ def _needs_composing(target: Target, graph: Graph, norm: float, found: Lipschitz
 def _implied(said: Known, found: LipschitzBounds, composed: Modulus | None, diagonal: float) -> bool:
     """Whether at least what the caller declared is proved: by interval arithmetic, or as a composed modulus."""
     if composed is not None and not found.is_lipschitz and said.modulus is not None and said.jumps is None:
-        distances = np.geomspace(1e-12 * diagonal, diagonal, 64)
+        distances = np.geomspace(max(1e-12 * diagonal, 5e-324), max(diagonal, 5e-324), 64)
         return bool((composed.at(distances) <= said.modulus.at(distances) * (1 + 1e-9)).all())
     if not found.is_lipschitz or said.jumps is not None:
         return False

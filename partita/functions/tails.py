@@ -119,7 +119,7 @@ def find_singularities(graph: Graph, box: Box) -> Singularities | None:
 
     >>> from partita.functions import parse
     >>> found = find_singularities(parse("3 - 2*log(x)", ["x"]), Box([0.0], [1.0]))
-    >>> found is not None and 0.9 < found.tail(3 + 2 * 3.0, 1.0) / (2 * np.exp(-3.0)) < 1.01
+    >>> found is not None and bool(0.9 < found.tail(3 + 2 * 3.0, 1.0) / (2 * np.exp(-3.0)) < 1.01)
     True
     """
     work = _Reading(graph, box)
