@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
-    from partita import plots
     from partita.compiler.attack import attack
     from partita.compiler.compile import build, compile, plan
     from partita.compiler.compiled import Compiled, load
@@ -53,7 +52,6 @@ __all__ = [
     "inspect",
     "load",
     "plan",
-    "plots",
     "recheck",
 ]
 
@@ -71,13 +69,14 @@ _HOMES = {
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),
 }
-_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection", "plots": "partita.plots"}
+_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection"}
+_ROOMS = {"plots": "partita.plots"}  # rooms that are reached by their own names
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
-    if name in _MODULES:
-        found: Any = import_module(_MODULES[name])
+    if name in _MODULES or name in _ROOMS:
+        found: Any = import_module({**_MODULES, **_ROOMS}[name])
     else:
         home = next((module for module, names in _HOMES.items() if name in names), None)
         if home is None:

@@ -276,8 +276,9 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
     error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
     if error > request.tolerance:
         raise _missed(plan, certificate)
-    certificate = with_tail(certificate, request.target)
-    error = certificate.error
+    if request.target.tail is not None:
+        certificate = with_tail(certificate, request.target)
+        error = certificate.error
     told = {plan.method, *(c.method for c in missed)}
     others = [c for c in plan.candidates if c.method not in told]
     notes = [c.note for c in plan.candidates if c.method == plan.method]

@@ -88,6 +88,7 @@ class Target:
         box: the box around it.
         region: the domain, if it is a Region; None otherwise.
         volume: of the domain, rounded up; for a region at most that of the box.
+        stated: the graph of f as it is claimed about, before clipping.
         fills_box: whether f may be evaluated anywhere in the box: it is the domain, or f is an expression that is proved to be
             bounded there.
     """
@@ -106,6 +107,9 @@ class Target:
     num_outputs: int = field(init=False)
     domain: Domain = field(init=False)
     box: Box = field(init=False)
+    region: Region | None = field(init=False)
+    volume: float = field(init=False)
+    stated: Graph | None = field(init=False)
 
     def __post_init__(self) -> None:
         domain = self.domains[0] if len(self.domains) == 1 else product(*require_boxes(*self.domains))
@@ -113,23 +117,13 @@ class Target:
         object.__setattr__(self, "num_outputs", math.prod(self.output_shape))
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "box", domain if isinstance(domain, Box) else domain.bounding_box())
-
-    @property
-    def region(self) -> Region | None:
-        return self.domain if isinstance(self.domain, Region) else None
-
-    @property
-    def volume(self) -> float:
-        return self.box.volume if self.region is None else self.region.volume
+        object.__setattr__(self, "region", domain if isinstance(domain, Region) else None)
+        object.__setattr__(self, "volume", domain.volume if isinstance(domain, Region) else self.box.volume)
+        object.__setattr__(self, "stated", self.graph if self.unclipped is None else self.unclipped)
 
     @cached_property
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
-
-    @property
-    def stated(self) -> Graph | None:
-        """The graph of f as it is claimed about, before clipping."""
-        return self.graph if self.unclipped is None else self.unclipped
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""

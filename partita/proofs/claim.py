@@ -105,7 +105,11 @@ def claim(
 
 def _values(model: nn.Module) -> dict[str, str]:
     """What to say about the values of a head on pairs that is not cross-attention."""
-    return {"values": QUERY_VALUES} if isinstance(model, FoldedHead) and model.has_query_values else {}
+    return (
+        {"values": QUERY_VALUES}
+        if isinstance(model, FoldedHead) and len(model.input_shapes) == 2 and model.has_query_values
+        else {}
+    )
 
 
 _SAME_ANSWERS = Assumption(

@@ -55,7 +55,7 @@ class TaylorProof(Proof):
             lo,
             hi,
             region=target.region,
-            shift=PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
+            shift=None if target.region is None else PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
             progress=given.progress,
         )
         floor = div_down(_SMALL * added, factor)
