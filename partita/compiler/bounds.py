@@ -104,8 +104,8 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
     """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
     hull = _hull(head, target.box, output, seen)
-    if hull is not None and head.num_keys > _MOST_CELLS:
-        return hull
+    if hull is not None and (head.num_keys > _MOST_CELLS or hull.hi - hull.lo <= _GOALS[0] * np.ptp(seen)):
+        return hull  # no proof aims closer to what was seen
     proof, one = proof_for(head), _one_output(head, output)
 
     def prove(graph: Graph, goal: float) -> Proved:
