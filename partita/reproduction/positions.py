@@ -163,9 +163,6 @@ EXPERIMENT = Experiment(
             "networks (FFNs)",
             "section 1",
         ),
-        Quotation(
-            "We impose *minimal assumptions* on the data distribution or network architecture (no posi-", "section 1"
-        ),
     ),
     criterion=(
         "For each target a lower bound on the error of every permutation-equivariant layer is proved (theorem equivariance-gap). "

@@ -167,5 +167,5 @@ EXPERIMENT = Experiment(
         "default": Settings(),
         "full": Settings(dimensions=(4, 16, 64), tolerances=(0.4, 0.2, 0.1, 0.05, 0.025), curve_points=40_000),
     },
-    seconds={"tiny": 1, "default": 5, "full": 300},
+    seconds={"tiny": 1, "default": 10, "full": 300},
 )
