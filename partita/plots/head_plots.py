@@ -19,7 +19,7 @@ from partita.plots.style import ACCENT, INK, SOFT, new_figure, require_vector_or
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_head"]
+__all__ = ["axis_names", "plot_head"]
 
 _CELLS_DRAWN = 4000  # polygons
 _CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
@@ -68,7 +68,7 @@ def _title(compiled: Compiled, output: int) -> str:
     return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error {certificate.claim}{norm}"
 
 
-def _names(compiled: Compiled) -> list[str]:
+def axis_names(compiled: Compiled) -> list[str]:
     """x0, x1, …; k0, …, q0, … for cross-attention."""
     if len(compiled.target.domains) == 1:
         return [f"x{i}" for i in range(compiled.head.dimension)]
@@ -124,7 +124,7 @@ def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, i
 
 
 def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int]) -> None:
-    box, names = compiled.target.box, _names(compiled)
+    box, names = compiled.target.box, axis_names(compiled)
     lo, hi = box.lo.ravel(), box.hi.ravel()
     i, j = axes
     if not (0 <= i < len(lo) and 0 <= j < len(lo) and i != j):

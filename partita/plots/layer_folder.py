@@ -16,7 +16,7 @@ from partita.compiler.compiled import Compiled
 from partita.geometry.domains import Array
 from partita.plots.html_blocks import Block, Code, Grid, Heading, Picture, Text, as_html
 from partita.plots.layer_matrices import LayersAt, Matrix, layers_at
-from partita.plots.layer_plots import attention_figure, draw_flow, matrix_figure
+from partita.plots.layer_plots import HOW_TO_READ, attention_figure, draw_flow, matrix_figure
 from partita.plots.style import save, styled
 from partita.storage import require_free, whole_folder
 
@@ -71,11 +71,11 @@ def write_layers(
         for matrix in found.matrices:
             (draft / f"{matrix.file}.csv").write_text(_csv(matrix), encoding="utf-8")
             save(matrix_figure(matrix), draft / f"{matrix.file}.svg")
-        save(draw_flow(found, found.matrices), draft / "layers.svg")
+        save(draw_flow(found), draft / "layers.svg")
         save(attention_figure(found), draft / "attention.svg")
-        summary = _summary(compiled, found)
+        summary = _summary(found)
         (draft / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        page = as_html(_page(compiled, found, summary, draft), f"Weights of {compiled.target.label}")
+        page = as_html(_page(found, summary, draft), f"Weights of {compiled.target.label}")
         (draft / "index.html").write_text(page, encoding="utf-8")
     return place
 
@@ -103,8 +103,8 @@ def _line(row: Array) -> str:
     return ",".join(texts)
 
 
-def _summary(compiled: Compiled, found: LayersAt) -> dict[str, Any]:
-    network = found.network
+def _summary(found: LayersAt) -> dict[str, Any]:
+    compiled, network = found.compiled, found.network
     bound = network.error_bound
     return {
         "function": compiled.target.label,
@@ -135,7 +135,7 @@ def _summary(compiled: Compiled, found: LayersAt) -> dict[str, Any]:
     }
 
 
-def _page(compiled: Compiled, found: LayersAt, summary: dict[str, Any], folder: Path) -> list[Block]:
+def _page(found: LayersAt, summary: dict[str, Any], folder: Path) -> list[Block]:
     network = found.network
     at = ", ".join(f"{x:.6g}" for x in found.at)
     proved = (
@@ -146,16 +146,16 @@ def _page(compiled: Compiled, found: LayersAt, summary: dict[str, Any], folder: 
     there = "" if found.expected is None else f"; the function is {_few(found.expected)}"
     table = [
         (
-            m["symbol"],
-            " × ".join(f"{n:,}" for n in m["shape"]),
-            f"{m['nonzero']:,}",
-            m["tensor"] or "at the input",
-            m["paper"],
+            m.plain_symbol,
+            m.shape_text,
+            f"{np.count_nonzero(m.values):,}",
+            m.tensor or "at the input",
+            m.place,
         )
-        for m in summary["matrices"]
+        for m in found.matrices
     ]
     blocks: list[Block] = [
-        Heading(1, f"Weights of {compiled.target.label}"),
+        Heading(1, f"Weights of {found.compiled.target.label}"),
         Text(
             f"The {network.form} form in {summary['dtype']}: {summary['cells']:,} cells, {summary['columns']:,} columns, "
             f"{summary['stored_numbers']:,} stored numbers; {proved}."
@@ -165,10 +165,11 @@ def _page(compiled: Compiled, found: LayersAt, summary: dict[str, Any], folder: 
             f"The first query puts {summary['mass_on_the_cell']:.6g} of its weight on that cell."
         ),
         Grid(("matrix", "shape", "not zero", "tensor", "in the paper"), table),
-        Text("White is zero, blue negative, orange positive; shades follow the square root of the size."),
+        Text(HOW_TO_READ),
         Heading(2, "Attention and the indicator that it approximates"),
         Picture(
-            folder / "attention.svg", "The columns that W_O keeps, their limit for large R, and the mass on each cell."
+            folder / "attention.svg",
+            "The columns that W_O keeps, their limit for large R, and the mass of the first query on each cell.",
         ),
         Heading(2, "Every matrix"),
     ]

@@ -52,6 +52,7 @@ class Matrix:
         meaning: one sentence.
         values: `(rows, columns)`. A sum `Σ_i P_i Z Q_i` lists its P_i side by side and its Q_i one below the other.
         rows, columns: the blocks. names: what stands in each block, in TeX, row by row.
+        terms: how many P_i or Q_i stand here. arranged: how, "side by side" or "one below the other"; empty for one matrix.
     """
 
     symbol: str
@@ -63,16 +64,26 @@ class Matrix:
     rows: tuple[Block, ...]
     columns: tuple[Block, ...]
     names: tuple[tuple[str, ...], ...]
+    terms: int = 1
+    arranged: str = ""
 
     @property
     def shape_text(self) -> str:
-        return " × ".join(f"{n:,}" for n in self.values.shape)
+        """`3 × 9`, or of several terms `each 9 × 2, side by side`."""
+        rows, columns = self.values.shape
+        if self.arranged == "side by side":
+            columns //= self.terms
+        elif self.arranged:
+            rows //= self.terms
+        shape = f"{rows:,} × {columns:,}"
+        return f"each {shape}, {self.arranged}" if self.arranged else shape
 
     @property
     def plain_symbol(self) -> str:
-        """The symbol without TeX: `softmax(KᵀQ)`."""
-        text = self.symbol.replace(r"\lim_{R\to\infty}", "limit of the ").replace("$", "")
-        return re.sub(r"\\mathrm\{([^}]*)\}", r"\1", text).replace(r"^\top ", "ᵀ").replace(r"\circ", "∘")
+        """The symbol without TeX: `softmax(KᵀQ)`, `P_1 … P_4 of Linear`."""
+        text = self.symbol.replace(r"\lim_{R\to\infty}", "limit of the ").replace(r"\ldots", "…").replace("$", "")
+        text = re.sub(r"\\mathrm\{([^}]*)\}", r"\1", text).replace(r"^\top ", "ᵀ").replace(r"\circ", "∘")
+        return re.sub(r"[{}]", "", text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +91,7 @@ class LayersAt:
     """A head's layers and all their matrices at one input.
 
     Attributes:
-        network: the layers.
+        compiled: the head. network: its layers.
         at: the input, flat.
         matrices: in the order in which the paper defines them.
         weights, indicator: the attention matrix `softmax(KᵀQ)` in the columns that W_O keeps, and what it approximates, both
@@ -89,6 +100,7 @@ class LayersAt:
         output: what the layers return. expected: the function there, if it is known.
     """
 
+    compiled: Compiled
     network: LiteralNetwork
     at: Array
     matrices: tuple[Matrix, ...]
@@ -137,7 +149,7 @@ def layers_at(compiled: Compiled, network: LiteralNetwork, at: Sequence[float] |
     expected = compiled.target(point[None])[0] if compiled.target.ask is not None else None
     matrices = _Layout(network, arrays, cells, target).matrices()
     shown = output.double().numpy()[0]
-    return LayersAt(network, point, tuple(matrices), kept, target, mass, cell, shown, expected)
+    return LayersAt(compiled, network, point, tuple(matrices), kept, target, mass, cell, shown, expected)
 
 
 def _point(compiled: Compiled, at: Sequence[float] | Array | None) -> Array:
@@ -226,26 +238,30 @@ class _Layout:
             listed = self.arrays[f"{prefix}.right"].reshape(terms * tokens, -1)
             made += [
                 self._made(
-                    rf"P_i$ of $\mathrm{{{symbol}}}",
+                    rf"{_listed('P', terms)}$ of $\mathrm{{{symbol}}}",
                     f"linear{below}_p",
                     f"{prefix}.left",
                     where,
-                    f"Left factors of {symbol}({z}) = Σ_i P_i {z} Q_i + C, side by side: which input "
+                    f"Left factors of {symbol}({z}) = Σ_i P_i {z} Q_i + C: which input "
                     "coordinate term i reads, and into which row it writes.",
                     stacked,
                     rows,
                     _numbered("P", terms, d),
+                    terms=terms,
+                    arranged="side by side",
                 ),
                 self._made(
-                    rf"Q_i$ of $\mathrm{{{symbol}}}",
+                    rf"{_listed('Q', terms)}$ of $\mathrm{{{symbol}}}",
                     f"linear{below}_q",
                     f"{prefix}.right",
                     where,
-                    "Right factors, one below the other: each Q_i has one row per token and holds the coordinates "
+                    "Right factors: each Q_i has one row per token and holds the coordinates "
                     "of the centers that multiply input coordinate i.",
                     listed,
                     _numbered("Q", terms, tokens),
                     columns,
+                    terms=terms,
+                    arranged="one below the other",
                 ),
                 self._made(
                     rf"C$ of $\mathrm{{{symbol}}}",
@@ -357,6 +373,8 @@ class _Layout:
         if self.is_log:
             k_names.append([r"\ln T^\top", r"\ln E^\top"])
         signs = [["X_1", "-X_1"]] if twice else [["V_j"]]
+        if twice and not np.isin(np.abs(arrays["V"]), (0, 1)).all():  # values affine in z
+            signs = [["", ""]]
         mixed = "dB\\,I_n" if self.is_log else "q^{-1}"
         halves = [[r"R s_j + \ln T"], [r"R s_j + \ln E"]] if twice else [[r"R s_j + S\,[i=t]"]]
         after = [[r"\frac{w_j}{2d}T"], [r"\frac{w_j}{2d}E"]] if twice else [[r"w_j\,q_{it}"]]
@@ -541,6 +559,9 @@ class _Layout:
         rows: Sequence[Block],
         columns: Sequence[Block],
         names: Sequence[Sequence[str]] = (),
+        *,
+        terms: int = 1,
+        arranged: str = "",
     ) -> Matrix:
         """The matrix, its blocks unnamed where they do not fill it (a form that has been extended)."""
         fits = sum(b.size for b in rows) == values.shape[0] and sum(b.size for b in columns) == values.shape[1]
@@ -548,13 +569,18 @@ class _Layout:
             rows, columns, names = [Block("", values.shape[0])], [Block("", values.shape[1])], ()
         if (len(names), len(names[0]) if names else 0) != (len(rows), len(columns)):
             names = [[""] * len(columns) for _ in rows]
-        return Matrix(
-            symbol, file, tensor, place, meaning, values, tuple(rows), tuple(columns), tuple(tuple(r) for r in names)
-        )
+        blocks = tuple(rows), tuple(columns), tuple(map(tuple, names))
+        return Matrix(symbol, file, tensor, place, meaning, values, *blocks, terms, arranged if terms > 1 else "")
 
 
 def _numbered(letter: str, count: int, size: int) -> tuple[Block, ...]:
     """One block per term, or all of them together where they are many."""
     if count > 12:
-        return (Block(rf"{letter}_1 \ldots {letter}_{{{count}}}", count * size, is_term=True),)
+        return (Block(_listed(letter, count), count * size, is_term=True),)
     return tuple(Block(f"{letter}_{{{i + 1}}}", size, is_term=True) for i in range(count))
+
+
+def _listed(letter: str, count: int) -> str:
+    """`P_1`, `P_1, P_2`, or `P_1 … P_9` in TeX."""
+    between = {1: "", 2: f", {letter}_2"}.get(count, rf" \ldots {letter}_{{{count}}}")
+    return f"{letter}_1{between}"
