@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from dense import layers_oracle as oracle
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from method_cases import compiled, sample
 from test_cli import partita
 
 import partita as pa
 from partita.errors import AlreadyExistsError, OutsideDomainError, ShapeError, SizeError
 from partita.plots import layer_folder as folder_module
-from partita.plots import layers_figure, write_layers
+from partita.plots import layer_matrices, layer_plots, layers_figure, write_layers
 from partita.plots.layer_matrices import Block, LayersAt, Matrix, layers_at
-from partita.plots.layer_plots import _coarsened, matrix_figure
+from partita.plots.layer_plots import _coarsened, _shades, attention_figure, draw_flow, matrix_figure
 
 CASES = ["mixed", "vector 2-D typed", "three tokens of one", "cross", "cross sequences"]
 FORMS = ["log", "indexed"]
+
+
+@cache
+def four_cells() -> pa.Compiled:
+    return pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=1.2, method="hard")
 
 
 def found_at(case: str, form: str) -> tuple[pa.Compiled, LayersAt]:
@@ -104,11 +113,11 @@ def read_csv(path: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_layers(compiled("mixed"), tmp_path_factory.mktemp("weights") / "log", at=[0.3, 0.4])
+    return write_layers(four_cells(), tmp_path_factory.mktemp("weights") / "log", at=[0.3, 0.4])
 
 
 def test_the_files_hold_the_tensors(weights: Path) -> None:
-    network, tensors = compiled("mixed").layers("log"), np.load(weights / "tensors.npz")
+    network, tensors = four_cells().layers("log"), np.load(weights / "tensors.npz")
     for name, tensor in network.state_dict().items():
         assert np.array_equal(tensors[name], tensor.numpy())
     for name in ("w_k", "w_q", "w_v", "w_o"):
@@ -145,7 +154,7 @@ def test_the_page_names_every_matrix_and_equation(weights: Path) -> None:
 
 
 def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
-    c = compiled("mixed")
+    c = four_cells()
     with pytest.raises(AlreadyExistsError, match="exists"):
         write_layers(c, weights)
     (tmp_path / "mine").mkdir()
@@ -161,17 +170,22 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-def test_too_large_and_outside_are_refused_with_the_number() -> None:
-    c = compiled("mixed")
+def test_too_large_and_outside_are_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = four_cells()
     with pytest.raises(OutsideDomainError, match="outside"):
         layers_figure(c, at=[2.0, 0.0])
     with pytest.raises(ShapeError, match="takes 2"):
         layers_figure(c, at=[0.5])
-    large = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=0.00181, method="hard")
-    with pytest.raises(SizeError, match=r"3,\d\d\d columns.*2\d,\d\d\d,\d\d\d numbers") as refused:
-        layers_figure(large)
+    assert layer_matrices.MOST_NUMBERS == 1 << 24
+    network = c.layers("log")
+    formed = 9 * 8 + 2 * 8 * 8  # Linear(Z), KᵀQ and its softmax
+    monkeypatch.setattr(layer_matrices, "MOST_NUMBERS", network.num_parameters + formed)
+    assert layers_at(c, network)
+    monkeypatch.setattr(layer_matrices, "MOST_NUMBERS", network.num_parameters + formed - 1)
+    with pytest.raises(SizeError, match=f"8 columns.*{network.num_parameters + formed} numbers") as refused:
+        layers_figure(c)
     assert "indexed" in refused.value.hint
-    assert layers_figure(large, form="indexed").axes
+    assert layers_at(c, c.layers("indexed"))
 
 
 def test_large_matrices_are_coarsened_by_their_largest_entry_and_small_ones_are_not() -> None:
@@ -184,24 +198,82 @@ def test_large_matrices_are_coarsened_by_their_largest_entry_and_small_ones_are_
         assert coarse[i, j] == block.ravel()[np.abs(block).argmax()]
     assert np.array_equal(_coarsened(part, 1, 1), part)
     c, found = found_at("sine 1-D typed", "log")
-    titles = {m.file: matrix_figure(m).axes[0].texts[-4].get_text() for m in found.matrices}
-    assert "pixel" not in titles["w_k"] and f"3 × {2 * c.num_keys + 1}" in titles["w_k"]
+    drawn = texts(matrix_figure(next(m for m in found.matrices if m.file == "w_k")))
+    assert not any("pixel" in t for t in drawn) and any(f"3 × {2 * c.num_keys + 1}" in t for t in drawn)
     whole = (Block("", 2000),)
     wide = Matrix("A", "a", "", "here", "", np.eye(2000), whole, whole, (("",),))
-    assert any("pixel: largest of" in t.get_text() for t in matrix_figure(wide).axes[0].texts)
+    assert any("each pixel: largest of up to" in t for t in texts(matrix_figure(wide)))
+
+
+def texts(figure: Figure) -> list[str]:
+    return [t.get_text() for t in figure.findobj(Text)]
+
+
+def faults(figure: Figure) -> list[str]:
+    """Texts that overlap another or leave the figure."""
+    figure.draw_without_rendering()
+    boxes = []
+    for axes in itertools.chain(figure.axes, *(a.child_axes for a in figure.axes)):
+        shown = [a.get_majorticklabels() for a in (axes.xaxis, axes.yaxis)]
+        inside = [a.get_view_interval() for a in (axes.xaxis, axes.yaxis)]
+        for labels, span, at in zip(shown, inside, (0, 1)):
+            for label in labels:
+                label.set_visible(axes.axison and min(span) <= label.get_position()[at] <= max(span))
+    for t in figure.findobj(Text):
+        if t.get_text() and t.get_visible():
+            boxes.append((t.get_text(), t.get_window_extent().padded(-1)))
+    width, height = figure.bbox.size
+    cut = [text for text, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > width + 1 or b.y1 > height + 1]
+    return cut + [f"{a} | {b}" for (a, x), (b, y) in itertools.combinations(boxes, 2) if x.overlaps(y)]
+
+
+def test_no_text_overlaps_or_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tokens = (layers_at(c, c.layers("log")) for c in (four_cells(), compiled("three tokens of one")))
+    assert faults(draw_flow(found)) == faults(attention_figure(tokens)) == []
+    monkeypatch.setattr(layer_plots, "_wide", lambda *_: 0.0)  # negative control: texts are not measured
+    assert faults(attention_figure(tokens)) != []
+
+
+def test_small_entries_are_white_and_counted() -> None:
+    assert _shades(np.array([1e-9, 0.0, -1e-4, 2e-3, -1.0]), 1.0).mask.tolist() == [True, True, True, False, False]
+    assert _shades(np.array([0.25]), 1.0)[0] == 0.5  # the square root
+    found = layers_at(four_cells(), four_cells().layers("log"), [0.3, 0.4])
+    softmax = next(m for m in found.matrices if m.file == "softmax")
+    drawn = texts(matrix_figure(softmax))
+    assert "(6 entries are white but not zero: below 0.00075)" in drawn
+    assert "0" in drawn and "0.75" in drawn and "−0.75" not in drawn  # the colours of weights begin at 0
+    linear = next(m for m in found.matrices if m.file == "linear_c")
+    assert not any("white" in t for t in texts(matrix_figure(linear)))
+
+
+def test_cells_of_the_plane_are_drawn_with_their_mass() -> None:
+    soft = pa.compile("x0*x1", pa.Box([-1, -1], [1, 1]), tolerance=0.7, method="hard", sharpness=8.0)
+    drawn = texts(attention_figure(found := layers_at(soft, soft.layers("indexed"), [0.3, 0.4])))
+    assert f"indicator of cell {found.cell}" in drawn
+    assert {f"{x:.2f}" for x in found.mass if x >= 0.005} <= set(drawn)
+    assert {str(j) for j in range(len(found.mass))} <= set(drawn)
+
+
+def test_values_affine_in_z_are_not_called_signs() -> None:
+    c = pa.compile("x*x", pa.Box([0], [1]), tolerance=0.1, method="affine")
+    found = layers_at(c, c.layers("log"))
+    assert np.abs(next(m for m in found.matrices if m.file == "v").values).max() != 1
+    assert [x for m in found.matrices for x in contradictions(m, 0.0) if x.endswith("X_1")] == []
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = compiled("mixed").save(tmp_path / "head")
-    answer = partita("layers", head, "--out", tmp_path / "w", "--form", "indexed", "--at", "0.1,-0.2", "--json")
+    monkeypatch.setattr(folder_module, "_draw", lambda _, folder: (folder / "layers.svg").write_text("<svg/>"))
+    arguments = ("--form", "indexed", "--at", "0.1,-0.2", "--no-pictures", "--json")
+    answer = partita("layers", head, "--out", tmp_path / "w", *arguments)
     data = json.loads(answer.stdout)
     assert answer.returncode == 0 and data["at"] == [0.1, -0.2] and data["form"] == "indexed"
-    assert (tmp_path / "w" / "index.html").exists()
+    assert "W_V" in (tmp_path / "w" / "index.html").read_text() and not list((tmp_path / "w").glob("*.svg"))
     again = partita("layers", head, "--out", tmp_path / "w")
     assert again.returncode == 1 and "--overwrite" in again.stderr
-    monkeypatch.setattr(folder_module, "save", lambda _, path: path.write_text("<svg/>"))  # drawing takes seconds
     assert partita("layers", head, "--out", tmp_path / "w", "--overwrite").returncode == 0
     assert json.loads((tmp_path / "w" / "layers.json").read_text())["form"] == "log"
+    assert (tmp_path / "w" / "layers.svg").exists()
     for wrong, code in (("x,y", 64), ("0.1", 1), ("7,7", 1)):
         assert partita("layers", head, "--out", tmp_path / "n", "--at", wrong).returncode == code
     assert partita("layers", head, "--out", tmp_path / "n", "--form", "sparse").returncode == 64

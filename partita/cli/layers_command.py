@@ -48,6 +48,9 @@ def layers_command(
             show_default="that of the head",
         ),
     ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Draw the matrices, which takes seconds.")
+    ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +64,9 @@ def layers_command(
     compiled = pa.load(folder)
     point = None if at is None else _point(at)
     chosen = None if dtype is None else dtype_named(dtype)
-    place = write_layers(compiled, out, form=form, at=point, dtype=chosen, tolerance=tolerance, overwrite=overwrite)
+    place = write_layers(
+        compiled, out, form=form, at=point, dtype=chosen, tolerance=tolerance, pictures=pictures, overwrite=overwrite
+    )
     data = json.loads((place / "layers.json").read_text(encoding="utf-8"))
     lines = [
         f"wrote {place}: open {place / 'index.html'}",

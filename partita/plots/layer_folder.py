@@ -33,6 +33,7 @@ def write_layers(
     at: Sequence[float] | Array | None = None,
     dtype: torch.dtype | None = None,
     tolerance: float | None = None,
+    pictures: bool = True,
     overwrite: bool = False,
 ) -> Path:
     """Write every matrix of a head in the paper's form to a folder, all of it or nothing.
@@ -40,44 +41,58 @@ def write_layers(
     `index.html` lists the matrices with their shapes and places in the paper and shows them. `tensors.npz` has all numbers, the
     stored tensors under their names in the module. Each matrix is also a CSV file, whose first lines start with # and name it and
     its blocks, and an SVG. `layers.svg` shows all on one page, `attention.svg` the attention matrix beside the indicator it
-    approximates. `layers.json` has the figures of the page.
+    approximates. `layers.json` has the figures of the page. Without pictures there is no SVG, and it takes a tenth of the time.
 
     Args:
         compiled: the head.
         folder: where to write. Parents are created.
         form: "log" (the paper's) or "indexed" (ours).
         at: the input, flat, `(m,)`; three tenths of the way along every axis if None.
-        dtype, tolerance: as in `Compiled.layers`.
+        dtype: torch.float64 or torch.float32; that of the head if None.
+        tolerance: the largest error of the layers to accept; that of the head if None.
+        pictures: draw the matrices, which needs matplotlib and takes seconds.
         overwrite: replace such a folder if it exists.
+
+    Returns:
+        The folder.
 
     Raises:
         SizeError: the matrices have more than 2²⁴ numbers.
+        ShapeError: the input has another length.
         OutsideDomainError: the input lies outside the domain.
         ToleranceError: the error bound of the layers exceeds the tolerance.
         AlreadyExistsError: the folder exists, and overwrite is False or something else is in it.
+        MissingExtraError: matplotlib is not installed, and pictures are asked for.
 
     >>> import partita as pa, tempfile, pathlib
     >>> from partita.plots import write_layers
     >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.3, method="hard")
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = write_layers(c, pathlib.Path(place) / "weights", at=[0.4])
+    ...     folder = write_layers(c, pathlib.Path(place) / "weights", at=[0.4], pictures=False)
     ...     print((folder / "w_q.csv").read_text().splitlines()[0])
     # W_Q, 3 × 9, above (B.6)
     """
     place = require_free(folder, overwrite=overwrite, marker=SUMMARY, kind="layers")
     found = layers_at(compiled, compiled.layers(form, dtype=dtype, tolerance=tolerance), at)
-    with styled(), whole_folder(place, overwrite=overwrite, marker=SUMMARY, kind="layers") as draft:
+    with whole_folder(place, overwrite=overwrite, marker=SUMMARY, kind="layers") as draft:
         np.savez_compressed(draft / "tensors.npz", **_arrays(found))  # type: ignore[arg-type]
         for matrix in found.matrices:
             (draft / f"{matrix.file}.csv").write_text(_csv(matrix), encoding="utf-8")
-            save(matrix_figure(matrix), draft / f"{matrix.file}.svg")
-        save(draw_flow(found), draft / "layers.svg")
-        save(attention_figure(found), draft / "attention.svg")
+        if pictures:
+            _draw(found, draft)
         summary = _summary(found)
         (draft / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         page = as_html(_page(found, summary, draft), f"Weights of {compiled.target.label}")
         (draft / "index.html").write_text(page, encoding="utf-8")
     return place
+
+
+def _draw(found: LayersAt, folder: Path) -> None:
+    with styled():
+        for matrix in found.matrices:
+            save(matrix_figure(matrix), folder / f"{matrix.file}.svg")
+        save(draw_flow(found), folder / "layers.svg")
+        save(attention_figure(found), folder / "attention.svg")
 
 
 def _arrays(found: LayersAt) -> dict[str, np.ndarray]:
@@ -165,17 +180,18 @@ def _page(found: LayersAt, summary: dict[str, Any], folder: Path) -> list[Block]
             f"The first query puts {summary['mass_on_the_cell']:.6g} of its weight on that cell."
         ),
         Grid(("matrix", "shape", "not zero", "tensor", "in the paper"), table),
-        Text(HOW_TO_READ),
-        Heading(2, "Attention and the indicator that it approximates"),
-        Picture(
-            folder / "attention.svg",
-            "The columns that W_O keeps, their limit for large R, and the mass of the first query on each cell.",
-        ),
-        Heading(2, "Every matrix"),
     ]
+    if (folder / "attention.svg").exists():
+        limit = "The columns that W_O keeps, their limit for large R, and the mass of the first query on each cell."
+        blocks += [
+            Text(HOW_TO_READ),
+            Heading(2, "Attention and the indicator that it approximates"),
+            Picture(folder / "attention.svg", limit),
+        ]
+    blocks.append(Heading(2, "Every matrix"))
     for m in found.matrices:
-        caption = f"{m.plain_symbol}, {m.shape_text}, {m.place}. {m.meaning}"
-        blocks += [Picture(folder / f"{m.file}.svg", caption)]
+        caption, drawn = f"{m.plain_symbol}, {m.shape_text}, {m.place}. {m.meaning}", folder / f"{m.file}.svg"
+        blocks.append(Picture(drawn, caption) if drawn.exists() else Text(caption))
     return [*blocks, Heading(2, "The numbers"), Code(_how_to_read())]
 
 

@@ -43,6 +43,8 @@ _PIXELS = 110  # per inch: more entries than that are drawn as their largest
 _TITLE, _GAP = 0.30, 0.30  # inches: the line of a title, and between panels
 _SYMBOL, _WORDS, _SMALL = 10.0, 8.5, 7.5  # points
 
+Line = tuple[tuple[float, float], tuple[float, float]]
+
 
 def layers_figure(
     compiled: Compiled,
@@ -389,12 +391,18 @@ class _Panel(_Drawn):
         return notes
 
     def draw(self, axes: Axes) -> None:
+        from matplotlib.collections import LineCollection
+
         left, top = self._corner
         xs, ys = [left + x for x in _edges(self.across)], [top + y for y in _edges(self.down)]
+        between: list[Line] = []
         for (i, j), part in self._parts():
-            self._draw_block(axes, part, self.matrix.names[i][j], (xs[j], xs[j + 1], ys[i + 1], ys[i]))
-        axes.vlines(xs, ys[0], ys[-1], color=INK, lw=0.7)
-        axes.hlines(ys, xs[0], xs[-1], color=INK, lw=0.7)
+            extent = (xs[j], xs[j + 1], ys[i + 1], ys[i])
+            self._draw_block(axes, part, self.matrix.names[i][j], extent)
+            between += _separators(part.shape, extent)
+        frame: list[Line] = [((x, ys[0]), (x, ys[-1])) for x in xs] + [((xs[0], y), (xs[-1], y)) for y in ys]
+        axes.add_collection(LineCollection(between, colors="#e4e7eb", linewidths=0.4), autolim=False)
+        axes.add_collection(LineCollection(frame, colors=INK, linewidths=0.7), autolim=False)
         self._label(axes, xs, ys)
 
     def _draw_block(self, axes: Axes, part: Array, name: str, extent: tuple[float, float, float, float]) -> None:
@@ -402,7 +410,6 @@ class _Panel(_Drawn):
         shade = _shades(_coarsened(part, *_steps(part.shape, (y1 - y0, x1 - x0))), self.largest)
         if shade.count():
             axes.imshow(shade, extent=extent, aspect="auto", interpolation="none", cmap=_colours(), vmin=-1, vmax=1)
-        _separate(axes, part.shape, extent)
         plate = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
         centred: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "bbox": plate}
         if self._numbered:
@@ -463,7 +470,10 @@ def _wide(text: str, size: float) -> float:
 
 
 def _tex(text: str) -> str:
-    return f"${text}$" if text else ""
+    """In TeX, except numbers and sizes: TeX is slow."""
+    if re.fullmatch(r"[^\\_^{]*=\d+|\d*", text):
+        return text.replace("-", "−").replace("=", " = ")
+    return f"${text}$"
 
 
 def _heading(axes: Axes, symbol: str, words: str) -> None:
@@ -481,6 +491,7 @@ def _shades(values: Array, largest: float) -> np.ma.MaskedArray[Any, Any]:
     return np.ma.masked_where(np.abs(signed) < _WHITE, np.sign(signed) * np.sqrt(np.abs(signed)))
 
 
+@cache
 def _colours() -> Colormap:
     """Blue below zero, orange above, white where nothing is drawn."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -588,10 +599,10 @@ def _clear(shade: np.ma.MaskedArray[Any, Any], half: tuple[float, float]) -> flo
     return 0.5
 
 
-def _separate(axes: Axes, shape: tuple[int, ...], extent: tuple[float, float, float, float]) -> None:
-    """Thin lines between entries where they are large enough."""
+def _separators(shape: tuple[int, ...], extent: tuple[float, float, float, float]) -> list[Line]:
+    """Lines between entries, where these are large enough."""
     x0, x1, y1, y0 = extent
-    down, across = (y1 - y0) / shape[0], (x1 - x0) / shape[1]
-    if min(down, across) > 0.08:
-        axes.hlines(np.linspace(y0, y1, shape[0] + 1)[1:-1], x0, x1, color="#e4e7eb", lw=0.4)
-        axes.vlines(np.linspace(x0, x1, shape[1] + 1)[1:-1], y0, y1, color="#e4e7eb", lw=0.4)
+    if min((y1 - y0) / shape[0], (x1 - x0) / shape[1]) <= 0.08:
+        return []
+    level = [((x0, y), (x1, y)) for y in np.linspace(y0, y1, shape[0] + 1)[1:-1].tolist()]
+    return level + [((x, y0), (x, y1)) for x in np.linspace(x0, x1, shape[1] + 1)[1:-1].tolist()]
