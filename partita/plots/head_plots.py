@@ -35,11 +35,25 @@ def plot_head(
     point cloud the map stays empty, and the function is not evaluated there.
 
     Args:
-        output: which scalar output.
-        axes: the two coordinates to show when there are more than two.
+        compiled: the head.
+        path: the file to write, or replace. Parents are created.
+        output: which scalar output, counted from 0.
+        axes: the two coordinates to show when there are more than two, counted from 0.
+
+    Returns:
+        The path.
 
     Raises:
-        UnsupportedError: an output that the head does not have, or a head that was changed after it was certified.
+        UnsupportedError: another kind of file, an output or a coordinate that the head does not have, or a head that was
+            changed after it was certified.
+        MissingExtraError: matplotlib is not installed.
+
+    >>> import partita as pa, tempfile
+    >>> from partita.plots import plot_head
+    >>> c = pa.compile("abs(x)", pa.Box([-1], [1]), tolerance=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plot_head(c, f"{folder}/head.svg").name
+    'head.svg'
     """
     require_vector_or_pixels(path)
     compiled.require_unchanged()

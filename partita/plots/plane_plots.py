@@ -18,8 +18,32 @@ _POINTS_AS_VECTORS = 1000  # beyond this queries are drawn as pixels, or the fil
 
 
 def plot_plane(view: PlaneView, path: str | os.PathLike[str], *, title: str = "") -> Path:
-    """Write one head's plane (.svg, .png or .pdf): cells, margins as shading (dark: clear winners), queries in their cells'
-    colours."""
+    """Write a figure (.svg, .png or .pdf) of one captured head on a plane of its query space.
+
+    It shows the cells of the keys, the margin between the two largest scores as shading (dark where the winner is clear), and
+    the queries in the colours of their cells.
+
+    Args:
+        view: what `pa.inspect.view` returned.
+        path: the file to write, or replace. Parents are created.
+        title: stands above the figure.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnsupportedError: another kind of file.
+        MissingExtraError: matplotlib is not installed.
+
+    >>> import tempfile, torch, partita as pa
+    >>> from partita.plots import plot_plane
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 12, 8)] * 3, need_weights=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plot_plane(pa.inspect.view(next(iter(heads)).snapshots[0], pixels=16), f"{folder}/plane.png").name
+    'plane.png'
+    """
     with styled():
         figure, panels = new_figure(1, width=4.8, height=4.4)
         panel = panels[0, 0]
@@ -37,7 +61,30 @@ def plot_heads(
     *,
     notes: Mapping[tuple[str, int], str] | None = None,
 ) -> Path:
-    """Write a panel per head, a row per layer; `notes` go above the panels."""
+    """Write a figure (.svg, .png or .pdf) with a small panel per captured head and a row per layer.
+
+    Args:
+        views: for each layer's name and head's number what `pa.inspect.view` returned.
+        path: the file to write, or replace. Parents are created.
+        notes: a few words to write above the panel of a head.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnsupportedError: another kind of file.
+        MissingExtraError: matplotlib is not installed.
+
+    >>> import tempfile, torch, partita as pa
+    >>> from partita.plots import plot_heads
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 12, 8)] * 3, need_weights=False)
+    >>> views = {(r.layer, r.head): pa.inspect.view(r.snapshots[0], pixels=16) for r in heads}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plot_heads(views, f"{folder}/heads.png", notes={("attention", 0): "first"}).name
+    'heads.png'
+    """
     layers = list(dict.fromkeys(layer for layer, _ in views))
     heads = sorted({head for _, head in views})
     with styled():
