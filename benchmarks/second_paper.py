@@ -198,7 +198,7 @@ def descent() -> None:
             name = f"`{loss}`" + (f", ridge {ridge:g}" if ridge else "")
             row(
                 name, f"{examples:,}", gd.slope.keys, f"{seconds:.2f}", f"{relative[0]:.1e}", f"{relative[-1]:.1e}",
-                f"{gd.error_bounds_at(prompt)[-1]:.1e}", f"{gd.error_bound(examples):.1e}",
+                f"{gd.error_bounds_at(prompt)[-1]:.1e}", f"{gd.error_bound_for(examples):.1e}",
             )  # fmt: skip
 
 

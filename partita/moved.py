@@ -1,4 +1,4 @@
-"""Packages that were renamed in 0.3.0: the old names work for one more version, with a warning that gives the new name."""
+"""Names that were changed: the old ones work for one more version, with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["forward"]
+__all__ = ["forward", "renamed"]
 
 
 def forward(old: str, *rooms: str) -> Callable[[str], Any]:
@@ -22,3 +22,15 @@ def forward(old: str, *rooms: str) -> Callable[[str], Any]:
         raise AttributeError(f"module {old!r} has no attribute {name!r}; look in {', '.join(rooms)}.")
 
     return find
+
+
+def renamed(owner: str, old: str, new: str) -> Callable[..., Any]:
+    """A method that calls the one with the new name, with a DeprecationWarning."""
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        message = f"{owner}.{old} is now {owner}.{new}; the old name will be removed in partita 0.5."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)(*arguments, **options)
+
+    call.__doc__ = f"Deprecated: use `{new}`."
+    return call

@@ -85,13 +85,19 @@ def test_every_step_is_within_its_bound(loss, examples):
     drift = np.linalg.norm(attained - exact, axis=1)
     bounds = gd.error_bounds_at(data)
     assert np.allclose(gd.exact(data), exact, atol=1e-12)
-    assert (drift <= bounds).all() and bounds[-1] <= gd.error_bound(examples) * (1 + 1e-9)
+    assert (drift <= bounds).all() and bounds[-1] <= gd.error_bound_for(examples) * (1 + 1e-9)
     assert np.linalg.norm(attained[-1] - attained[0]) > 0.1  # it does move
-    assert gd.error_bound(examples) < 1  # and the bound says something
+    assert gd.error_bound_for(examples) < 1  # and the bound says something
     wrong = slow_descent(loss, data, 12, 0.5 * 1.05, LOSSES[loss][1])
     assert (np.linalg.norm(attained - wrong, axis=1) > bounds)[
         1:
     ].any()  # negative control: another step size is told apart
+
+
+def test_the_old_name_of_the_bound_works_and_warns():
+    gd, _ = descent("squared", 12)
+    with pytest.warns(DeprecationWarning, match="GradientDescent.error_bound is now GradientDescent.error_bound_for"):
+        assert gd.error_bound(examples=5) == gd.error_bound_for(5)
 
 
 @pytest.mark.parametrize("examples", [10, 1000, 10_000])
@@ -272,4 +278,4 @@ def test_a_loss_over_huge_boxes_is_tabulated_or_refused(x, w, dim):
     except pa.errors.SizeError as refused:
         assert "shrink the boxes" in str(refused)
     else:
-        assert np.isfinite(found.error_bound(10))
+        assert np.isfinite(found.error_bound_for(10))

@@ -142,4 +142,4 @@ def test_descent_beyond_the_range_of_single_precision():
     with pytest.raises(DomainError, match=ORDINARY):
         pa.in_context.gradient_descent("squared", 2, 0.3, dtype=torch.float32, **given)
     with pytest.raises(DomainError, match="at least 1"):
-        pa.in_context.gradient_descent("squared", 2, 0.3, **given).error_bound(0)
+        pa.in_context.gradient_descent("squared", 2, 0.3, **given).error_bound_for(0)

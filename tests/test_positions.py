@@ -320,7 +320,7 @@ def test_rotary_encodings_reach_every_circular_convolution(tokens, dtype):
     exact = np.zeros((10, tokens, 2))
     for i, k in itertools.product(range(tokens), repeat=2):
         exact[:, i] += x[:, (i - k) % tokens] @ kernel[k].T
-    bound = layer.error_bound(1.0)
+    bound = layer.error_bound_for(1.0)
     assert (
         np.abs(layer(torch.tensor(x)).double().numpy() - exact).max()
         <= bound
@@ -348,6 +348,6 @@ def test_rotary_layers_keep_the_symmetry_that_the_bound_is_about():
     broken = rotary_convolution(np.eye(4)[1][:, None, None])
     broken.w_v.mul_(1.001)  # negative control of the bound
     x = torch.ones(4, 1, dtype=torch.float64)
-    assert float((broken(x) - 1).abs().max()) > rotary_convolution(np.eye(4)[1][:, None, None]).error_bound(1.0)
+    assert float((broken(x) - 1).abs().max()) > rotary_convolution(np.eye(4)[1][:, None, None]).error_bound_for(1.0)
     with pytest.raises(ShapeError, match="kernel"):
         rotary_convolution(np.eye(3))

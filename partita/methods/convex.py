@@ -19,7 +19,7 @@ from partita.geometry.moments import soft_maximum_gap
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.scattered_head import ScatteredHead
 from partita.methods.method import Method, Plan, Refusal, size_text
-from partita.methods.pieces import PiecesDraft, pieces_head, softest_maximum
+from partita.methods.pieces import PiecesDraft, pieces_head, softest_pieces
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots
 from partita.proofs.bisection import BisectionProof, BoxProof, box_terms, prove_boxes
@@ -163,7 +163,7 @@ def _draft(request: Request, sign: int, planes: Planes, tolerance: float, progre
     allowed, lost = _TEMPERATURE * tolerance, soft_maximum_gap(max(len(planes), 1))
     raised = 0.5 * allowed * 0.9 * (soft_maximum_gap(2) / lost if lost else 0.0)
     planned = _maximum(planes, raised, request, sign)
-    pieces = softest_maximum(planned, box, tolerance=allowed, dtype=request.dtype, progress=progress)
+    pieces = softest_pieces(planned, box, tolerance=allowed, dtype=request.dtype, progress=progress)
     head = pieces_head(pieces, target.input_shapes, target.output_shape)
     assert target.graph is not None
     proof = prove_boxes(

@@ -40,7 +40,7 @@ from partita.proofs.soft_maximum import (
     slope_scale,
 )
 
-__all__ = ["Pieces", "PiecesDraft", "pieces_head", "piecewise_affine", "softest_maximum", "softest_pieces"]
+__all__ = ["Pieces", "PiecesDraft", "pieces_head", "piecewise_affine", "softest_pieces"]
 
 _SHARE = 0.9  # of the tolerance is for the temperature, the rest for rounding
 
@@ -142,7 +142,7 @@ class PiecesDraft:
 
 
 def softest_pieces(
-    graph: Graph,
+    function: Graph | PiecewiseAffine,
     box: Box,
     *,
     tolerance: float,
@@ -150,7 +150,7 @@ def softest_pieces(
     key_axes: int | None = None,
     progress: Progress | None = None,
 ) -> PiecesDraft:
-    """The pieces of f and the softest temperature that leaves a tenth of the tolerance for rounding.
+    """The pieces of f, or those given, and the softest temperature that leaves a tenth of the tolerance for rounding.
 
     Values depend on the first `key_axes` coordinates alone, on all of them by default.
 
@@ -158,20 +158,7 @@ def softest_pieces(
         UnsupportedError: f is not piecewise affine. SizeError: too many pieces or keys.
         ToleranceError: below what the dtype can promise. DomainError: numbers out of range for the dtype.
     """
-    pieces = pieces_on(box, graph, dtype, progress=progress)
-    return softest_maximum(pieces, box, tolerance=tolerance, dtype=dtype, key_axes=key_axes, progress=progress)
-
-
-def softest_maximum(
-    pieces: PiecewiseAffine,
-    box: Box,
-    *,
-    tolerance: float,
-    dtype: torch.dtype,
-    key_axes: int | None = None,
-    progress: Progress | None = None,
-) -> PiecesDraft:
-    """The same for pieces that are known."""
+    pieces = function if isinstance(function, PiecewiseAffine) else pieces_on(box, function, dtype, progress=progress)
     axes = query_axes(pieces, box.dimension if key_axes is None else key_axes)
     allowed, terms = _SHARE * tolerance, []
     for _ in range(2):  # rounding hardly depends on the temperature: what it takes is known after the first round

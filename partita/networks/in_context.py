@@ -19,6 +19,7 @@ from partita.errors import DomainError, OutsideDomainError, ShapeError, Unsuppor
 from partita.geometry.domains import Array, Box
 from partita.heads.guards import certified
 from partita.heads.trace_modes import is_traced
+from partita.moved import renamed
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts
 from partita.networks.losses import LossSlope, loss_slope
@@ -115,17 +116,22 @@ class GradientDescent(nn.Module):
             found.append(w)
         return np.stack(found, axis=-2)
 
-    def error_bound(self, examples: int) -> float:
+    def error_bound_for(self, examples: int) -> float:
         """A bound of `|w_T − exact|₂` for every prompt of this length in the boxes whose iterates stay in the box of w.
 
         *Theorem*: `descent-drift`.
 
         Args:
             examples: n, the number of examples in the prompt, at least 1.
+
+        Raises:
+            DomainError: examples < 1.
         """
         if examples < 1:
             raise DomainError(f"examples is {examples!r}; expected at least 1.")
         return float(Drift.of_boxes(self.facts, self.slope, examples).after(self.steps)[-1])
+
+    error_bound = renamed("GradientDescent", "error_bound", "error_bound_for")
 
     def error_bounds_at(self, prompt: Any) -> Array:
         """A bound of `|w_t − exact|₂` at every step for one prompt, `(steps + 1,)`, from its own residuals and gradient.
@@ -243,7 +249,7 @@ def gradient_descent(
     >>> import partita as pa
     >>> box = pa.Box([-1], [1])
     >>> gd = pa.in_context.gradient_descent("squared", 3, 0.5, x=box, y=box, w=pa.Box([-2], [2]))
-    >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound(2) < 1e-6
+    >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound_for(2) < 1e-6
     (torch.Size([1]), True)
     """
     start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)

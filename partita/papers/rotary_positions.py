@@ -58,8 +58,12 @@ class RotaryConvolution(nn.Module):
         weights = torch.softmax(self.scores(), dim=-1)
         return torch.einsum("hij,...jd,hod->...io", weights, x.to(self.w_v.dtype), self.w_v)
 
-    def error_bound(self, size: float) -> float:
-        """A bound of the distance from the convolution, for tokens with entries up to `size` in absolute value."""
+    def error_bound_for(self, size: float) -> float:
+        """A bound of the distance from the convolution, in every entry, for inputs of this size. It is proportional to the size.
+
+        Args:
+            size: the largest absolute value of an entry of x.
+        """
         unit, n = Precision.of(self.w_v.dtype).unit, self.tokens
         beta = float(self.query.abs().max()) * 1.5
         delta = mul_up(unit, add_up(mul_up(40.0, beta), 40.0, 2.0 * n))
@@ -87,8 +91,8 @@ def rotary_convolution(kernel: ArrayLike, *, dtype: torch.dtype = torch.float64)
         ShapeError: the kernel is not `(n, out, dim)`.
 
     >>> shift = rotary_convolution(np.eye(4)[1][:, None, None])  # every token moves on by one
-    >>> shift(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))[:, 0].round().tolist()
-    [4.0, 1.0, 2.0, 3.0]
+    >>> shift(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))[:, 0].round().tolist(), shift.error_bound_for(size=4.0) < 1e-12
+    ([4.0, 1.0, 2.0, 3.0], True)
     """
     w = np.asarray(kernel, dtype=np.float64)
     if w.ndim != 3 or not w.size or not np.isfinite(w).all():

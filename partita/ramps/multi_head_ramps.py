@@ -25,6 +25,7 @@ from partita.proofs.certificate import Certificate, Term, total
 from partita.proofs.claim import claim, require_ordinary
 from partita.ramps.anchors import half_window_for, ramp_constant, sharing_excess, window_excess
 from partita.ramps.literal_ramps import require_ordinary_scores
+from partita.ramps.ramp_head import AnchoredRamp
 from partita.ramps.single_ramp import MOST_ANCHORS, checked_affine, checked_ends, query_size, resolve_sharpness
 
 __all__ = [
@@ -115,7 +116,7 @@ class MultiHeadRamp(nn.Module):
         return out.reshape(*lead, self.tokens, -1)
 
 
-class FoldedSharedRamp(nn.Module):
+class FoldedSharedRamp(AnchoredRamp):
     """The multi-head ramp without one-hot positions: H softmaxes per token, each over the keys of its head around u.
 
     With `s = (u − a)/Δ` and c the cell of s among the keys of a head, its scores are `κ i((s − c) − i/2)` for the keys c + i.
@@ -124,25 +125,11 @@ class FoldedSharedRamp(nn.Module):
     Shapes: `(…, tokens, dim)` to `(…, tokens, 1)`.
     """
 
-    slopes: Tensor
-    offsets: Tensor
-    low: Tensor
-    spacing: Tensor
-    sharpness: Tensor
-
     def __init__(
         self, slopes: Tensor, offsets: Tensor, *, ends: tuple[float, float], anchors: int, heads: int, sharpness: float
     ) -> None:
-        super().__init__()
-        self.anchors, self.heads = anchors, heads
-        self.register_buffer("slopes", slopes)
-        self.register_buffer("offsets", offsets)
-        for name, value in (
-            ("low", ends[0]),
-            ("spacing", (ends[1] - ends[0]) / (anchors - 1)),
-            ("sharpness", sharpness),
-        ):
-            self.register_buffer(name, torch.tensor(value, dtype=slopes.dtype))
+        super().__init__(slopes, offsets, ends=ends, anchors=anchors, sharpness=sharpness)
+        self.heads = heads
 
     @certified
     def forward(self, x: Any) -> Tensor:
@@ -159,9 +146,7 @@ class FoldedSharedRamp(nn.Module):
 
     def _ramp(self, u: Tensor) -> Tensor:
         p, own, width = self.anchors, self.anchors // self.heads, self._width
-        beyond = 1 + 64 / self.sharpness  # spacings past an end where its anchor holds all but e^{−64}
-        s = (u - self.low) / self.spacing
-        s = torch.minimum(torch.maximum(s, -beyond), p - 1 + beyond)[:, None]
+        s = self.in_spacings(u)[:, None]
         first = own * torch.arange(self.heads, dtype=u.dtype, device=u.device)  # of each head's own anchors
         least, most = (first - 1).clamp(min=0), (first + own).clamp(max=p - 1)  # of its keys, sentinels included
         cell = torch.minimum(torch.maximum(s.floor(), least), most - 1)

@@ -18,12 +18,42 @@ from partita.heads.head import flatten_inputs
 from partita.heads.trace_modes import is_exporting, is_traced
 from partita.ramps.anchors import half_window_for
 
-__all__ = ["RampHead"]
+__all__ = ["AnchoredRamp", "RampHead"]
 
 _AT_ONCE = 1 << 22  # weights held by one step
 
 
-class RampHead(nn.Module):
+class AnchoredRamp(nn.Module):
+    """What ramps over anchors `L_k = a + kΔ` store: w, t, a, Δ and κ = RΔ²; no list of anchors."""
+
+    slopes: Tensor
+    offsets: Tensor
+    low: Tensor
+    spacing: Tensor
+    sharpness: Tensor
+
+    def __init__(
+        self, slopes: Tensor, offsets: Tensor, *, ends: tuple[float, float], anchors: int, sharpness: float
+    ) -> None:
+        super().__init__()
+        self.anchors = anchors
+        self.register_buffer("slopes", slopes)
+        self.register_buffer("offsets", offsets)
+        for name, value in (
+            ("low", ends[0]),
+            ("spacing", (ends[1] - ends[0]) / (anchors - 1)),
+            ("sharpness", sharpness),
+        ):
+            self.register_buffer(name, torch.tensor(value, dtype=slopes.dtype))
+
+    def in_spacings(self, u: Tensor) -> Tensor:
+        """`s = (u − a)/Δ`, clamped where an end's anchor holds all but e^{−64}, so that scores cannot overflow."""
+        beyond = 1 + 64 / self.sharpness.detach()
+        s = (u - self.low) / self.spacing
+        return torch.minimum(torch.maximum(s, -beyond), self.anchors - 1 + beyond)
+
+
+class RampHead(AnchoredRamp):
     """`y_i = Σ_k softmax_k(−R(u_i − L_k)²/2)·L_k`, `u_i = w_i·x_i + t_i`, at one coordinate of every output token.
 
     Anchors `L_k = a + kΔ`, k < p, both ends included. Only the 2q anchors around u_i are summed, in coordinates of their own:
@@ -42,12 +72,6 @@ class RampHead(nn.Module):
     Shapes: `(…, tokens, dim)` to `(…, tokens, out_dim)`.
     """
 
-    slopes: Tensor
-    offsets: Tensor
-    low: Tensor
-    spacing: Tensor
-    sharpness: Tensor
-
     def __init__(
         self,
         slopes: Tensor,
@@ -59,16 +83,8 @@ class RampHead(nn.Module):
         half_window: int,
         output: tuple[int, int],
     ) -> None:
-        super().__init__()
-        self.anchors, self.coordinate, self.out_dim = anchors, *output
-        self.register_buffer("slopes", slopes)
-        self.register_buffer("offsets", offsets)
-        for name, value in (
-            ("low", ends[0]),
-            ("spacing", (ends[1] - ends[0]) / (anchors - 1)),
-            ("sharpness", sharpness),
-        ):
-            self.register_buffer(name, torch.tensor(value, dtype=slopes.dtype))
+        super().__init__(slopes, offsets, ends=ends, anchors=anchors, sharpness=sharpness)
+        self.coordinate, self.out_dim = output
         self._given_ends = (float(self.low), float(self.spacing)), ends
         self._given_window = float(self.sharpness), half_window
 
@@ -131,9 +147,7 @@ class RampHead(nn.Module):
 
     def _ramp(self, u: Tensor, width: int) -> Tensor:
         """`(n,)` to `(n,)`: the mean of the anchors under the window's weights."""
-        beyond = 1 + 64 / self.sharpness.detach()  # spacings past an end where its anchor holds all but e^{−64}
-        s = (u - self.low) / self.spacing
-        s = torch.minimum(torch.maximum(s, -beyond), self.anchors - 1 + beyond)  # scores must not overflow
+        s = self.in_spacings(u)
         cell = s.detach().floor().clamp(0, self.anchors - 2)
         start = (cell - (width // 2 - 1)).clamp(0, self.anchors - width)
         i = (start - cell)[:, None] + torch.arange(width, dtype=u.dtype, device=u.device)
