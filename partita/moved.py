@@ -32,5 +32,10 @@ def renamed(owner: str, old: str, new: str) -> Callable[..., Any]:
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(self, new)(*arguments, **options)
 
-    call.__doc__ = f"Deprecated: use `{new}`."
+    call.__doc__ = f"""Deprecated: use `{new}`.
+
+    Args:
+        arguments: of `{new}`.
+        options: of `{new}`.
+    """
     return call

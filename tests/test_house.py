@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import partita
+from partita import plots
 
 ROOT = Path(__file__).parent.parent
 ORDER = [
@@ -124,8 +125,8 @@ def public_members(cls: type) -> dict[str, object]:
 
 
 def public_names() -> dict[str, object]:
-    """Everything in `partita.__all__`; of its modules everything in theirs."""
-    names = {}
+    """Everything in `partita.__all__`; of its modules, and of `partita.plots`, everything in theirs."""
+    names: dict[str, object] = {f"plots.{name}": getattr(plots, name) for name in plots.__all__}
     for name in partita.__all__:
         value = getattr(partita, name)
         names[name] = value
