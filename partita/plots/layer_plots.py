@@ -261,22 +261,21 @@ class _Maps(_Drawn):
 
     def _write(self, panel: Axes, shape: Array, label: str, scale: Array, colour: str) -> None:
         """The label of a cell at its middle or beside the mark of the input, which is 0.1 inches wide; nothing without room."""
-        across, high = _wide(label, _SMALL) / 2, 0.06
-        room = np.ptp(shape, axis=0) * scale / 2 - (across + 0.03, high + 0.02)
-        if not label or (room < 0).any():
-            return
-        x, y = middle = _centroid(shape)
-        inside = np.minimum(middle - self._window.lo, self._window.hi - middle) * scale
-        if (inside < (across, high)).any():
-            return
+        half = np.array([_wide(label, _SMALL) / 2 + 0.03, 0.07])
+        middle, free = _centroid(shape), half + np.array([0.04, 0.06])
         away = (middle - self.found.at) * scale
-        free = (across + 0.07, high + 0.07)
         if (np.abs(away) < free).all():
-            lift = math.copysign(free[1], away[1]) - away[1]
-            if abs(lift) > room[1]:
-                return
-            y += lift / scale[1]
-        panel.text(x, y, label, ha="center", va="center", fontsize=_SMALL, color=colour, zorder=5)
+            middle[1] += (math.copysign(free[1], away[1]) - away[1]) / scale[1]
+        corners = middle + np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * (half - 0.02) / scale
+        if label and _holds(shape, corners) and self._window.contains(corners).all():
+            x, y = middle
+            panel.text(x, y, label, ha="center", va="center", fontsize=_SMALL, color=colour, zorder=5)
+
+
+def _holds(polygon: Array, points: Array) -> bool:
+    """Whether a convex polygon, counter-clockwise, holds all the points."""
+    edges, away = np.roll(polygon, -1, axis=0) - polygon, points[:, None] - polygon
+    return bool((edges[:, 0] * away[..., 1] - edges[:, 1] * away[..., 0] >= 0).all())
 
 
 def _centroid(polygon: Array) -> Array:
@@ -312,11 +311,11 @@ class _Panel(_Drawn):
 
     @cached_property
     def across(self) -> list[float]:
+        labels = [_wide(_tex(b.text), _SMALL) + 0.08 for b in self.matrix.columns]
         if self._numbered:
             entry = max(_LEAST, *(_wide(_text(x), _SMALL) + 0.14 for x in self.matrix.values.ravel()))
-            return [entry * b.size for b in self.matrix.columns]
+            return [max(entry * b.size, label) for b, label in zip(self.matrix.columns, labels)]
         named = [max(_wide(_tex(n), _WORDS) + 0.1 for n in names) for names in zip(*self.matrix.names)]
-        labels = [_wide(_tex(b.text), _SMALL) + 0.08 for b in self.matrix.columns]
         return _inches(self.matrix.columns, self.most[0], [min(0.6, max(both)) for both in zip(named, labels)])
 
     @cached_property
@@ -502,7 +501,7 @@ def _colours() -> Colormap:
 
 
 def _text(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")
+    return f"{value + 0.0:.3g}".replace("-", "−")  # −0 is 0
 
 
 def _key_values(values: Array) -> list[float]:
