@@ -154,7 +154,20 @@ def test_a_modulus_that_is_too_small_is_noticed():
 
 @pytest.mark.parametrize(
     "text",
-    ["t", "0.5*sqrt(t) + t", "t^0.3", "1 - exp(-t)", "1 - 1/(1 + t)", "log(1 + t)", "min(t, 1)", "atan(t) + t^(1/3)"],
+    [
+        *(
+            "t",
+            "0.5*sqrt(t) + t",
+            "t^0.3",
+            "1 - exp(-t)",
+            "1 - 1/(1 + t)",
+            "log(1 + t)",
+            "min(t, 1)",
+            "atan(t) + t^(1/3)",
+        ),
+        *("3*t/(2 + 5*t)", "sqrt(t)/(1 + sqrt(t))", "t*log(1 + 3/t)", "t*log(2 + t^-1) + t", "-1/log(min(t, 1)/8)"),
+        *("min(t, 1)*(1 - log(min(t, 1)))", "0.8/(3 - log(min(t, 2)))", "min(t, 1)*(2 - 0.5*log(3*min(t, 1)))"),
+    ],
 )
 def test_moduli_are_recognised_and_are_what_they_say(text):
     modulus = Modulus.of(text)
@@ -167,11 +180,35 @@ def test_moduli_are_recognised_and_are_what_they_say(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["t^2", "t + 0.1", "-t", "sqrt(t) - t", "sin(t)", "t*t", "max(t, 2*t) + t^1.5", "x", ""]
+    "text",
+    [
+        *("t^2", "t + 0.1", "-t", "sqrt(t) - t", "sin(t)", "t*t", "max(t, 2*t) + t^1.5", "x", ""),
+        *(
+            "t/(t - 1)",
+            "-t/(1 + t)",
+            "t*t/(1 + t)",
+            "t/(1 - t)",
+            "t*log(1 + t)",
+            "t*log(1 - 1/t)",
+            "t*(1/t)^2",
+            "log(t)",
+        ),
+        *("t*(1 - log(t))", "min(t, 2)*(1 - log(min(t, 2)))", "-1/log(min(t, 1)/2)", "1/(1 - log(min(t, 1)))"),
+        *("-1/log(min(t, 1)/8) - 1", "min(t*(1 - log(t)), 1)"),
+    ],
 )
 def test_other_functions_are_refused_as_moduli(text):
     with pytest.raises((errors.DomainError, errors.ExpressionError)):
         Modulus.of(text)
+
+
+def test_a_modulus_that_is_not_hölder_is_an_assumption():
+    text = "-1/log(min(t, 1)/8)"
+    f = Modulus.of(text).at
+    c = pa.compile(lambda z: f(np.abs(z[:, 0])), LINE, tolerance=0.35, modulus=text, method="hard", trace=False)
+    z = np.concatenate([np.linspace(-1, 1, 4001), np.geomspace(1e-12, 1, 500)])
+    seen = np.abs(f(np.abs(z)) - c(z[:, None])).max()
+    assert c.certificate.kind == "proved_given" and 0.05 < seen <= c.error_bound <= 0.35
 
 
 def test_old_certificates_have_constant_and_exponent():

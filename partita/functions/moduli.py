@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -60,10 +61,12 @@ class Modulus:
         """The modulus `|f(x) − f(y)|_∞ ≤ ω(|x − y|₂)` with ω an expression in t.
 
         ω must be nondecreasing and concave for t ≥ 0 with ω(0) = 0, which is proved from its parts: sums, positive multiples and
-        `min` of such functions, and nondecreasing concave functions of them, each on the range that interval arithmetic finds.
+        `min` of such functions, and nondecreasing concave functions of them, each on the range that interval arithmetic finds;
+        `u/(a + u)`, `u*(a - b*log(u))`, `a/(b - log(u))` and `t*log(1 + a/t)`. An ω without a value at t = 0, such as
+        `-1/log(min(t, 1)/8)`, counts as 0 there.
 
         Args:
-            expression: in t, for example `"0.5*sqrt(t) + t"`.
+            expression: in t, for example `"0.5*sqrt(t) + t"` or `"min(t, 1)*(1 - log(min(t, 1)))"`.
 
         Raises:
             DomainError: that is not proved.
@@ -106,8 +109,9 @@ class Modulus:
         """
         if not self.expression:
             return self.constant * distance**self.exponent
-        values: Array = self._graph.evaluate(np.asarray(distance, dtype=float).reshape(-1, 1)).reshape(
-            np.shape(distance)
+        at = np.asarray(distance, dtype=float)
+        values: Array = np.where(
+            at > 0, self._graph.evaluate(np.where(at > 0, at, 1.0).reshape(-1, 1)).reshape(at.shape), 0.0
         )
         return float(values) if np.ndim(distance) == 0 else values
 
@@ -119,9 +123,13 @@ class Modulus:
         """
         if not self.expression:
             return float((value / self.constant) ** (1 / self.exponent)) if self.constant else math.inf
-        low, high = -1074.0, 1023.0
-        if self.at(2.0**high) <= value:
-            return math.inf
+        steps = np.arange(-1074.0, 1024.0)
+        values = self.at(2.0**steps)
+        below = values <= value
+        crossed = np.flatnonzero(below[:-1] & ~below[1:] & np.isfinite(values[1:]))  # floats may spoil ω at either end
+        if not len(crossed):
+            return math.inf if below[len(steps) // 2] else 0.0
+        low, high = float(steps[crossed[0]]), float(steps[crossed[0] + 1])
         while high - low > 1e-13 * max(1.0, abs(low)):
             middle = (low + high) / 2
             low, high = (middle, high) if self.at(2.0**middle) <= value else (low, middle)
@@ -167,12 +175,9 @@ def _require_modulus(text: str, graph: Graph) -> None:
     if graph.output_shape != ():
         raise DomainError(f"Modulus: {text} has several values; expected one expression in t.")
     start, one = (graph.enclose([[t]], [[t]]) for t in (0.0, 1.0))
-    size = float(one.hi[0, 0])
-    if not (
-        math.isfinite(size)
-        and float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300)
-        and start.lo[0, 0] <= 0 <= start.hi[0, 0]
-    ):
+    size, undefined = float(one.hi[0, 0]), bool(start.is_entire[0, 0])
+    zero = float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0 <= start.hi[0, 0]
+    if not math.isfinite(size) or not (zero or (undefined and one.lo[0, 0] >= 0)):
         raise DomainError(
             f"Modulus: ω(t) = {text} is not proved to be 0 at t = 0: it lies between {start.lo[0, 0]:.6g} and "
             f"{start.hi[0, 0]:.6g}; expected ω(0) = 0."
@@ -183,7 +188,7 @@ def _require_modulus(text: str, graph: Graph) -> None:
         raise DomainError(
             f"Modulus: ω(t) = {text} is not proved to be {wrong} for t ≥ 0",
             "Write it as a sum, a positive multiple or a minimum of nondecreasing concave functions such as t, sqrt(t), t^0.3, "
-            "tanh(t), log(1 + t) and 1 - exp(-t).",
+            "tanh(t), log(1 + t), 1 - exp(-t), t/(1 + t), and u*(1 - log(u)) or -1/log(u/8) with u = min(t, 1).",
         )
 
 
@@ -221,7 +226,12 @@ def _shapes(graph: Graph) -> list[_Shape]:
     found: list[_Shape] = []
     for k, node in enumerate(nodes):
         rise, curve = _shape_of(graph, k, node, [found[j] for j in node.arguments], found)
-        found.append(_Shape(rise, curve, float(every.lo[0, k]), float(every.hi[0, k])))
+        lo, hi = float(every.lo[0, k]), float(every.hi[0, k])
+        if node.operation == "log" and _is_at_least_one(nodes[node.arguments[0]], nodes, found):
+            lo = max(lo, 0.0)  # rounding outward took it below
+        if rise is None and curve is not None:  # on [0, ∞) a concave function with a lower bound cannot fall
+            rise = 1 if curve <= 0 and lo > -math.inf else -1 if curve >= 0 and hi < math.inf else None
+        found.append(_Shape(rise, curve, lo, hi))
     return found
 
 
@@ -246,7 +256,8 @@ def _shape_of(
             rise, curve = _plus(rise, s.rise), _plus(curve, s.curve)
         return rise, curve
     if node.operation in ("mul", "div"):
-        return _scaled(node, x)
+        scaled = _scaled(node, x)
+        return _paired(graph, node, found) if None in scaled else scaled
     if node.operation in ("min", "max"):
         bend = -1 if node.operation == "min" else 1
         rise = _plus(x[0].rise, x[1].rise)
@@ -270,6 +281,136 @@ def _scaled(node: Node, x: Sequence[_Shape]) -> tuple[int | None, int | None]:
         turned = _Shape(rise, curve, 0.0, 0.0).turned(sign)
         return turned.rise, turned.curve
     return None, None
+
+
+def _is_at_least_one(node: Node, nodes: Sequence[Node], found: Sequence[_Shape]) -> bool:
+    """c + u with c ≥ 1 and u ≥ 0."""
+    parts = node.arguments if node.operation == "add" else ()
+    return any(nodes[i].operation == "const" and nodes[i].parameters[0] >= 1 for i in parts) and all(
+        found[i].lo >= 0 for i in parts
+    )
+
+
+def _paired(graph: Graph, node: Node, found: Sequence[_Shape]) -> tuple[int | None, int | None]:
+    """Products and quotients of two functions of one u ≥ 0, by their own derivatives in u; a, b, c > 0.
+
+    c·u/(a + u)        rises and is concave
+    u(a − b·log u)     is concave, and rises where log u ≤ a/b − 1
+    c/(a − b·log u)    rises, and is concave where log u ≤ a/b − 2
+    t·φ(c/t)           is concave where φ is; then it rises if φ(0) ≥ 0
+    """
+    nodes, (i, j) = graph.nodes, node.arguments
+    if node.operation == "div":
+        top, bottom = _multiple(nodes, i), _multiple(nodes, j)
+        parts = nodes[bottom.node].arguments if nodes[bottom.node].operation == "add" else ()
+        for constant, other in (parts, parts[::-1]) if parts else ():
+            same = _multiple(nodes, other)
+            if same.node == top.node and found[constant].rise == 0 and found[constant].lo > 0:
+                signs = found[top.node].lo >= 0 and same.factor > 0 and top.factor * bottom.factor > 0
+                return _through(found[top.node], 1, -1) if signs else (None, None)
+        affine = _affine_in_log(nodes, j)
+        if affine is not None and found[i].rise == 0 and found[i].lo * found[i].hi > 0:
+            u, falls = found[affine.node], found[i].lo * affine.factor < 0
+            return _through(u, 1, -1) if falls and u.lo >= 0 and affine.reaches(u.hi, -2) else (None, None)
+        return None, None
+    for k, other in ((i, j), (j, i)):
+        affine = _affine_in_log(nodes, other)
+        if affine is not None and affine.node == k and affine.factor < 0 and found[k].lo >= 0:
+            return _through(found[k], 1 if affine.reaches(found[k].hi, -1) else None, -1)
+        if nodes[k].operation == "input" and _reads_reciprocal(graph, other):
+            inner = _shapes(_in_reciprocal(graph, other))[other]
+            return (1, -1) if inner.curve in (0, -1) and inner.lo >= 0 else (None, None)
+    return None, None
+
+
+@dataclass(frozen=True)
+class _Multiple:
+    """`factor · u`, or `constant + factor · log(scale · u)`, with the node of u."""
+
+    node: int
+    factor: Fraction
+    constant: Fraction = Fraction(0)
+    scale: Fraction = Fraction(1)
+
+    def reaches(self, most: float, beyond: int) -> bool:
+        """Whether `log(scale · u) ≤ −constant/factor + beyond` for all u up to `most`."""
+        if not math.isfinite(most):
+            return False
+        top, bound = self.scale * Fraction(most), -self.constant / self.factor + beyond
+        return (top <= 1 and bound >= 0) or (
+            top > 0 and math.log(float(top)) <= float(bound) - 1e-12 * max(1.0, abs(float(bound)))
+        )
+
+
+def _multiple(nodes: Sequence[Node], k: int) -> _Multiple:
+    """A node as a multiple of another, by a factor that is not 0."""
+    factor = Fraction(1)
+    while True:
+        node = nodes[k]
+        left, right = (
+            (_constant(nodes, j) for j in node.arguments) if node.operation in ("mul", "div") else (None, None)
+        )
+        if node.operation == "mul" and left:
+            factor, k = factor * left, node.arguments[1]
+        elif right:
+            factor, k = factor * right if node.operation == "mul" else factor / right, node.arguments[0]
+        elif node.operation == "neg":
+            factor, k = -factor, node.arguments[0]
+        else:
+            return _Multiple(k, factor)
+
+
+def _constant(nodes: Sequence[Node], k: int) -> Fraction | None:
+    number = nodes[k].parameters[0] if nodes[k].operation == "const" else math.nan
+    return Fraction(number) if math.isfinite(number) else None
+
+
+def _affine_in_log(nodes: Sequence[Node], k: int) -> _Multiple | None:
+    """`constant + factor · log(scale · u)`, if the node is that."""
+    outer = _multiple(nodes, k)
+    node = nodes[outer.node]
+    if node.operation == "log":
+        inner = _multiple(nodes, node.arguments[0])
+        return _Multiple(inner.node, outer.factor, scale=inner.factor) if inner.factor > 0 else None
+    if node.operation in ("add", "sub"):
+        (i, j), sign = node.arguments, 1 if node.operation == "add" else -1
+        for c, inside, signs in (
+            (_constant(nodes, i), _affine_in_log(nodes, j), (1, sign)),
+            (_constant(nodes, j), _affine_in_log(nodes, i), (sign, 1)),
+        ):
+            if c is not None and inside is not None:
+                constant = outer.factor * (signs[0] * c + signs[1] * inside.constant)
+                return replace(inside, factor=outer.factor * signs[1] * inside.factor, constant=constant)
+    return None
+
+
+def _is_reciprocal(graph: Graph, k: int) -> bool:
+    node = graph.nodes[k]
+    if node.operation == "pow":
+        return node.parameters[0] == -1 and graph.nodes[node.arguments[0]].operation == "input"
+    divided = [graph.nodes[j] for j in node.arguments] if node.operation == "div" else []
+    return (
+        bool(divided)
+        and divided[1].operation == "input"
+        and divided[0].operation == "const"
+        and divided[0].parameters[0] > 0
+    )
+
+
+def _reads_reciprocal(graph: Graph, k: int) -> bool:
+    """Whether a node depends on t through c/t alone."""
+    if _is_reciprocal(graph, k):
+        return True
+    node = graph.nodes[k]
+    return node.operation != "input" and all(_reads_reciprocal(graph, j) for j in node.arguments)
+
+
+def _in_reciprocal(graph: Graph, k: int) -> Graph:
+    """The graph up to a node with c/t as its input."""
+    read = Node("input", (), (0,))
+    return Graph(
+        1, tuple(read if _is_reciprocal(graph, j) else n for j, n in enumerate(graph.nodes[: k + 1])), (k,), ()
+    )
 
 
 def _through(inner: _Shape, rise: int | None, curve: int | None) -> tuple[int | None, int | None]:
