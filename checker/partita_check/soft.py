@@ -122,7 +122,8 @@ class SoftGrid:
         for choices in ways:
             table, rests = enclose(graph, own, n, choices, COLUMNS, ROWS) if choices is not None else ([], [INF])
             if not sum(rests, arb(0)) < self.slack:  # f between two numbers: where it is not analytic, or too wide
-                flat = norm([x - graph.evaluate(balls(own)[0])[0] for x in net]) + rest_net
+                value = graph.evaluate(balls(own)[0])[0]
+                flat = norm([x - value for x in net]) + rest_net
                 poor = max(range(len(rests)), key=lambda i: up(rests[i]))
                 known = choices is not None and up(rests[poor]) < math.inf
                 return Measured(up(flat), support[poor] if known else worst.axis)
@@ -151,14 +152,15 @@ class SoftGrid:
 
 
 def _corner(part: list[arb], n: int, path: list[int], ends: Ends) -> tuple[float, ...]:
-    """The corner of a part at which the polynomial is largest."""
+    """The corner of a part at which the polynomial is largest; every halving put one axis behind the others."""
     m, pairs = len(ends), [list(pair) for pair in ends]
     for step, side in enumerate(path):
         pairs[step % m][1 - side] = sum(pairs[step % m]) / 2
     best, where = -1.0, tuple(a for a, _ in ends)
     for corner in range(2**m):
         sides = [(corner >> (m - 1 - i)) & 1 for i in range(m)]
-        size = abs(float(part[sum(s * n * (n + 1) ** (m - 1 - i) for i, s in enumerate(sides))].mid()))
+        places = (s * n * (n + 1) ** ((len(path) - 1 - i) % m) for i, s in enumerate(sides))
+        size = abs(float(part[sum(places)].mid()))
         if size > best:
             best, where = size, tuple(pairs[i][s] for i, s in enumerate(sides))
     return where

@@ -180,13 +180,13 @@ class Checker:
 
     def moved_by_inputs(self) -> arb:
         """How far f may move when its input is stored in a narrower dtype: along segments that begin in the domain."""
-        pairs = [(i, s) for i, s in enumerate(self.shift) if s > 0]
-        away = partial(self.outside, times=2)
-        found = (
-            steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds, away) * s
-            for i, s in pairs
-        )
-        total = sum(found, arb(0))
+        little, away = 0.001 * self.bound / self.m, partial(self.outside, times=2)
+
+        def one(i: int, by: arb) -> arb:
+            enough = little / up(by)
+            return by * steepest(self.function, self.ends, i, lambda v: max(enough, 1.01 * v), self.seconds, away)
+
+        total = sum((one(i, s) for i, s in enumerate(self.shift) if s > 0), arb(0))
         return total if total.is_finite() else self.composed.at(length(self.shift))
 
     @cached_property
@@ -430,7 +430,13 @@ class Checker:
 
     def modulus(self, hull: Ends, enough: float) -> Modulus | Composed | Expression:
         """How fast f moves: from its graph, or, if that does not do and the caller vouches for it, as declared."""
-        own = Modulus(steepest(self.graph, hull, None, enough, self.seconds)) if self.graph is not None else None
+
+        def goal(attained: float) -> float:
+            return (
+                math.inf if attained > enough > 0 else max(enough, attained * (1 + 1e-13))
+            )  # hopeless, or good enough
+
+        own = Modulus(steepest(self.graph, hull, None, goal, self.seconds)) if self.graph is not None else None
         if own is not None and not self.vouched and not own.constant.is_finite():
             return self.composed  # steep somewhere
         return own if own is not None and (own.constant <= enough or not self.vouched) else self.declared
@@ -453,7 +459,8 @@ class Checker:
         found = known.at(distance) * grown + known.at(length(shift))
         if not found <= left and (known.axes is not None or self.graph is not None):
             firsts = [g.reach(first, average) ** (1 / first) for g in gaps]
-            axes = known.axes or [steepest(self.function, hull, i, 0.0, self.seconds / 2) for i in range(self.m)]
+            every = partial(steepest, self.function, hull, goal=lambda v: v * (1 + 1e-13), seconds=self.seconds / 2)
+            axes = known.axes or [every(axis=i) for i in range(self.m)]
             found = min(found, sum((v * (f * grown + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 

@@ -108,7 +108,7 @@ def test_balls_hold_the_function(text):
 
 
 def test_a_wrong_primitive_is_noticed(monkeypatch):
-    monkeypatch.setattr(graph, "_power", lambda x, k: x.mid() ** k if isinstance(x, arb) else x)
+    monkeypatch.setattr(graph, "_power", lambda x, exponent: x.mid() ** exponent if isinstance(x, arb) else x)
     assert not enclosures_hold("(x - y)^3 + 0*y")
 
 
@@ -131,7 +131,7 @@ def test_slopes_hold_difference_quotients(text):
 def test_a_jump_has_no_slope():
     g = parse("step(x)", ["x0"])
     assert not g.evaluate([arb_series([arb(0, 1), 1], 2)])[0][1].is_finite()
-    assert math.isinf(up(steepest(g, ((-1.0, 1.0),), 0, 1.0, 0.2)))
+    assert math.isinf(up(steepest(g, ((-1.0, 1.0),), 0, lambda attained: 1.0, 0.2)))
 
 
 def test_what_is_undefined_is_not_finite():
