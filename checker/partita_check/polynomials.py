@@ -29,7 +29,7 @@ __all__ = [
     "up",
 ]
 
-RADII = (2, 3, 4, 6, 8, 12, 16, 24, 48)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
+RADII = (48, 24, 16, 12, 8, 6, 4, 3, 2)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
 INF = arb("inf")
 Ends = tuple[tuple[float, float], ...]  # a box
 

@@ -7,6 +7,7 @@ exponential of a linear function of t, also for complex t. Interpolation at Cheb
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import cached_property
 
 from flint import acb, arb, arb_mat
@@ -44,11 +45,18 @@ class AxisPart:
     def __init__(self, grid: SoftGrid, axis: int, ends: tuple[float, float], n: int) -> None:
         centers, rate, basis = grid.axes[axis], grid.rates[axis], Basis.of(n)
         (x,), (middle,), (radius,) = balls((ends,))
-        nearest = min(centers, key=lambda c: abs(float(c) - ends[0] / 2 - ends[1] / 2))
-        trail = [rate * (c - nearest) * (x - (c + nearest) / 2) for c in centers]
-        kept = [k for k, s in enumerate(trail) if not s.upper() < FORGOTTEN]
-        self.first, self.end = kept[0], kept[-1] + 1
-        self.forgotten = sum((s.upper().exp() for s in (*trail[: self.first], *trail[self.end :])), arb(0))
+        self.first = min(bisect_left(grid.head.axes[axis], ends[0] / 2 + ends[1] / 2), len(centers) - 1)
+        self.end, best = self.first + 1, centers[self.first]
+
+        def trails(k: int) -> bool:
+            """Also true of all centers beyond k, on the same side of the best one."""
+            return bool((rate * (centers[k] - best) * (x - (centers[k] + best) / 2)).upper() < FORGOTTEN)
+
+        while self.first > 0 and not trails(self.first - 1):
+            self.first -= 1
+        while self.end < len(centers) and not trails(self.end):
+            self.end += 1
+        self.forgotten = (len(centers) - (self.end - self.first)) * arb(FORGOTTEN).exp()
         near, tall = centers[self.first : self.end], grid.tallest[axis][self.first : self.end]
         lines = [(-rate * (middle - c) * (middle - c) / 2, rate * (c - middle) * radius) for c in near]
 
