@@ -79,6 +79,10 @@ class Cells:
             self.power(j) - sum((r * (x - c) * (x - c) for r, x, c in zip(self.rates, at, self.centers[j])), arb(0)) / 2
         )
 
+    def tilts(self, j: int, radius: Sequence[arb]) -> list[arb]:
+        """How far a score moves along every axis of a box, but for what all scores share."""
+        return [r * c * h for r, c, h in zip(self.rates, self.centers[j], radius)]
+
     def size_of_score(self, j: int, box: Sequence[arb]) -> arb:
         """`R|z − c|²/2 + R|p|/2`, which rounding errors of scores are proportional to."""
         far = [(x - c).abs_upper() for x, c in zip(box, self.centers[j])]
@@ -96,7 +100,7 @@ class Cells:
         labels, mass = state if state is not None else (list(range(self.head.keys)), arb(0))
         box, middle, radius = balls(ends)
         scores = {j: self.score(j, middle) for j in labels}
-        tilts = {j: [r * c * h for r, c, h in zip(self.rates, self.centers[j], radius)] for j in labels}
+        tilts = {j: self.tilts(j, radius) for j in labels}
         off = {j: self.off(j, box) for j in labels}
         order = sorted(labels, key=lambda j: -float(scores[j].mid()))
         best, near = order[0], list[int]()

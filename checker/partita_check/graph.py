@@ -307,10 +307,7 @@ def read_graph(data: Any) -> Graph:
     """The graph of a JSON value; `Malformed` for unknown operations, wrong arities, references forward, invalid numbers."""
     need(isinstance(data, dict) and set(data) == {"inputs", "nodes", "outputs", "shape"}, "graph: wrong keys")
     count, outputs, shape = data["inputs"], data["outputs"], data["shape"]
-    need(
-        type(count) is int and all(isinstance(data[k], list) for k in ("nodes", "outputs", "shape")),
-        "graph: wrong types",
-    )
+    need(type(count) is int and all(isinstance(x, list) for x in (data["nodes"], outputs, shape)), "graph: wrong types")
     need(0 < len(data["nodes"]) <= MAX_NODES and 0 < len(outputs) <= 4096, "graph: no nodes or outputs, or too many")
     nodes: list[Any] = []
     for entry in data["nodes"]:
@@ -322,9 +319,8 @@ def read_graph(data: Any) -> Graph:
         need(len(args) == _ARITY.get(name, max(len(args), 1)), entry)
         need(all(type(k) is int and 0 <= k < len(nodes) for k in args), entry)
         kinds = _PARAMETERS.get(name, ())
-        need(
-            len(params) == len(kinds) and all(type(p) is int or kind is float for p, kind in zip(params, kinds)), entry
-        )
+        need(len(params) == len(kinds), entry)
+        need(all(type(p) is int or kind is float for p, kind in zip(params, kinds)), entry)
         read = tuple(p if kind is int else read_hex(p, "graph") for p, kind in zip(params, kinds))
         need(name != "input" or 0 <= read[0] < count, entry)
         need((name != "pow" or abs(read[0]) <= MAX_EXPONENT) and (name != "clamp" or read[0] <= read[1]), entry)
@@ -436,11 +432,9 @@ class _Reader:
         value = self.literal(exponent)
         if value is not None and value == int(value) and abs(value) <= MAX_EXPONENT:
             return self.add("pow", base, params=(int(value),))
-        return (
-            self.add("sqrt", base)
-            if value == 0.5
-            else self.add("exp", self.add("mul", exponent, self.add("log", base)))
-        )
+        if value == 0.5:
+            return self.add("sqrt", base)
+        return self.add("exp", self.add("mul", exponent, self.add("log", base)))
 
     def call(self, name: str, args: list[int]) -> int:
         """A function of the language, lowered to operations of the graph."""
@@ -455,10 +449,8 @@ class _Reader:
             ends = self.literal(args[1]), self.literal(args[2])
             raised = self.add("clamp", x, params=ends) if None not in ends else self.add("max", x, args[1])
             return raised if None not in ends else self.add("min", raised, args[2])
-        need(
-            count == 1 and name in ("sinh", "cosh", "square", "step", "sign"),
-            f"expression: there is no function {name} of {count} arguments",
-        )
+        known = count == 1 and name in ("sinh", "cosh", "square", "step", "sign")
+        need(known, f"expression: there is no function {name} of {count} arguments")
         if name == "square":
             return self.add("pow", x, params=(2,))
         if name in ("sinh", "cosh"):

@@ -13,21 +13,7 @@ from flint import acb, arb, arb_mat, ctx
 from partita_check.clock import clock
 from partita_check.graph import Choices, Graph
 
-__all__ = [
-    "RADII",
-    "Basis",
-    "Ends",
-    "balls",
-    "down",
-    "enclose",
-    "left_out",
-    "norm",
-    "pieces_above",
-    "spread",
-    "tiles",
-    "transform",
-    "up",
-]
+__all__ = ["INF", "Basis", "Ends", "balls", "enclose", "grown", "halves", "norm", "pieces_above", "spread", "up"]
 
 RADII = (48, 24, 16, 12, 8, 6, 4, 3, 2)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
 INF = arb("inf")
@@ -52,6 +38,18 @@ def balls(ends: Ends) -> tuple[list[arb], list[arb], list[arb]]:
         [(a + b) / 2 for a, b in zip(lows, highs)],
         [(b - a) / 2 for a, b in zip(lows, highs)],
     )
+
+
+def grown(ends: Ends, by: Sequence[arb]) -> Ends:
+    """A box with every side moved outward."""
+    return tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, by))
+
+
+def halves(ends: Ends, axis: int) -> list[Ends]:
+    """A box cut in the middle of one side; the halves share the cut."""
+    (lo, hi), before, after = ends[axis], ends[:axis], ends[axis + 1 :]
+    middle = lo / 2 + hi / 2
+    return [(*before, (lo, middle), *after), (*before, (middle, hi), *after)]
 
 
 class Basis:

@@ -32,7 +32,7 @@ from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
 from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
-from partita_check.polynomials import INF, Ends, balls, down, transform, up
+from partita_check.polynomials import INF, Ends, balls, down, grown, transform, up
 from partita_check.reading import Head, Stored
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
@@ -70,11 +70,7 @@ class Modulus:
         self.constant, self.exponent, self.axes = constant, exponent, axes
 
     def at(self, distance: arb) -> arb:
-        return (
-            self.constant * (distance if self.exponent == 1 else distance ** arb(self.exponent))
-            if distance > 0
-            else arb(0)
-        )
+        return self.constant * distance ** arb(self.exponent) if distance > 0 else arb(0)
 
 
 class Checker:
@@ -97,9 +93,7 @@ class Checker:
         plain: Ends = tuple(zip(stored.lo, stored.hi))
         narrow = self.semantics == "float32"  # inputs are float64: a narrower head moves them, perhaps across the ends
         self.shift = [arb(max(map(abs, pair))) * self.unit + self.tiniest if narrow else arb(0) for pair in plain]
-        self.ends = (
-            tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(plain, self.shift)) if narrow else plain
-        )
+        self.ends = grown(plain, self.shift) if narrow else plain
         self.region = stored.region
         box = math.prod((arb(b) - arb(a) for a, b in plain), start=arb(1))
         self.volume = box if self.region is None or self.sup else min(box, self.region.volume(), key=up)
@@ -112,9 +106,7 @@ class Checker:
     def without_tail(self, tail: Any) -> float:
         """What is left of the bound for the clipped function: its tail is computed, or assumed where the caller declared it."""
         clip, norm = read_hex(tail["clip"], "clip"), read_hex(tail["norm"], "tail")
-        need(
-            clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm"
-        )
+        need(clip > 0 and norm >= 0 and self.claim.norm < math.inf, "known: a tail needs clip > 0 and a finite norm")
         if tail["declared"] is not False:
             self.assume(f"‖(|f| − {clip:.6g})₊‖_{self.claim.norm:g} ≤ {norm:.6g}")
         elif self.graph is None:
@@ -149,16 +141,12 @@ class Checker:
             yield from (source.choice(self.stored.points) for _ in range(count))
             return
         yield from product(*pairs) if self.m <= 6 else ()
-        if self.region is not None:
-            drawn = (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(100 * count))
-            yield from islice(filter(self.region.holds, drawn), count)
-            return
-        yield from (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(count))
+        drawn = (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(100 * count))
+        yield from islice(drawn if self.region is None else filter(self.region.holds, drawn), count)
 
     def obstacle(self) -> str:
         """Why this head may not run as the rounding terms assume, anywhere in its domain."""
-        fill = self.stored.fill
-        hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends) if fill > 0 else self.ends
+        hull = grown(self.ends, [arb(self.stored.fill)] * self.m)
         return obstacle(self.head, hull, self.gaps, self.semantics) if self.head.kind != "train" else ""
 
     @property
@@ -175,8 +163,7 @@ class Checker:
 
     def outside(self, ends: Ends, times: int = 1) -> bool:
         """Whether a box holds no point that storing may have moved there from the region."""
-        grown = tuple((down(arb(a) - times * s), up(arb(b) + times * s)) for (a, b), s in zip(ends, self.shift))
-        return self.region is not None and self.region.outside(grown)
+        return self.region is not None and self.region.outside(grown(ends, [times * s for s in self.shift]))
 
     def moved_by_inputs(self) -> arb:
         """How far f may move when its input is stored in a narrower dtype: along segments that begin in the domain."""
@@ -220,9 +207,8 @@ class Checker:
             """In L_p a point of the box is run where storing moved it."""
             if self.outside(ends):
                 return Measured(0.0, 0)
-            moves = self.sup or self.semantics != "float32"
-            grown = ends if moves else tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, self.shift))
-            return way.measure(grown, state)
+            stays = self.sup or self.semantics != "float32"
+            return way.measure(ends if stays else grown(ends, self.shift), state)
 
         options = (clock.deadline, self.claim.norm, self.outputs, self.look)
         found, boxes = search(measure, self.ends, lambda: target, *options)
@@ -384,20 +370,20 @@ class Checker:
         delta, shift = score_error(gaps, self.semantics), [arb(0) if average else s for s in self.shift]
         if average:  # z is averaged over all reals, the head sees it rounded
             delta += sum((2 * g.rate * s * (g.window + s) for g, s in zip(gaps, self.shift)), arb(0))
-        grown, first = (2 * delta).exp(), arb(self.claim.norm if average else 1)
+        wider, first = (2 * delta).exp(), arb(self.claim.norm if average else 1)
         second = max(first, arb(2), key=up)
         added = window_mass(gaps) * self.spread + self.sums(self.largest) + self.value_error()
         distance = sum((g.reach(second, average) ** (2 / second) for g in gaps), arb(0)).sqrt()
         left = arb(self.bound) / self.factor - added
         if not (distance.is_finite() and left > 0):
             return math.inf, name
-        known = self.modulus(hull, down(left / (distance * grown + length(shift))))
-        found = known.at(distance) * grown + known.at(length(shift))
+        known = self.modulus(hull, down(left / (distance * wider + length(shift))))
+        found = known.at(distance) * wider + known.at(length(shift))
         if not found <= left and (known.axes is not None or self.graph is not None):
             firsts = [g.reach(first, average) ** (1 / first) for g in gaps]
             every = partial(steepest, self.function, hull, goal=lambda v: v * (1 + 1e-13), seconds=self.seconds / 2)
             axes = known.axes or [every(axis=i) for i in range(self.m)]
-            found = min(found, sum((v * (f * grown + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
+            found = min(found, sum((v * (f * wider + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 
     def by_tangents(self) -> tuple[float, str]:
@@ -486,16 +472,15 @@ class Checker:
         covered = self.covered() if self.region is not None else max((nearest(p, centers) for p in points), key=up)
         radius = covered + fill + shift
         distance = (radius * radius + 2 * lambert(self.head.keys) / self.head.rates[0]).sqrt()
-        grown, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
-        hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends)
-        known = self.modulus(hull, down((arb(self.bound) - added) / (distance * grown + shift)))
+        wider, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
+        hull = grown(self.ends, [arb(fill)] * self.m)
+        known = self.modulus(hull, down((arb(self.bound) - added) / (distance * wider + shift)))
         if self.graph is None and points:  # f was asked at listed points, which storing may have moved
             added += known.at(max((nearest(c, points) for c in centers), key=up))
         if fill > 0:
             self.assume(f"every point of the domain is within {fill:g} of a listed point")
-        return up(
-            (known.at(distance) * grown + known.at(shift) + added) * self.factor
-        ), "a cover and the soft-maximum lemma"
+        found = (known.at(distance) * wider + known.at(shift) + added) * self.factor
+        return up(found), "a cover and the soft-maximum lemma"
 
     def covered(self) -> arb:
         """The distance within which every point of the region has a center: boxes are halved until the radius claimed will do."""
@@ -616,10 +601,8 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
     """
     claim, head = stored.claim, stored.head
     if claim.bound is None:
-        return Verdict(
-            UNKNOWN,
-            f"the claim is an estimate ({claim.estimate:.6g} seen): nothing is proved, so nothing can be verified",
-        )
+        said = f"the claim is an estimate ({claim.estimate:.6g} seen)"
+        return Verdict(UNKNOWN, f"{said}: nothing is proved, so nothing can be verified")
     tall = max(max(map(abs, v)) for v in head.values)
     ctx.prec = 64 if tall < 1e8 * claim.bound else min(256, 72 + math.ceil(math.log2(tall / max(claim.bound, 1e-300))))
     checker = Checker(stored, claim.bound)

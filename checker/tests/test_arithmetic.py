@@ -309,9 +309,10 @@ def test_weights_on_boxes_are_not_exceeded():
         ends = tuple((a, a + 0.2) for a in (source.uniform(-1, 0.8), source.uniform(-1, 0.8)))
         _, middle, radius = polynomials.balls(ends)
         scores = {j: cells.score(j, middle) for j in range(6)}
+        tilts = {j: cells.tilts(j, radius) for j in range(6)}
         off = {j: arb(source.uniform(0.0, 0.5)) for j in range(6)}  # what rounding may do to each score
         for j in range(6):
-            bound = cells._weight(j, list(range(6)), scores, off, radius)
+            bound = cells._weight(j, list(range(6)), scores, tilts, off)
             for _ in range(20):
                 z = [arb(source.uniform(a, b)) for a, b in ends]
                 w = [(cells.score(k, z) + source.choice([-1, 1]) * off[k]).exp() for k in range(6)]
