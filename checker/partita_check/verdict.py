@@ -381,8 +381,11 @@ class Checker:
         found = known.at(distance) * wider + known.at(length(shift))
         if not found <= left and (known.axes is not None or self.graph is not None):
             firsts = [g.reach(first, average) ** (1 / first) for g in gaps]
-            every = partial(steepest, self.function, hull, goal=lambda v: v * (1 + 1e-13), seconds=self.seconds / 2)
-            axes = known.axes or [every(axis=i) for i in range(self.m)]
+
+            def slope(i: int) -> arb:
+                return steepest(self.function, hull, i, lambda attained: attained * (1 + 1e-13), self.seconds / 2)
+
+            axes = known.axes or [slope(i) for i in range(self.m)]
             found = min(found, sum((v * (f * wider + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 
