@@ -86,7 +86,7 @@ def tiles(radius: int, columns: int, rows: int) -> tuple[acb, ...]:
     """
     wide, tall = (radius + 1 / radius) / 2, (radius - 1 / radius) / 2
     found = []
-    for i, j in product(range(-columns, columns), range(rows)):
+    for j, i in product(reversed(range(rows)), range(-columns, columns)):  # poles are met soonest at the top
         corner = (min(abs(i), abs(i + 1)) / columns, j / rows)
         if corner[0] ** 2 + corner[1] ** 2 < 1.0001:
             x, y = arb(i).union(i + 1) * wide / columns, arb(j).union(j + 1) * tall / rows
