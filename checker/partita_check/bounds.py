@@ -140,13 +140,13 @@ def steepest(
     graph: Graph,
     ends: Ends,
     axis: int | None,
-    enough: float,
+    goal: Callable[[float], float],
     seconds: float,
     outside: Callable[[Ends], bool] = lambda part: False,
 ) -> arb:
-    """A bound of `sup |∂_i f|` over a box, of `sup |∇f|₂` if no axis is named: `enough`, or nearly attained, if time allows.
+    """A bound of `sup |∂_i f|` over a box, of `sup |∇f|₂` if no axis is named, but for boxes that are `outside`.
 
-    Boxes that are `outside` do not count.
+    `goal` says from a slope that is attained which bound will do; it is met if time allows.
     """
     attained, axes = 0.0, range(len(ends)) if axis is None else [axis]
 
@@ -168,10 +168,7 @@ def steepest(
         sides = [(a - b) / (d - c) for (a, b), (c, d) in zip(part, ends)]
         return Measured(up(slope(box)), min(range(len(box)), key=lambda i: (thin[i], sides[i])))
 
-    def goal() -> float:
-        return math.inf if attained > enough > 0 else max(enough, attained * (1 + 1e-13))  # hopeless, or good enough
-
-    return arb(search(measure, ends, goal, time.monotonic() + seconds)[0])
+    return arb(search(measure, ends, lambda: goal(attained), time.monotonic() + seconds)[0])
 
 
 def window_mass(gaps: Sequence[Gaps]) -> arb:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from operator import mul, sub
 
-from flint import arb
+from flint import arb, arb_mat
 
 from partita_check.bounds import SMALLEST, TINIEST, UNIT, lost_in_score
 from partita_check.clock import clock
 from partita_check.graph import Graph
-from partita_check.polynomials import Ends, balls, enclose, norm, spread, up
+from partita_check.polynomials import INF, Ends, balls, enclose, norm, spread, up
 from partita_check.reading import Head
 from partita_check.search import Measured
 
@@ -38,7 +39,8 @@ class Cells:
         self.rates = [arb(r) for r in head.rates]
         self.components = [graph.component(o) for o in range(self.outputs)] if graph is not None else []
         self.cut, self.degree = math.log(head.keys) + 60, DEGREES.get(self.m, 1)
-        self.lattice, box = list(product(range(self.degree + 1), repeat=self.m)), balls(ends)[0]
+        lattice, box = list(product(range(self.degree + 1), repeat=self.m)), balls(ends)[0]
+        self.lattice = arb_mat([[1] * len(lattice), *([arb(k) / self.degree for k in row] for row in zip(*lattice))])
         pairs = list(product(range(head.keys), range(self.outputs)))
         self.largest = arb(max(up(self.tall(j, o, box)) for j, o in pairs))
         self.lost = 4 * head.keys * (SMALLEST[semantics] * self.largest + TINIEST[semantics])  # by weights and products
@@ -77,6 +79,10 @@ class Cells:
             self.power(j) - sum((r * (x - c) * (x - c) for r, x, c in zip(self.rates, at, self.centers[j])), arb(0)) / 2
         )
 
+    def tilts(self, j: int, radius: Sequence[arb]) -> list[arb]:
+        """How far a score moves along every axis of a box, but for what all scores share."""
+        return [r * c * h for r, c, h in zip(self.rates, self.centers[j], radius)]
+
     def size_of_score(self, j: int, box: Sequence[arb]) -> arb:
         """`R|z − c|²/2 + R|p|/2`, which rounding errors of scores are proportional to."""
         far = [(x - c).abs_upper() for x, c in zip(box, self.centers[j])]
@@ -84,28 +90,30 @@ class Cells:
 
     def delta(self, exponent: arb) -> arb:
         """How far a rounded score may be off: (m + 2)u for the squared distance, 4u for power, R and maximum, 16u for exp."""
-        if self.score_error is not None:
-            return self.score_error
         rounded: arb = 1.01 * self.unit * ((self.m + 6) * exponent + 17)
         return rounded + lost_in_score(self.rates[0], self.m, self.semantics)
+
+    def off(self, j: int, box: Sequence[arb]) -> arb:
+        return self.score_error if self.score_error is not None else self.delta(self.size_of_score(j, box))
 
     def measure(self, ends: Ends, state: tuple[list[int], arb] | None) -> Measured:
         labels, mass = state if state is not None else (list(range(self.head.keys)), arb(0))
         box, middle, radius = balls(ends)
         scores = {j: self.score(j, middle) for j in labels}
-        off = {j: self.delta(self.size_of_score(j, box)) for j in labels}
+        tilts = {j: self.tilts(j, radius) for j in labels}
+        off = {j: self.off(j, box) for j in labels}
         order = sorted(labels, key=lambda j: -float(scores[j].mid()))
         best, near = order[0], list[int]()
         for j in order:  # cells that trail everywhere on the box, as their scores are run, are left to `mass`
-            ahead = (scores[j] - scores[best] + self._swing(j, best, radius) + off[j] + off[best]).upper()
+            ahead = (scores[j] - scores[best] + _apart(tilts[j], tilts[best]) + off[j] + off[best]).upper()
             mass = mass + ahead.exp() if ahead < -self.cut else mass
             near += [] if ahead < -self.cut else [j]
-        axis = self._axis(near, best, radius, ends)
+        moves = [max(abs(float((tilts[j][i] - tilts[best][i]).mid())) for j in near) for i in range(self.m)]
+        sides = [(b - a) / (d - c) for (a, b), (c, d) in zip(ends, self.ends)]
+        axis = max(range(self.m), key=moves.__getitem__ if max(moves) > 0.2 else sides.__getitem__)
         if len(near) > MOST_NEAR and len(near) > len(labels) / 2:
             return Measured(math.inf, axis, None, (near, mass))
-        weights = {j: self._weight(j, near[:RIVALS], scores, off, radius) for j in near}
-        far = mass
-        worst = 0.0
+        weights, worst = {j: self._weight(j, near[:RIVALS], scores, tilts, off) for j in near}, 0.0
         for output, (graph, support) in enumerate(self.components):
             errors, size = self._errors(output, graph, support, ends, near)
             left, mixed = arb(1), arb(0)
@@ -114,32 +122,17 @@ class Cells:
                 mixed, left = mixed + share * errors[j], (left - share).upper()
                 if not left > 0:
                     break
-            mixed = mixed.upper() / (1 - far) if far < 0.5 else arb("inf")
+            mixed = mixed.upper() / (1 - mass) if mass < 0.5 else INF
             sums = 1.01 * (2 * len(near) + self.m + 16) * self.unit * (size + mixed)
-            worst = max(worst, up(mixed + far * (size + 5 * self.largest) + sums + self.lost))
+            worst = max(worst, up(mixed + mass * (size + 5 * self.largest) + sums + self.lost))
         return Measured(worst, axis, tuple(float(x.mid()) for x in middle), (near, mass))
 
-    def _swing(self, j: int, k: int, radius: Sequence[arb]) -> arb:
-        """How far s_j − s_k may be from its value at the middle."""
-        pairs = zip(self.rates, self.centers[j], self.centers[k], radius)
-        return sum((r * abs(x - y) * h for r, x, y, h in pairs), arb(0))
-
-    def _axis(self, near: list[int], best: int, radius: Sequence[arb], ends: Ends) -> int:
-        """The axis along which the scores of near cells part most; the longest where they hardly do."""
-        moves = [0.0] * self.m
-        for j in near:
-            steps = zip(self.rates, self.centers[j], self.centers[best], radius)
-            moves = [max(old, abs(float((r * (x - y) * h).mid()))) for old, (r, x, y, h) in zip(moves, steps)]
-        sides = [(b - a) / (d - c) for (a, b), (c, d) in zip(ends, self.ends)]
-        return max(range(self.m), key=lambda i: moves[i] if max(moves) > 0.2 else sides[i])
-
     def _weight(
-        self, j: int, rivals: list[int], scores: dict[int, arb], off: dict[int, arb], radius: Sequence[arb]
+        self, j: int, rivals: list[int], scores: dict[int, arb], tilts: dict[int, list[arb]], off: dict[int, arb]
     ) -> arb:
         """The largest weight of a cell on the box, with scores that are off by so much."""
-        leads = (scores[k] - scores[j] - self._swing(j, k, radius) - off[k] - off[j] for k in rivals if k != j)
-        behind = (lead.lower().exp() for lead in leads)
-        return (1 / sum(behind, arb(1))).upper()
+        apart = (scores[k] - scores[j] - _apart(tilts[j], tilts[k]) - off[k] - off[j] for k in rivals if k != j)
+        return (1 / sum((lead.lower().exp() for lead in apart), arb(1))).upper()
 
     def _errors(
         self, output: int, graph: Graph, support: tuple[int, ...], ends: Ends, near: list[int]
@@ -147,19 +140,26 @@ class Cells:
         """`sup |f − V_j|` on the box, V_j as rounded, and `sup |f|`: one polynomial per branch of f, or f between two numbers."""
         own, n, box = tuple(ends[i] for i in support), self.degree, balls(ends)[0]
         flat = graph.evaluate(balls(own)[0])[0]
-        tables = [([flat.mid()] * len(self.lattice), flat.rad())]
+        places = self.lattice.ncols()
+        tables = [([flat.mid()] * places, flat.rad())]
         for k, choices in enumerate(graph.branches(balls(own)[0], MOST_BRANCHES) or []):
             table, rests = enclose(graph, own, n, choices, 1, 1)
             if flat.is_finite() and not sum(rests, arb(0)) < flat.rad():
-                tables = [([flat.mid()] * len(self.lattice), flat.rad())]
+                tables = [([flat.mid()] * places, flat.rad())]
                 break
             tables = (tables if k else []) + [(spread(table, support, n + 1, self.m), sum(rests, arb(0)))]
-        size, errors = max((norm(table) + rest for table, rest in tables), key=up), {}
-        for j in near:
-            start = self.value(j, output, [arb(a) for a, _ in ends])
-            moves = [s * (arb(b) - arb(a)) / n for s, (a, b) in zip(self.slope(j, output), ends)]
-            values = [sum((k * s for k, s in zip(place, moves)), start) for place in self.lattice]
-            found = max((norm([b - v for b, v in zip(table, values)]) + rest for table, rest in tables), key=up)
+        size, corner = max((norm(table) + rest for table, rest in tables), key=up), [arb(a) for a, _ in ends]
+        sides = [arb(b) - arb(a) for a, b in ends]
+        rows = [[self.value(j, output, corner), *map(mul, self.slope(j, output), sides)] for j in near]
+        values, errors = (arb_mat(rows) * self.lattice).entries(), dict[int, arb]()
+        for k, j in enumerate(near):
+            own_values = values[k * places : (k + 1) * places]
+            found = max((norm(list(map(sub, table, own_values))) + rest for table, rest in tables), key=up)
             errors[j] = found + 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box)
             errors[j] += (self.m + 1) * TINIEST[self.semantics]
         return errors, size
+
+
+def _apart(a: Sequence[arb], b: Sequence[arb]) -> arb:
+    """How far the difference of two scores may be from its value at the middle of a box."""
+    return sum(map(abs, map(sub, a, b)), arb(0))

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from flint import acb, arb, arb_series
@@ -40,14 +40,9 @@ _KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
     "where": lambda c, x, y: (c, x, y),
 }
 NAN = arb("nan")
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "neg": operator.neg,
-    "mul": lambda x, y: _power(x, 2) if x is y else x * y,
-    "div": lambda x, y: x / y if _apart_from_zero(y) else NAN,
-}
+Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
 Choices = Mapping[tuple[int, int], bool]
+Step = tuple[int, tuple[int, ...], Callable[..., Any] | None, Callable[..., Any] | None, Power | LogProduct | None]
 
 
 class Malformed(Exception):
@@ -68,7 +63,7 @@ class Graph:
     """f : ℝ^inputs → ℝ^shape; nodes (operation, arguments, parameters) refer backwards, constants are exact."""
 
     inputs: int
-    nodes: tuple[tuple[str, tuple[int, ...], tuple[Any, ...]], ...]
+    nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -80,42 +75,43 @@ class Graph:
 
     def all_values(self, point: Sequence[Any], choices: Choices | None = None) -> list[Any]:
         """The enclosures of all nodes."""
-        values: list[Any] = []
-        for position, (name, args, params) in enumerate(self.nodes):
-            if position % EVERY == 0:
+        return self._walk([None] * len(self.nodes), self._steps(None), point, choices)
+
+    def moved(self, values: Sequence[Any], axis: int, point: Sequence[Any], choices: Choices | None) -> list[Any]:
+        """The enclosures of all nodes at a point that differs in one input from the point with these `values`."""
+        return self._walk(list(values), self._steps(axis), point, choices)
+
+    def _walk(self, values: list[Any], steps: list[Step], point: Sequence[Any], choices: Choices | None) -> list[Any]:
+        for count, (position, args, plain, kink, limit) in enumerate(steps):
+            if count % EVERY == 0:
                 clock.tick()
-            if name == "input":
-                values.append(point[params[0]])
-                continue
-            if name == "const":
-                values.append(self._constants[position])
-                continue
             a = [values[k] for k in args]
-            open_ended = name == "clip" and (isinstance(a[0], acb) and (position, 0) not in (choices or {}))
-            if open_ended or (name == "clip" and not _value(a[0]).is_finite()):
-                # a pole, clipped; nothing is claimed about points where f is undefined
-                value = arb(params[0]).union(arb(params[1])) if isinstance(a[0], arb) else NAN
-            elif name in ("clamp", "clip"):
-                value = _choose((position, 0), choices, a[0] - params[0], a[0], arb(params[0]))
-                value = _choose((position, 1), choices, params[1] - value, value, arb(params[1]))
-            elif name in _KINKS:
-                decision, left, right = _KINKS[name](*a)
-                value = _choose((position, 0), choices, decision, left, right, jumps=name == "where")
-            else:
-                value = _smooth(name, a, params)
-                if position in self.limits:
-                    value = self.limits[position].value(value, values)
-            values.append(value)
+            try:
+                value = plain(*a) if plain else kink(choices, *a) if kink else point[self.nodes[position][2][0]]
+            except (ValueError, ZeroDivisionError, OverflowError):
+                value = NAN
+            values[position] = limit.value(value, values) if limit else value
         return values
+
+    def _steps(self, axis: int | None) -> list[Step]:
+        """What is computed again when an input moves; everything for None."""
+        if None not in self._programs:
+            self._programs[None] = [_step(k, node, self.limits.get(k)) for k, node in enumerate(self.nodes)]
+        if axis not in self._programs:
+            dependent = list[bool]()
+            for name, args, params in self.nodes:
+                dependent.append(any(dependent[k] for k in args) or (name == "input" and params[0] == axis))
+            self._programs[axis] = [step for step, new in zip(self._programs[None], dependent) if new]
+        return self._programs[axis]
+
+    @cached_property
+    def _programs(self) -> dict[int | None, list[Step]]:
+        return {}
 
     @cached_property
     def limits(self) -> Mapping[int, Power | LogProduct]:
         """Nodes that have a limit where their parts have none."""
         return find_limits(self.nodes)
-
-    @cached_property
-    def _constants(self) -> dict[int, arb]:
-        return {k: arb(params[0]) for k, (name, _, params) in enumerate(self.nodes) if name == "const"}
 
     def branches(self, box: Sequence[arb], most: int) -> list[Choices] | None:
         """Choices for every kink, one set per analytic branch that f may follow somewhere in the box; None if too many."""
@@ -207,27 +203,49 @@ def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: 
     return arb_series([_value(left).union(_value(right)), NAN if jumps else slopes[0].union(slopes[1])], 2)
 
 
-def _smooth(name: str, a: list[Any], params: tuple[Any, ...]) -> Any:
-    try:
-        if name in _PLAIN:
-            return _PLAIN[name](*a)
-        x, series = a[0], isinstance(a[0], arb_series)
-        if name == "sum":
-            return sum(a[1:], x)
-        if name == "pow":
-            return _power(x, params[0])
-        if name in ("log", "sqrt"):
-            return _half_line(name, x)
-        if name == "tanh" and series:
-            value = x[0].tanh()
-            return arb_series([value, (1 - _power(value, 2)) * x[1]], 2)
-        if name == "sigmoid":
-            grown = (-_value(x)).exp() + 1
-            value = 1 / grown if _apart_from_zero(grown) else NAN
-            return arb_series([value, (0.25 - _power(value - 0.5, 2)) * x[1]], 2) if series else value
-        return NAN if name == "atan" and isinstance(x, acb) and not abs(x.imag) < 1 else getattr(x, name)()
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return NAN
+def _step(position: int, node: Node, limit: Power | LogProduct | None) -> Step:
+    """How one node is computed: from its arguments, or, at kinks, from choices and arguments; inputs in neither way."""
+    name, args, params = node
+    plain, kink = _PLAIN.get(name), None
+    if name == "const":
+        plain = partial(arb, params[0])
+    elif name == "pow":
+        plain = partial(_power, exponent=params[0])
+    elif name in ("clamp", "clip"):
+        kink = partial(_clamp, position, params[0], params[1], name == "clip")
+    elif name in _KINKS:
+        kink = partial(_kink, position, name)
+    return position, args, plain, kink, limit
+
+
+def _kink(position: int, name: str, choices: Choices | None, *a: Any) -> Any:
+    return _choose((position, 0), choices, *_KINKS[name](*a), jumps=name == "where")
+
+
+def _clamp(position: int, low: float, high: float, poles: bool, choices: Choices | None, x: Any) -> Any:
+    """x between two numbers; with `poles`, also where x is not finite: nothing is claimed about points where f is undefined."""
+    unchosen = isinstance(x, acb) and (position, 0) not in (choices or {})
+    if poles and (unchosen or not _value(x).is_finite()):
+        return arb(low).union(arb(high)) if isinstance(x, arb) else NAN
+    raised = _choose((position, 0), choices, x - low, x, arb(low))
+    return _choose((position, 1), choices, high - raised, raised, arb(high))
+
+
+def _tanh(x: Any) -> Any:
+    if not isinstance(x, arb_series):
+        return x.tanh()
+    value = x[0].tanh()
+    return arb_series([value, (1 - _power(value, 2)) * x[1]], 2)
+
+
+def _sigmoid(x: Any) -> Any:
+    grown = (-_value(x)).exp() + 1
+    value = 1 / grown if _apart_from_zero(grown) else NAN
+    return arb_series([value, (0.25 - _power(value - 0.5, 2)) * x[1]], 2) if isinstance(x, arb_series) else value
+
+
+def _atan(x: Any) -> Any:
+    return x.atan() if not isinstance(x, acb) or abs(x.imag) < 1 else NAN
 
 
 def _apart_from_zero(x: Any) -> bool:
@@ -259,6 +277,22 @@ def _half_line(name: str, x: Any) -> Any:
     return enclosed if isinstance(x, arb) or top < 0 else arb_series([enclosed, NAN], 2)
 
 
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "neg": operator.neg,
+    "mul": lambda x, y: _power(x, 2) if x is y else x * y,
+    "div": lambda x, y: x / y if _apart_from_zero(y) else NAN,
+    "sum": lambda x, *others: sum(others, x),
+    "log": partial(_half_line, "log"),
+    "sqrt": partial(_half_line, "sqrt"),
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "atan": _atan,
+    **{name: operator.methodcaller(name) for name in ("exp", "sin", "cos", "tan", "erf")},
+}
+
+
 def read_hex(value: Any, what: str) -> float:
     """A finite number from the only hexadecimal text that stands for it."""
     try:
@@ -273,10 +307,7 @@ def read_graph(data: Any) -> Graph:
     """The graph of a JSON value; `Malformed` for unknown operations, wrong arities, references forward, invalid numbers."""
     need(isinstance(data, dict) and set(data) == {"inputs", "nodes", "outputs", "shape"}, "graph: wrong keys")
     count, outputs, shape = data["inputs"], data["outputs"], data["shape"]
-    need(
-        type(count) is int and all(isinstance(data[k], list) for k in ("nodes", "outputs", "shape")),
-        "graph: wrong types",
-    )
+    need(type(count) is int and all(isinstance(x, list) for x in (data["nodes"], outputs, shape)), "graph: wrong types")
     need(0 < len(data["nodes"]) <= MAX_NODES and 0 < len(outputs) <= 4096, "graph: no nodes or outputs, or too many")
     nodes: list[Any] = []
     for entry in data["nodes"]:
@@ -288,9 +319,8 @@ def read_graph(data: Any) -> Graph:
         need(len(args) == _ARITY.get(name, max(len(args), 1)), entry)
         need(all(type(k) is int and 0 <= k < len(nodes) for k in args), entry)
         kinds = _PARAMETERS.get(name, ())
-        need(
-            len(params) == len(kinds) and all(type(p) is int or kind is float for p, kind in zip(params, kinds)), entry
-        )
+        need(len(params) == len(kinds), entry)
+        need(all(type(p) is int or kind is float for p, kind in zip(params, kinds)), entry)
         read = tuple(p if kind is int else read_hex(p, "graph") for p, kind in zip(params, kinds))
         need(name != "input" or 0 <= read[0] < count, entry)
         need((name != "pow" or abs(read[0]) <= MAX_EXPONENT) and (name != "clamp" or read[0] <= read[1]), entry)
@@ -402,11 +432,9 @@ class _Reader:
         value = self.literal(exponent)
         if value is not None and value == int(value) and abs(value) <= MAX_EXPONENT:
             return self.add("pow", base, params=(int(value),))
-        return (
-            self.add("sqrt", base)
-            if value == 0.5
-            else self.add("exp", self.add("mul", exponent, self.add("log", base)))
-        )
+        if value == 0.5:
+            return self.add("sqrt", base)
+        return self.add("exp", self.add("mul", exponent, self.add("log", base)))
 
     def call(self, name: str, args: list[int]) -> int:
         """A function of the language, lowered to operations of the graph."""
@@ -421,10 +449,8 @@ class _Reader:
             ends = self.literal(args[1]), self.literal(args[2])
             raised = self.add("clamp", x, params=ends) if None not in ends else self.add("max", x, args[1])
             return raised if None not in ends else self.add("min", raised, args[2])
-        need(
-            count == 1 and name in ("sinh", "cosh", "square", "step", "sign"),
-            f"expression: there is no function {name} of {count} arguments",
-        )
+        known = count == 1 and name in ("sinh", "cosh", "square", "step", "sign")
+        need(known, f"expression: there is no function {name} of {count} arguments")
         if name == "square":
             return self.add("pow", x, params=(2,))
         if name in ("sinh", "cosh"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from flint import arb, arb_series, fmpq
 
-__all__ = ["LogProduct", "Power", "ball", "find_limits", "power_of", "powers_of", "squares_of"]
+__all__ = ["LogProduct", "Power", "ball", "find_limits", "power_of", "powers_of", "scaled_power", "squares_of"]
 
 MOST = 40  # factors that are looked at
 NAN = arb("nan")
@@ -110,21 +110,23 @@ def find_limits(nodes: Nodes) -> Mapping[int, Power | LogProduct]:
 
 
 def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:
-    inside, outside, scale = powers_of(nodes, argument), powers_of(nodes, other), arb(1)
+    inside, outside = scaled_power(nodes, argument), powers_of(nodes, other)
     if inside is None or outside is None:
         return None
-    for k in [k for k in inside if nodes[k][0] == "const"]:
-        constant, power = nodes[k][2][0], inside.pop(k)
-        if not (constant > 0 and abs(power) == 1):
-            return None
-        scale = scale * arb(constant) if power > 0 else scale / arb(constant)
-    if len(inside) != 1:
-        return None
-    ((base, inner),) = inside.items()
+    scale, base, inner = inside
     power = outside.pop(base, Fraction(0))
-    if not (inner > 0 and power > 0):
+    return LogProduct(base, argument, power, inner, scale, tuple(outside.items())) if power > 0 else None
+
+
+def scaled_power(nodes: Nodes, start: int) -> tuple[arb, int, Fraction] | None:
+    """(c, w, r) if the node is ±c·|w|^r, c > 0 and r > 0."""
+    parts, scale = powers_of(nodes, start), arb(1)
+    if parts is None:
         return None
-    return LogProduct(base, argument, power, inner, scale, tuple(outside.items()))
+    for k in [k for k in parts if nodes[k][0] == "const"]:
+        scale *= abs(arb(nodes[k][2][0])) ** ball(parts.pop(k))
+    ((base, power),) = parts.items() if len(parts) == 1 else ((-1, Fraction(0)),)
+    return (scale, base, power) if power > 0 and scale > 0 else None
 
 
 def powers_of(nodes: Nodes, start: int, poles: bool = False) -> dict[int, Fraction] | None:

@@ -15,6 +15,7 @@ from flint import arb, arb_series
 from partita_check.clock import clock
 from partita_check.graph import Graph, need, parse
 from partita_check.limits import LogProduct, Power, ball, power_of, squares_of
+from partita_check.polynomials import INF, up
 
 __all__ = ["Composed", "Expression"]
 
@@ -31,10 +32,6 @@ class Composed:
     def __init__(self, graph: Graph, box: Sequence[arb]) -> None:
         self.graph, self.values = graph, graph.all_values(box)
 
-    @property
-    def constant(self) -> arb:
-        return self.at(arb(1))
-
     def at(self, distance: arb) -> arb:
         if not distance > 0:
             return arb(0)
@@ -42,10 +39,8 @@ class Composed:
         for k in range(len(self.graph.nodes)):
             clock.tick()
             found.append(self._node(k, found, distance.upper()))
-        tallest = max(
-            (found[k][0] for k in self.graph.outputs), key=lambda x: float(x.upper()) if x.is_finite() else 1e308
-        )
-        return tallest if tallest.is_finite() else arb("inf")
+        tallest = max((found[k][0] for k in self.graph.outputs), key=up)
+        return tallest if tallest.is_finite() else INF
 
     def _node(self, k: int, found: list[tuple[arb, bool]], t: arb) -> tuple[arb, bool]:
         name, args, _ = self.graph.nodes[k]
@@ -61,9 +56,7 @@ class Composed:
         linear = all(p[1] for p in parts)
         if name in LIPSCHITZ:
             moved = [p[0] for p in parts]
-            if name in ("min", "max") and linear:
-                return max(moved, key=lambda x: float(x.upper())), linear
-            return sum(moved, arb(0)), linear
+            return max(moved, key=up) if name in ("min", "max") and linear else sum(moved, arb(0)), linear
         values = [self.values[j] for j in args]
         if name == "mul":
             return values[0].abs_upper() * parts[1][0] + values[1].abs_upper() * parts[0][0], linear
@@ -98,14 +91,14 @@ class Composed:
                 ways.append((self._length(squares, [p for _, p, _ in parts], found), True))
             else:
                 ways.append((sum((c.sqrt() * p for c, p, _ in parts), arb(0)), False))
-        return min(ways, key=lambda way: float(way[0].upper()) if way[0].is_finite() else 1e308)
+        return min(ways, key=lambda way: up(way[0]))
 
     def _length(self, squares: list[tuple[arb, int]], moved: list[arb], found: list[tuple[arb, bool]]) -> arb:
         """√Σ c_i ω_i²; `max √c_i ω_i` if the u_i are different inputs."""
         names = [self.graph.nodes[k] for _, k in squares]
         sizes = [c.sqrt() * p for (c, _), p in zip(squares, moved)]
         if all(n[0] == "input" for n in names) and len({n[2] for n in names}) == len(names):
-            return max(sizes, key=lambda x: float(x.upper()))
+            return max(sizes, key=up)
         return sum((s * s for s in sizes), arb(0)).sqrt()
 
     def _power(self, limit: Power, found: list[tuple[arb, bool]]) -> tuple[arb, bool]:
@@ -118,7 +111,7 @@ class Composed:
         ways = [(omega**e if omega > 0 else omega, False)] if e <= 1 else []
         if v > 0:
             ways.append((e * v.lower() ** (e - 1) * omega, linear))
-        return min(ways, key=lambda way: float(way[0].upper())) if ways else (NAN, False)
+        return min(ways, key=lambda way: up(way[0])) if ways else (NAN, False)
 
     def _log_product(self, limit: LogProduct, found: list[tuple[arb, bool]]) -> arb:
         """With q = |w|^s, s ≤ 1: `q(log c + (r/s) log q)` moves by `(|log c| + (r/s)(1 + log⁺ max q))·ω_q + (r/s)·η(ω_q)`.
@@ -171,10 +164,6 @@ class Expression:
         need(start.is_finite() and start.contains(0) and start.abs_upper() < 1e-9, f"known: {text} is not 0 at t = 0")
         return cls(text, graph)
 
-    @property
-    def constant(self) -> arb:
-        return self.at(arb(1))
-
     def at(self, distance: arb) -> arb:
         found: arb = self.graph.evaluate([distance.upper()])[0] if distance > 0 else arb(0)
         return found
@@ -183,9 +172,9 @@ class Expression:
 def _concave(graph: Graph, k: int) -> arb | None:
     """The largest value of a node on t ≥ 0 if it is nonnegative, nondecreasing and concave there (∞ if it grows); else None."""
     name, args, _ = graph.nodes[k]
-    limit, inf = graph.limits.get(k), arb("inf")
+    limit = graph.limits.get(k)
     if name == "input":
-        return inf
+        return INF
     if name == "const":
         value = arb(graph.nodes[k][2][0])
         return value if value >= 0 else None
@@ -193,7 +182,7 @@ def _concave(graph: Graph, k: int) -> arb | None:
         e = graph.nodes[limit.exponent]
         inner = _concave(graph, limit.base)
         exact = e[0] == "const" and 0 < e[2][0] <= 1
-        return None if inner is None or not exact else power_of(inner, arb(e[2][0])) if inner.is_finite() else inf
+        return None if inner is None or not exact else power_of(inner, arb(e[2][0])) if inner.is_finite() else INF
     if name == "neg":  # −q log q, for 0 ≤ q ≤ 1/e
         product = graph.limits.get(args[0])
         plain = isinstance(product, LogProduct) and product.power == product.inner == 1 and not product.others
@@ -219,9 +208,7 @@ def _over(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
 _SHAPES: dict[str, Callable[[Graph, Sequence[int], list[arb]], arb | None]] = {
     "add": lambda g, a, x: sum(x, arb(0)),
     "sum": lambda g, a, x: sum(x, arb(0)),
-    "min": lambda g, a, x: (
-        x[0] if not x[0].is_finite() and not x[1].is_finite() else min(x, key=lambda v: float(v.upper()))
-    ),
+    "min": lambda g, a, x: min(x, key=up),
     "mul": _times,
     "div": _over,
     "sqrt": lambda g, a, x: x[0].sqrt() if x[0].is_finite() else x[0],

@@ -13,23 +13,9 @@ from flint import acb, arb, arb_mat, ctx
 from partita_check.clock import clock
 from partita_check.graph import Choices, Graph
 
-__all__ = [
-    "RADII",
-    "Basis",
-    "Ends",
-    "balls",
-    "down",
-    "enclose",
-    "left_out",
-    "norm",
-    "pieces_above",
-    "spread",
-    "tiles",
-    "transform",
-    "up",
-]
+__all__ = ["INF", "Basis", "Ends", "balls", "enclose", "grown", "halves", "norm", "pieces_above", "spread", "up"]
 
-RADII = (2, 3, 4, 6, 8, 12, 16, 24, 48)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
+RADII = (48, 24, 16, 12, 8, 6, 4, 3, 2)  # ρ: sums of the semiaxes of the Bernstein ellipses tried
 INF = arb("inf")
 Ends = tuple[tuple[float, float], ...]  # a box
 
@@ -52,6 +38,18 @@ def balls(ends: Ends) -> tuple[list[arb], list[arb], list[arb]]:
         [(a + b) / 2 for a, b in zip(lows, highs)],
         [(b - a) / 2 for a, b in zip(lows, highs)],
     )
+
+
+def grown(ends: Ends, by: Sequence[arb]) -> Ends:
+    """A box with every side moved outward."""
+    return tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, by))
+
+
+def halves(ends: Ends, axis: int) -> list[Ends]:
+    """A box cut in the middle of one side; the halves share the cut."""
+    (lo, hi), before, after = ends[axis], ends[:axis], ends[axis + 1 :]
+    middle = lo / 2 + hi / 2
+    return [(*before, (lo, middle), *after), (*before, (middle, hi), *after)]
 
 
 class Basis:
@@ -88,7 +86,7 @@ def tiles(radius: int, columns: int, rows: int) -> tuple[acb, ...]:
     """
     wide, tall = (radius + 1 / radius) / 2, (radius - 1 / radius) / 2
     found = []
-    for i, j in product(range(-columns, columns), range(rows)):
+    for j, i in product(reversed(range(rows)), range(-columns, columns)):  # poles are met soonest at the top
         corner = (min(abs(i), abs(i + 1)) / columns, j / rows)
         if corner[0] ** 2 + corner[1] ** 2 < 1.0001:
             x, y = arb(i).union(i + 1) * wide / columns, arb(j).union(j + 1) * tall / rows
@@ -108,20 +106,16 @@ def best_rest(size_on: Any, n: int, columns: int, rows: int, skip: int = 1) -> a
     """The least of what interpolation leaves, over the ellipses tried; `size_on(t)` bounds the function on a rectangle."""
     best = INF
     for rho in RADII[::skip]:
-        size = arb(0)
+        sizes = list[arb]()
         for t in tiles(rho, columns, rows):
-            size = _larger(size, size_on(t))
-            if not size.is_finite():
+            sizes.append(size_on(t))
+            if not sizes[-1].is_finite():
                 break
-        found = left_out(size, rho, n)
+        found = left_out(norm(sizes), rho, n)
         if not found < best and best.is_finite():
             break
         best = found if found < best else best
     return best
-
-
-def _larger(a: arb, b: arb) -> arb:
-    return b if b > a else a if b <= a else INF
 
 
 def transform(flat: Sequence[arb], matrices: Sequence[arb_mat]) -> list[arb]:
@@ -134,10 +128,8 @@ def transform(flat: Sequence[arb], matrices: Sequence[arb_mat]) -> list[arb]:
 
 def norm(coefficients: Sequence[arb]) -> arb:
     """`max |b|`: at least the supremum of the polynomial; infinite if anything is not finite."""
-    largest = arb(0)
-    for b in coefficients:
-        largest = _larger(largest, b.abs_upper())
-    return largest
+    sizes = [b.abs_upper() for b in coefficients]
+    return max(sizes, default=arb(0)) if sum(sizes, arb(0)).is_finite() else INF  # comparisons with NaN are false
 
 
 def pieces_above(
@@ -158,11 +150,8 @@ def pieces_above(
         if parts > most or len(path) > 40 * m or any(b[k].abs_lower() > target for k in corners):
             yield size, b, path
             continue
-        after = (basis.n + 1) ** (m - 1 - len(path) % m)
-        block = (basis.n + 1) * after
         for side, half in enumerate(basis.halves):
-            rows = [(half * arb_mat(basis.n + 1, after, b[k : k + block])).entries() for k in range(0, len(b), block)]
-            child = [x for row in rows for x in row]
+            child = transform(b, [half])  # the next axis is then the first
             waiting.append((norm(child), child, [*path, side]))
 
 
@@ -173,18 +162,27 @@ def enclose(graph: Graph, ends: Ends, n: int, choices: Choices, columns: int, ro
     others real. Not finite where no ellipse is proved to be free of singularities.
     """
     (box, middle, radius), basis, rests = balls(ends), Basis.of(n), []
-    center = graph.evaluate(middle, choices)[0]
+    out, around = graph.outputs[0], graph.all_values(box, choices)
+    at_middle = graph.all_values(middle, choices)
     for i in range(len(ends)):
 
         def size_on(t: acb, i: int = i) -> arb:
-            value = graph.evaluate([*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]], choices)[0]
-            size: arb = (value - center).abs_upper()
+            point = [*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]]
+            size: arb = (graph.moved(around, i, point, choices)[out] - at_middle[out]).abs_upper()
             return size
 
         rests.append(best_rest(size_on, n, columns, rows, 2) * math.prod([basis.lebesgue] * i, start=arb(1)))
-    columns_of_nodes = [[middle[i] + radius[i] * t for t in basis.nodes] for i in range(len(ends))]
-    table = [graph.evaluate(point, choices)[0] for point in product(*columns_of_nodes)]
-    return transform(table, [basis.to_bernstein] * len(ends)), rests
+
+    def values(point: list[arb], axis: int, before: list[Any]) -> Iterator[arb]:
+        """f at the products of nodes of this axis and those behind it, row-major."""
+        if axis == len(ends):
+            yield before[out]
+            return
+        for t in basis.nodes:
+            moved = [*point[:axis], middle[axis] + radius[axis] * t, *point[axis + 1 :]]
+            yield from values(moved, axis + 1, graph.moved(before, axis, moved, choices))
+
+    return transform(list(values(middle, 0, at_middle)), [basis.to_bernstein] * len(ends)), rests
 
 
 @cache

@@ -25,6 +25,7 @@ MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {"F64": ("float64", "d", 8), "F32": ("float32", "f", 4)}
 
+KINDS = ("proved", "proved_given", "estimated")
 SCHEMAS = (1, 2)  # of certificates; 2 adds words to terms and assumptions, which are not used here
 
 
@@ -165,10 +166,8 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         found[name] = Tensor(dtype, shape, numbers, body[start:end])
         clock.tick()
         spans.append((start, end))
-    ends = [0, *(end for _, end in sorted(spans))]
-    need(
-        [start for start, _ in sorted(spans)] == ends[:-1] and ends[-1] == len(body), f"{TENSORS} has gaps or overlaps"
-    )
+    joints = [(0, 0), *sorted(spans), (len(body), len(body))]
+    need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{TENSORS} has gaps or overlaps")
     return found
 
 
@@ -204,18 +203,14 @@ def _read_folder(folder: Path) -> Stored:
         digest.update(f"{name}|torch.{own[name].dtype}|{own[name].shape}|".encode() + own[name].raw)
     need(digest.hexdigest() == model["sha256"], "the certificate is about other tensors")
     for name in ("type", "half_windows"):  # not every method writes them into its certificate
-        need(
-            name not in model or model[name] == described["head"].get(name),
-            f"the certificate's {name} is not the head's",
-        )
+        same = name not in model or model[name] == described["head"].get(name)
+        need(same, f"the certificate's {name} is not the head's")
     lo, hi, points, fill, shapes, region = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
     need(shapes == described["head"]["input_shapes"], "the head's inputs are not the domain's")
     outputs = _counts(described["head"]["output_shape"], "output_shape", 1)
     head = _head(described["head"], own, len(lo), math.prod(outputs))
-    graph, claim = (
-        _function(described["target"], certificate["function"], len(lo), outputs),
-        _claim(certificate, len(lo)),
-    )
+    graph = _function(described["target"], certificate["function"], len(lo), outputs)
+    claim = _claim(certificate, len(lo))
     need(claim.semantics in (head.dtype, "real"), f"semantics is {claim.semantics}, but the head is {head.dtype}")
     need(graph is not None or claim.kind != "proved", "the claim is proved, but its function is not stored")
     parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
@@ -225,20 +220,15 @@ def _read_folder(folder: Path) -> Stored:
 
 def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, ...]:
     """Both files must describe the same domain: ends (or points), fill distance, shapes of the arguments."""
-    need(
-        isinstance(described, list) and len(described) == len(certified) and len(described) in (1, 2),
-        "expected one or two domains",
-    )
+    need(len(described) == len(certified) and len(described) in (1, 2), "expected one or two domains")
     if cloud is not None:
         shape, fill = cloud.shape[1:], read_hex(described[0]["fill_distance"], "fill_distance")
         ours = {"type": "point_cloud", "shape": list(shape), "points": cloud.shape[0], "fill_distance": fill.hex()}
         ours["sha256"] = hashlib.sha256(cloud.raw).hexdigest()
         said = {k: certified[0][k] for k in ours}
         m, flat = math.prod(shape), cloud.numbers.tolist()
-        need(
-            ours == said and len(described) == 1 and described[0]["type"] == "point_cloud",
-            "the two files describe different domains",
-        )
+        alone = len(described) == 1 and described[0]["type"] == "point_cloud"
+        need(ours == said and alone, "the two files describe different domains")
         need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: invalid points")
         rows = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
         return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)], None
@@ -261,9 +251,9 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     need(kind in ("grid", "scattered", "train"), f"head: unknown type {kind!r}")
     need(described["dtype"] == dtype and {t.dtype for t in own.values()} == {dtype}, "the tensors differ in dtype")
     need(
-        own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()) and min(rates) > 0,
-        "inverse_temperature has the wrong shape, or is not positive",
+        own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()), "wrong shape of inverse_temperature"
     )
+    need(min(rates) > 0, "inverse_temperature is not positive")
     axes, centers, windows = tuple[Sequence[float], ...](), tuple[tuple[float, ...], ...](), tuple[int, ...]()
     if kind == "scattered":
         known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, own["centers"].numbers.tolist()
@@ -273,8 +263,7 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
         axes, names = tuple(own[f"centers_{i}"].numbers for i in range(m)), [f"centers_{i}" for i in range(m)]
         known = {*names, *(("values", "value_slopes", "origin") if kind == "grid" else (f"core_{i}" for i in range(m)))}
         need(
-            all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)),
-            "an axis of centers has the wrong shape",
+            all(own[name].shape == (len(a),) and a for name, a in zip(names, axes)), "wrong shape of an axis of centers"
         )
         need(all(x < y for a in axes for x, y in pairwise(a)), "the centers of an axis must increase")
         windows = _counts(described["half_windows"], "half_windows", 1) if kind == "grid" else (1,) * m
@@ -284,10 +273,7 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     if kind == "train":
         return Head(kind, dtype, keys, axes, centers, rates, ((0.0,),) * outputs, None, None, None, windows)
     shapes = {"values": (keys, outputs), "value_slopes": (keys, outputs, m), "origin": (m,), "powers": (keys,)}
-    need(
-        all(own[name].shape == shape for name, shape in shapes.items() if name in own or name == "values"),
-        "a tensor has the wrong shape",
-    )
+    need("values" in own and all(own[k].shape == shapes[k] for k in shapes if k in own), "wrong shape of a tensor")
     need(kind == "scattered" or ("origin" in own) == ("value_slopes" in own), "slopes without origin, or vice versa")
     part = {name: own[name].numbers for name in shapes if name in own}
     values = tuple(own["values"].numbers[o::outputs] for o in range(outputs))
@@ -311,18 +297,12 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
 
 
 def _claim(c: dict[str, Any], m: int) -> Claim:
-    need(
-        c["schema"] in SCHEMAS and c["kind"] in ("proved", "proved_given", "estimated"),
-        "certificate: unknown kind or schema",
-    )
+    need(c["schema"] in SCHEMAS and c["kind"] in KINDS, "certificate: unknown kind or schema")
     need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "unknown semantics or norm")
     norm, estimated = float(c["norm"]), c["kind"] == "estimated"
     bound, seen = (None if c[k] is None else read_hex(c[k], k) for k in ("error_bound", "error_estimate"))
-    need(
-        norm >= 1 and (bound is None) == estimated and (seen is not None) == estimated,
-        "certificate: the norm is below 1, or kind, bound and estimate do not fit",
-    )
-    need(bound is None or bound >= 0, "error_bound is negative")
+    need((bound is None) == estimated == (seen is not None), "certificate: kind, bound and estimate do not fit")
+    need(norm >= 1 and (bound is None or bound >= 0), "certificate: the norm is below 1, or error_bound is negative")
     need(isinstance(c["known"], dict), "known is not an object")
     need(all(isinstance(x, dict) for name in ("terms", "assumptions") for x in c[name]), "invalid terms or assumptions")
     listed = tuple((str(a["statement"]), str(a["vouched_by"])) for a in c["assumptions"])

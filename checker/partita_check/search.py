@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from flint import arb
 
 from partita_check.clock import TimeOver
-from partita_check.polynomials import Ends, up
+from partita_check.polynomials import Ends, halves, up
 
 __all__ = ["Measured", "search"]
+
+LOOKS = 8  # boxes between two suspects that are looked at
 
 
 class Measured(NamedTuple):
@@ -53,7 +55,8 @@ def search(
             found.bound if supremum or not 0 < found.bound < math.inf else up(volume * arb(found.bound) ** arb(norm))
         )
         heapq.heappush(heap, (-share, boxes, ends, found))
-        return supremum and found.suspect is not None and found.bound > goal() and refuted(found.suspect)
+        suspect = found.suspect if supremum and boxes % LOOKS == 1 else None
+        return suspect is not None and found.bound > goal() and refuted(suspect)
 
     def bound() -> float:
         if supremum:
@@ -73,14 +76,13 @@ def search(
             look = boxes + boxes // 4 + 8
         whole = heapq.heappop(heap)
         share, _, ends, found = whole
-        lo, hi = ends[found.axis]
-        middle = lo / 2 + hi / 2
-        if not lo < middle < hi:  # it cannot be halved
+        parts = halves(ends, found.axis)
+        if ends in parts:  # it cannot be halved
             stuck = max(stuck, -share) if supremum else up(arb(stuck) - arb(share))
             continue
         try:
-            for half in ((lo, middle), (middle, hi)):
-                stop = stop or add((*ends[: found.axis], half, *ends[found.axis + 1 :]), found.state)
+            for half in parts:
+                stop = stop or add(half, found.state)
         except TimeOver:
             heapq.heappush(heap, whole)  # its halves do not cover it yet; a half counted twice does no harm
             break

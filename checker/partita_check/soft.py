@@ -7,6 +7,7 @@ exponential of a linear function of t, also for complex t. Interpolation at Cheb
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import cached_property
 
 from flint import acb, arb, arb_mat
@@ -44,11 +45,18 @@ class AxisPart:
     def __init__(self, grid: SoftGrid, axis: int, ends: tuple[float, float], n: int) -> None:
         centers, rate, basis = grid.axes[axis], grid.rates[axis], Basis.of(n)
         (x,), (middle,), (radius,) = balls((ends,))
-        nearest = min(centers, key=lambda c: abs(float(c) - ends[0] / 2 - ends[1] / 2))
-        trail = [rate * (c - nearest) * (x - (c + nearest) / 2) for c in centers]
-        kept = [k for k, s in enumerate(trail) if not s.upper() < FORGOTTEN]
-        self.first, self.end = kept[0], kept[-1] + 1
-        self.forgotten = sum((s.upper().exp() for s in (*trail[: self.first], *trail[self.end :])), arb(0))
+        self.first = min(bisect_left(grid.head.axes[axis], ends[0] / 2 + ends[1] / 2), len(centers) - 1)
+        self.end, best = self.first + 1, centers[self.first]
+
+        def trails(k: int) -> bool:
+            """Also true of all centers beyond k, on the same side of the best one."""
+            return bool((rate * (centers[k] - best) * (x - (centers[k] + best) / 2)).upper() < FORGOTTEN)
+
+        while self.first > 0 and not trails(self.first - 1):
+            self.first -= 1
+        while self.end < len(centers) and not trails(self.end):
+            self.end += 1
+        self.forgotten = (len(centers) - (self.end - self.first)) * arb(FORGOTTEN).exp()
         near, tall = centers[self.first : self.end], grid.tallest[axis][self.first : self.end]
         lines = [(-rate * (middle - c) * (middle - c) / 2, rate * (c - middle) * radius) for c in near]
 
@@ -122,7 +130,8 @@ class SoftGrid:
         for choices in ways:
             table, rests = enclose(graph, own, n, choices, COLUMNS, ROWS) if choices is not None else ([], [INF])
             if not sum(rests, arb(0)) < self.slack:  # f between two numbers: where it is not analytic, or too wide
-                flat = norm([x - graph.evaluate(balls(own)[0])[0] for x in net]) + rest_net
+                value = graph.evaluate(balls(own)[0])[0]
+                flat = norm([x - value for x in net]) + rest_net
                 poor = max(range(len(rests)), key=lambda i: up(rests[i]))
                 known = choices is not None and up(rests[poor]) < math.inf
                 return Measured(up(flat), support[poor] if known else worst.axis)
@@ -151,14 +160,15 @@ class SoftGrid:
 
 
 def _corner(part: list[arb], n: int, path: list[int], ends: Ends) -> tuple[float, ...]:
-    """The corner of a part at which the polynomial is largest."""
+    """The corner of a part at which the polynomial is largest; every halving put one axis behind the others."""
     m, pairs = len(ends), [list(pair) for pair in ends]
     for step, side in enumerate(path):
         pairs[step % m][1 - side] = sum(pairs[step % m]) / 2
     best, where = -1.0, tuple(a for a, _ in ends)
     for corner in range(2**m):
         sides = [(corner >> (m - 1 - i)) & 1 for i in range(m)]
-        size = abs(float(part[sum(s * n * (n + 1) ** (m - 1 - i) for i, s in enumerate(sides))].mid()))
+        places = (s * n * (n + 1) ** ((len(path) - 1 - i) % m) for i, s in enumerate(sides))
+        size = abs(float(part[sum(places)].mid()))
         if size > best:
             best, where = size, tuple(pairs[i][s] for i, s in enumerate(sides))
     return where

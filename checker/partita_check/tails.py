@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,11 +10,11 @@ from fractions import Fraction
 from flint import arb, arb_series
 
 from partita_check.graph import Graph
-from partita_check.limits import LogProduct, ball, powers_of
+from partita_check.limits import LogProduct, ball, powers_of, scaled_power
+from partita_check.polynomials import INF
 
 __all__ = ["clipped", "tail_norm"]
 
-INF = arb("inf")
 AFFINE = ("input", "const", "add", "sub", "neg", "sum", "mul", "div")
 
 
@@ -56,12 +57,10 @@ def tail_norm(graph: Graph, box: Sequence[arb], sides: Sequence[arb], clip: floa
             if not bounded <= clip:
                 return INF
             continue
-        cut, own = (arb(clip) - bounded) / len(terms), arb(0)
+        cut = (arb(clip) - bounded) / len(terms)
         if not cut > 0:
             return INF
-        for size, power, line, log in terms:
-            own += _tail(size, power, line, log, cut.lower(), p, values)
-        total += own**p
+        total += sum((_tail(*term, cut.lower(), p, values) for term in terms), arb(0)) ** p
     return total ** (1 / p) if total > 0 else arb(0)
 
 
@@ -111,15 +110,10 @@ def _singular(
             base, alpha = node, -power
         elif base < 0 and power == 1 and graph.nodes[node][0] == "log":
             argument = graph.nodes[node][1][0]
-            inside = powers_of(graph.nodes, argument)
-            constants = [j for j in inside or {} if graph.nodes[j][0] == "const"]
-            rest = [j for j in inside or {} if j not in constants]
-            if inside is None or len(rest) != 1 or not inside[rest[0]] > 0:
+            inside = scaled_power(graph.nodes, argument)
+            if inside is None:
                 return None
-            scale = arb(1)
-            for j in constants:
-                scale *= abs(arb(graph.nodes[j][2][0])) ** ball(inside[j])
-            base, log = rest[0], LogProduct(rest[0], argument, Fraction(1), inside[rest[0]], scale, ())
+            base, log = inside[1], LogProduct(inside[1], argument, Fraction(1), inside[2], inside[0], ())
         else:
             return None
     line = _line(graph, box, sides, base) if base >= 0 else None
@@ -144,8 +138,7 @@ def _line(graph: Graph, box: Sequence[arb], sides: Sequence[arb], base: int) -> 
     moving = [i for i, s in enumerate(slopes) if not s.is_zero()]
     if len(moving) != 1 or not slopes[moving[0]].abs_lower() > 0:
         return None
-    value, others = only.evaluate(list(box))[0], arb(1)
-    for i, side in enumerate(sides):
-        others *= side if i != moving[0] else 1
+    value = only.evaluate(list(box))[0]
+    others = math.prod((side for i, side in enumerate(sides) if i != moving[0]), start=arb(1))
     one = value >= 0 or value <= 0
     return _Line(slopes[moving[0]].abs_lower(), 1 if one else 2, others)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, product
+from operator import mul
 from typing import Any
 
 from flint import arb, arb_mat, ctx, fmpq
@@ -31,7 +32,7 @@ from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
 from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
-from partita_check.polynomials import INF, Ends, balls, down, transform, up
+from partita_check.polynomials import INF, Ends, balls, down, grown, transform, up
 from partita_check.reading import Head, Stored
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
@@ -47,7 +48,6 @@ MOST_QUERY_KEYS = 2_000
 LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
-Affine = tuple[arb, list[arb]]  # at the middle of the box, slopes
 
 
 @dataclass
@@ -70,11 +70,7 @@ class Modulus:
         self.constant, self.exponent, self.axes = constant, exponent, axes
 
     def at(self, distance: arb) -> arb:
-        return (
-            self.constant * (distance if self.exponent == 1 else distance ** arb(self.exponent))
-            if distance > 0
-            else arb(0)
-        )
+        return self.constant * distance ** arb(self.exponent) if distance > 0 else arb(0)
 
 
 class Checker:
@@ -97,9 +93,7 @@ class Checker:
         plain: Ends = tuple(zip(stored.lo, stored.hi))
         narrow = self.semantics == "float32"  # inputs are float64: a narrower head moves them, perhaps across the ends
         self.shift = [arb(max(map(abs, pair))) * self.unit + self.tiniest if narrow else arb(0) for pair in plain]
-        self.ends = (
-            tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(plain, self.shift)) if narrow else plain
-        )
+        self.ends = grown(plain, self.shift) if narrow else plain
         self.region = stored.region
         box = math.prod((arb(b) - arb(a) for a, b in plain), start=arb(1))
         self.volume = box if self.region is None or self.sup else min(box, self.region.volume(), key=up)
@@ -112,9 +106,7 @@ class Checker:
     def without_tail(self, tail: Any) -> float:
         """What is left of the bound for the clipped function: its tail is computed, or assumed where the caller declared it."""
         clip, norm = read_hex(tail["clip"], "clip"), read_hex(tail["norm"], "tail")
-        need(
-            clip > 0 and norm >= 0 and not math.isinf(self.claim.norm), "known: a tail needs clip > 0 and a finite norm"
-        )
+        need(clip > 0 and norm >= 0 and self.claim.norm < math.inf, "known: a tail needs clip > 0 and a finite norm")
         if tail["declared"] is not False:
             self.assume(f"‖(|f| − {clip:.6g})₊‖_{self.claim.norm:g} ≤ {norm:.6g}")
         elif self.graph is None:
@@ -149,16 +141,12 @@ class Checker:
             yield from (source.choice(self.stored.points) for _ in range(count))
             return
         yield from product(*pairs) if self.m <= 6 else ()
-        if self.region is not None:
-            drawn = (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(100 * count))
-            yield from islice(filter(self.region.holds, drawn), count)
-            return
-        yield from (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(count))
+        drawn = (tuple(a + (b - a) * source.random() for a, b in pairs) for _ in range(100 * count))
+        yield from islice(drawn if self.region is None else filter(self.region.holds, drawn), count)
 
     def obstacle(self) -> str:
         """Why this head may not run as the rounding terms assume, anywhere in its domain."""
-        fill = self.stored.fill
-        hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends) if fill > 0 else self.ends
+        hull = grown(self.ends, [arb(self.stored.fill)] * self.m)
         return obstacle(self.head, hull, self.gaps, self.semantics) if self.head.kind != "train" else ""
 
     @property
@@ -175,18 +163,17 @@ class Checker:
 
     def outside(self, ends: Ends, times: int = 1) -> bool:
         """Whether a box holds no point that storing may have moved there from the region."""
-        grown = tuple((down(arb(a) - times * s), up(arb(b) + times * s)) for (a, b), s in zip(ends, self.shift))
-        return self.region is not None and self.region.outside(grown)
+        return self.region is not None and self.region.outside(grown(ends, [times * s for s in self.shift]))
 
     def moved_by_inputs(self) -> arb:
         """How far f may move when its input is stored in a narrower dtype: along segments that begin in the domain."""
-        pairs = [(i, s) for i, s in enumerate(self.shift) if s > 0]
-        away = partial(self.outside, times=2)
-        found = (
-            steepest(self.function, self.ends, i, 0.05 * self.bound / (self.m * up(s)), self.seconds, away) * s
-            for i, s in pairs
-        )
-        total = sum(found, arb(0))
+        little, away = 0.001 * self.bound / self.m, partial(self.outside, times=2)
+
+        def one(i: int, by: arb) -> arb:
+            enough = little / up(by)
+            return by * steepest(self.function, self.ends, i, lambda v: max(enough, 1.01 * v), self.seconds, away)
+
+        total = sum((one(i, s) for i, s in enumerate(self.shift) if s > 0), arb(0))
         return total if total.is_finite() else self.composed.at(length(self.shift))
 
     @cached_property
@@ -220,9 +207,8 @@ class Checker:
             """In L_p a point of the box is run where storing moved it."""
             if self.outside(ends):
                 return Measured(0.0, 0)
-            moves = self.sup or self.semantics != "float32"
-            grown = ends if moves else tuple((down(arb(a) - s), up(arb(b) + s)) for (a, b), s in zip(ends, self.shift))
-            return way.measure(grown, state)
+            stays = self.sup or self.semantics != "float32"
+            return way.measure(ends if stays else grown(ends, self.shift), state)
 
         options = (clock.deadline, self.claim.norm, self.outputs, self.look)
         found, boxes = search(measure, self.ends, lambda: target, *options)
@@ -240,162 +226,98 @@ class Checker:
             return arb(0)
         return (256 * (self.m + 8) * UNIT["float64"] * exponent - 44.99).exp() if self.unit > 0 else arb(0)
 
-    def piece_rows(self) -> tuple[int, list[Affine]] | None:
-        """f as sign · max of affine rows, each with its value at the middle of the box; None if it is not of this form."""
+    def piece_rows(self) -> tuple[int, list[arb_mat]] | None:
+        """f as sign · max of affine rows (at the middle of the box, slopes); None if it is not of this form."""
         found, middle = affine_pieces(self.function), balls(self.ends)[1]
         if found is None or min(map(len, found)) > 1:
             return None
         sign, many, one = (1, *found) if len(found[1]) == 1 else (-1, found[1], found[0])
         exact = [[arb(fmpq(x.numerator, x.denominator)) for x in (a - b for a, b in zip(row, one[0]))] for row in many]
-        return sign, [(row[0] + sum((s * x for s, x in zip(row[1:], middle)), arb(0)), row[1:]) for row in exact]
+        return sign, [arb_mat([[sum(map(mul, row[1:], middle), row[0]), *row[1:]]]) for row in exact]
 
     def by_pieces(self) -> tuple[float, str]:
         """f a maximum of affine pieces (or minus one), values that are the pieces, scores β times them: the soft-maximum lemma.
 
         With `V = max_j V_j` attained at k: `V − Σ w̃_j V_j ≤ Σ w̃_j (s_k − s_j)/β + 2τ ≤ (W + 2δ)/β + 2τ`, δ what scores are off
         by and τ how far score differences are from β times value differences. Suprema of affine functions are exact.
-        """
-        name, found = "affine pieces and the soft-maximum lemma", self.piece_rows()
-        if found is None:
-            return math.inf, name
-        (sign, rows), keys = found, range(self.head.keys)
-        cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.semantics, None), balls(self.ends)
-        values = [(sign * cells.value(j, 0, middle), [sign * s for s in cells.slope(j, 0)]) for j in keys]
-        scores = [(cells.score(j, middle), [r * c for r, c in zip(cells.rates, cells.centers[j])]) for j in keys]
-        beta, steep = arb(1), 0.0
-        for j, i in product(keys, range(self.m)):
-            rise = values[j][1][i] - values[0][1][i]
-            if abs(float(rise.mid())) > steep:
-                steep, beta = abs(float(rise.mid())), (scores[j][1][i] - scores[0][1][i]) / rise
 
-        above = partial(highest, radius)
-
-        def differ(a: Affine, b: Affine, scale: arb) -> Affine:
-            return (a[0] - b[0]) / scale, [(x - y) / scale for x, y in zip(a[1], b[1])]
-
-        pairs = [(differ(v, values[0], arb(1)), differ(s, scores[0], beta)) for v, s in zip(values, scores)]
-        tau = max((max(above(a, b), above(b, a), key=up) for a, b in pairs), key=up)
-        missing = [min((above(a, b) for b in values), key=up) for a in rows] + [
-            min((above(a, b) for b in rows), key=up) for a in values
-        ]
-        delta = cells.delta(cells.exponent) if self.head.keys > 1 else arb(0)
-        soft = (lambert(self.head.keys) + 2 * delta) / beta + 2 * tau + max(arb(0), *missing, key=up)
-        rounded = 1.01 * (self.m + 3) * self.unit * cells.largest + cells.lost + (self.m + 1) * self.tiniest
-        size = abs(self.function.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * self.m)) for a in rows), key=up)
-        rounded += 1.01 * (2 * self.head.keys + 4) * self.unit * (size + 2 * soft + rounded)
-        trail = self.cut(cells.exponent) * ((math.log(self.head.keys) + 45) / beta + 2 * soft + 2 * tau)
-        return up(soft + rounded + trail + self.moved_by_inputs()) if beta > 0 else math.inf, name
-
-    def by_query_keys(self) -> tuple[float, str]:
-        """The same where values are affine in z_K alone: every piece has a pair of keys for each axis of z_Q that it depends on.
-
-        If the scores are S_J + t_c, the weights are a product. The piece at `z_Q = middle + p_c`, averaged over the corners c, is
+        Where values are affine in z_K alone, every piece has a pair of keys for each axis of z_Q that it depends on. If the
+        scores are S_J + t_c, the weights are a product. The piece at `z_Q = middle + p_c`, averaged over the corners c, is
         the piece at z_Q up to its slope there times `|Σ_c u_c p_c − (z_Q − middle)|`, u = softmax(t): that sum is
         `p sinh(x)/(cosh(x) + C)` with C the other axes' cosh. Given the piece, scores that are off by δ move it by `p δ` at most.
         """
-        name, found, proof = "affine pieces, and keys that read z_Q", self.piece_rows(), self.claim.proof
-        head, m = self.head, self.m
-        if found is None or head.slopes is None:
+        name, found, reach = (
+            "affine pieces and the soft-maximum lemma",
+            self.piece_rows(),
+            self.claim.proof.get("reach"),
+        )
+        if found is None:
             return math.inf, name
-        (sign, rows), slopes = found, head.slopes
-        cells, (_, middle, radius) = Cells(head, None, self.ends, self.semantics, None), balls(self.ends)
-        above = partial(highest, radius)
-        axes = [i for i in range(m) if not any(slopes[i::m]) and any(row[1][i] != 0 for row in rows)]
-        corners = [(i, s) for i in axes for s in (1, -1)]
-        if not axes or head.keys % len(corners) or not head.keys <= MOST_QUERY_KEYS:
+        (sign, rows), m, keys = found, self.m, self.head.keys
+        cells, (_, middle, radius) = Cells(self.head, None, self.ends, self.semantics, None), balls(self.ends)
+        values = [sign * arb_mat([[cells.value(j, 0, middle), *cells.slope(j, 0)]]) for j in range(keys)]
+        tilted = [[r * (c - x) for r, c, x in zip(cells.rates, center, middle)] for center in cells.centers]
+        scores = [arb_mat([[cells.score(j, middle), *tilt]]) for j, tilt in enumerate(tilted)]
+
+        def above(a: arb_mat, b: arb_mat) -> arb:
+            """sup (a − b) over the box."""
+            return a[0, 0] - b[0, 0] + sum((abs(a[0, i + 1] - b[0, i + 1]) * r for i, r in enumerate(radius)), arb(0))
+
+        def apart(a: arb_mat, b: arb_mat) -> arb:
+            return max(above(a, b), above(b, a), key=up)
+
+        axes = list[int]()  # of z_Q, counted from 1
+        if reach is not None and keys <= MOST_QUERY_KEYS:
+            held, used = ([i for i in range(1, m + 1) if any(row[0, i] != 0 for row in of)] for of in (values, rows))
+            axes = [i for i in used if i not in held]
+        count, far = 2 * len(axes) or 1, {i: read_hex(reach, "reach") * radius[i - 1] for i in axes}
+        if keys % count or not all(x > 0 for x in far.values()):
             return math.inf, name
-        reach = arb(read_hex(proof.get("reach"), "reach"))
-        groups = [range(k, k + len(corners)) for k in range(0, head.keys, len(corners))]
-        values = [(sign * cells.value(j, 0, middle), [sign * s for s in cells.slope(j, 0)]) for j in range(head.keys)]
-        scores = [
-            (cells.score(j, middle), [r * (c - x) for r, c, x in zip(cells.rates, cells.centers[j], middle)])
-            for j in range(head.keys)
-        ]
-
-        def mean(group: range, of: list[Affine]) -> Affine:
-            count = len(group)
-            return sum((of[j][0] for j in group), arb(0)) / count, [
-                sum((of[j][1][i] for j in group), arb(0)) / count for i in range(m)
-            ]
-
-        def half(group: range, of: list[Affine], i: int) -> Affine:
-            """Half the difference of the two keys of an axis."""
-            a, b = (of[group[corners.index((i, s))]] for s in (1, -1))
-            return (a[0] - b[0]) / 2, [(x - y) / 2 for x, y in zip(a[1], b[1])]
-
-        used = list[Affine]()  # which piece a group holds, as far as its numbers tell
-        for group in groups:
-            start, flat = mean(group, values)
-            tilted = [half(group, values, i)[0] / (reach * radius[i]) if i in axes else s for i, s in enumerate(flat)]
-            guess = (start, tilted)
-            used.append(min(rows, key=lambda row: up(max(above(row, guess), above(guess, row), key=up))))
-        points, tilts = dict[int, arb](), dict[int, arb]()
-        for i in axes:
-            steep = max(range(len(used)), key=lambda g: abs(float(used[g][1][i].mid())))
-            points[i] = half(groups[steep], values, i)[0] / used[steep][1][i]
-            tilts[i] = half(groups[0], scores, i)[1][i]
-        off_value = off_score = arb(0)
-        for group, piece in zip(groups, used):
-            whole = mean(group, scores)
-            for j, (i, s) in zip(group, corners):
+        tilts = {i: (scores[2 * k][0, i] - scores[2 * k + 1][0, i]) / 2 for k, i in enumerate(axes)}
+        pieces, tops, off_value, off_score = list[arb_mat](), list[arb_mat](), arb(0), arb(0)
+        for start in range(0, keys, count):
+            group = range(start, start + count)
+            piece, top = (sum((of[j] for j in group), arb_mat(1, m + 1)) / count for of in (values, scores))
+            for k, i in enumerate(axes):
+                piece[0, i] = (values[start + 2 * k][0, 0] - values[start + 2 * k + 1][0, 0]) / (2 * far[i])
+            for j in group:
                 clock.tick()
-                at = (
-                    piece[0] + s * points[i] * piece[1][i],
-                    [arb(0) if k in axes else x for k, x in enumerate(piece[1])],
-                )
-                read = whole[0], [x + (s * tilts[i] if k == i else 0) for k, x in enumerate(whole[1])]
-                off_value = max(off_value, above(values[j], at), above(at, values[j]), key=up)
-                off_score = max(off_score, above(scores[j], read), above(read, scores[j]), key=up)
-        delta = cells.delta(cells.exponent) + off_score
-        soft, beta = arb(0), arb(1)
-        if len(groups) > 1:
-            means, steepest_rise = [mean(group, scores) for group in groups], 0.0
-            for g, i in product(range(len(groups)), range(m)):
-                rise = used[g][1][i] - used[0][1][i]
-                if abs(float(rise.mid())) > steepest_rise:
-                    steepest_rise = abs(float(rise.mid()))
-                    beta = (means[g][1][i] - means[0][1][i]) / rise
-            if not beta > 0:
-                return math.inf, name
-            pairs = [
-                (
-                    ((s[0] - means[0][0]) / beta, [(x - y) / beta for x, y in zip(s[1], means[0][1])]),
-                    (v[0] - used[0][0], [x - y for x, y in zip(v[1], used[0][1])]),
-                )
-                for s, v in zip(means, used)
-            ]
-            tau = max((max(above(a, b), above(b, a), key=up) for a, b in pairs), key=up)
-            soft = (lambert(len(groups)) + 2 * delta) / beta + 2 * tau
-        soft += max(arb(0), *(min((above(row, piece) for piece in used), key=up) for row in rows), key=up)
-        missed, moved, size_read = arb(0), arb(0), arb(0)
-        for piece in used:
-            steep_by = {i: abs(piece[1][i]) for i in axes}
-            total = sum((steep_by[i] * self._misread(i, points, tilts, radius) for i in axes), arb(0))
-            missed = max(missed, total, key=up)
-            far = sum((steep_by[i] * abs(points[i]) for i in axes), arb(0))
-            moved = max(moved, far * delta, key=up)
-            size_read = max(size_read, far + sum((steep_by[i] * radius[i] for i in axes), arb(0)), key=up)
-        rounded = 1.01 * (m + 3) * self.unit * cells.largest + cells.lost + (m + 1) * self.tiniest
-        size = abs(self.function.evaluate(middle)[0]) + max((above(a, (a[0], [arb(0)] * m)) for a in rows), key=up)
-        everything = soft + missed + moved + off_value
-        rounded += 1.01 * (2 * head.keys + 4) * self.unit * (size + 2 * everything + size_read + rounded)
-        trail = self.cut(cells.exponent) * ((math.log(head.keys) + 45) / beta + 2 * everything + 2 * size_read)
-        return up(everything + rounded + trail + self.moved_by_inputs()), name
+                at, read = piece * 1, top * 1
+                for i in axes:
+                    at[0, i] = 0
+                if axes:
+                    i, side = axes[(j - start) // 2], (-1) ** (j - start)
+                    at[0, 0], read[0, i] = at[0, 0] + side * far[i] * piece[0, i], read[0, i] + side * tilts[i]
+                off_value = max(off_value, apart(values[j], at), key=up)
+                off_score = max(off_score, apart(scores[j], read), key=up)
+            pieces.append(piece)
+            tops.append(top)
+        rises = [
+            (p[0, i] - pieces[0][0, i], t[0, i] - tops[0][0, i]) for p, t in zip(pieces, tops) for i in range(1, m + 1)
+        ]
+        rise, steeper = max(rises, key=lambda pair: abs(float(pair[0].mid())))
+        beta = steeper / rise if rise != 0 else arb(1)
+        if not beta > 0:
+            return math.inf, name
+        delta = cells.delta(cells.exponent) + off_score if keys > 1 else arb(0)
+        tau = max((apart(p - pieces[0], (t - tops[0]) / beta) for p, t in zip(pieces, tops)), key=up)
+        missing = [min((above(a, b) for b in pieces), key=up) for a in rows]
+        missing += [min((above(a, b) for b in rows), key=up) for a in pieces]
 
-    def _misread(self, i: int, points: dict[int, arb], tilts: dict[int, arb], radius: list[arb]) -> arb:
-        """`sup |p sinh(x)/(cosh(x) + C) − z|`, x = tilt·z, |z| ≤ r: on short pieces, where `sinh(x)/x` and cosh grow with |x|."""
-        reach, tilt, pieces = radius[i], tilts[i], 400
-        least = arb(len(tilts) - 1)
-        most = sum(((tilts[k] * radius[k]).cosh() for k in tilts if k != i), arb(0))
-        worst = arb(0)
-        for k in range(pieces):
-            low, high = reach * k / pieces, reach * (k + 1) / pieces
-            bottom = tilt if k == 0 else (tilt * low).sinh() / low
-            top = (tilt * high).sinh() / high
-            above = points[i] * top / ((tilt * low).cosh() + least) - 1
-            below = 1 - points[i] * bottom / ((tilt * high).cosh() + most)
-            worst = max(worst, above * high, below * high, key=up)
-        return worst
+        def along(by: dict[int, arb]) -> arb:
+            """How far the pieces move by such steps of z_Q."""
+            return max((sum((abs(p[0, i]) * x for i, x in by.items()), arb(0)) for p in pieces), key=up)
+
+        soft = (lambert(len(pieces)) + 2 * delta) / beta + 2 * tau + max(arb(0), *missing, key=up)
+        soft += along({i: misread(i, far[i], tilts, radius) for i in axes}) + along(far) * delta + off_value
+        away = along({i: far[i] + radius[i - 1] for i in axes})
+        rounded = 1.01 * (m + 3) * self.unit * cells.largest + cells.lost + (m + 1) * self.tiniest
+        size = abs(self.function.evaluate(middle)[0]) + max(
+            (above(a, arb_mat([[a[0, 0]] + [0] * m])) for a in rows), key=up
+        )
+        rounded += 1.01 * (2 * keys + 4) * self.unit * (size + 2 * soft + away + rounded)
+        trail = self.cut(cells.exponent) * ((math.log(keys) + 45) / beta + 3 * soft + 2 * away)
+        return up(soft + rounded + trail + self.moved_by_inputs()), name
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
@@ -430,7 +352,13 @@ class Checker:
 
     def modulus(self, hull: Ends, enough: float) -> Modulus | Composed | Expression:
         """How fast f moves: from its graph, or, if that does not do and the caller vouches for it, as declared."""
-        own = Modulus(steepest(self.graph, hull, None, enough, self.seconds)) if self.graph is not None else None
+
+        def goal(attained: float) -> float:
+            return (
+                math.inf if attained > enough > 0 else max(enough, attained * (1 + 1e-13))
+            )  # hopeless, or good enough
+
+        own = Modulus(steepest(self.graph, hull, None, goal, self.seconds)) if self.graph is not None else None
         if own is not None and not self.vouched and not own.constant.is_finite():
             return self.composed  # steep somewhere
         return own if own is not None and (own.constant <= enough or not self.vouched) else self.declared
@@ -442,19 +370,23 @@ class Checker:
         delta, shift = score_error(gaps, self.semantics), [arb(0) if average else s for s in self.shift]
         if average:  # z is averaged over all reals, the head sees it rounded
             delta += sum((2 * g.rate * s * (g.window + s) for g, s in zip(gaps, self.shift)), arb(0))
-        grown, first = (2 * delta).exp(), arb(self.claim.norm if average else 1)
+        wider, first = (2 * delta).exp(), arb(self.claim.norm if average else 1)
         second = max(first, arb(2), key=up)
         added = window_mass(gaps) * self.spread + self.sums(self.largest) + self.value_error()
         distance = sum((g.reach(second, average) ** (2 / second) for g in gaps), arb(0)).sqrt()
         left = arb(self.bound) / self.factor - added
         if not (distance.is_finite() and left > 0):
             return math.inf, name
-        known = self.modulus(hull, down(left / (distance * grown + length(shift))))
-        found = known.at(distance) * grown + known.at(length(shift))
+        known = self.modulus(hull, down(left / (distance * wider + length(shift))))
+        found = known.at(distance) * wider + known.at(length(shift))
         if not found <= left and (known.axes is not None or self.graph is not None):
             firsts = [g.reach(first, average) ** (1 / first) for g in gaps]
-            axes = known.axes or [steepest(self.function, hull, i, 0.0, self.seconds / 2) for i in range(self.m)]
-            found = min(found, sum((v * (f * grown + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
+
+            def slope(i: int) -> arb:
+                return steepest(self.function, hull, i, lambda attained: attained * (1 + 1e-13), self.seconds / 2)
+
+            axes = known.axes or [slope(i) for i in range(self.m)]
+            found = min(found, sum((v * (f * wider + s) for v, f, s in zip(axes, firsts, shift)), arb(0)), key=up)
         return up((found + added) * self.factor + self.jumps()), name
 
     def by_tangents(self) -> tuple[float, str]:
@@ -543,16 +475,15 @@ class Checker:
         covered = self.covered() if self.region is not None else max((nearest(p, centers) for p in points), key=up)
         radius = covered + fill + shift
         distance = (radius * radius + 2 * lambert(self.head.keys) / self.head.rates[0]).sqrt()
-        grown, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
-        hull = tuple((down(arb(a) - fill), up(arb(b) + fill)) for a, b in self.ends)
-        known = self.modulus(hull, down((arb(self.bound) - added) / (distance * grown + shift)))
+        wider, added = (2 * self.delta(radius)).exp(), self.cover_sums(radius) + self.value_error()
+        hull = grown(self.ends, [arb(fill)] * self.m)
+        known = self.modulus(hull, down((arb(self.bound) - added) / (distance * wider + shift)))
         if self.graph is None and points:  # f was asked at listed points, which storing may have moved
             added += known.at(max((nearest(c, points) for c in centers), key=up))
         if fill > 0:
             self.assume(f"every point of the domain is within {fill:g} of a listed point")
-        return up(
-            (known.at(distance) * grown + known.at(shift) + added) * self.factor
-        ), "a cover and the soft-maximum lemma"
+        found = (known.at(distance) * wider + known.at(shift) + added) * self.factor
+        return up(found), "a cover and the soft-maximum lemma"
 
     def covered(self) -> arb:
         """The distance within which every point of the region has a center: boxes are halved until the radius claimed will do."""
@@ -601,9 +532,19 @@ class Checker:
         return ""
 
 
-def highest(radius: Sequence[arb], a: Affine, b: Affine) -> arb:
-    """sup (a − b) over a box, both given by their values at its middle and their slopes."""
-    return a[0] - b[0] + sum((abs(x - y) * r for x, y, r in zip(a[1], b[1], radius)), arb(0))
+def misread(i: int, far: arb, tilts: dict[int, arb], radius: list[arb]) -> arb:
+    """`sup |p sinh(x)/(cosh(x) + C) − z|`, x = tilt·z, |z| ≤ r: on short pieces, where `sinh(x)/x` and cosh grow with |x|."""
+    tilt, pieces, least = tilts[i], 400, arb(len(tilts) - 1)
+    most = sum(((tilts[k] * radius[k - 1]).cosh() for k in tilts if k != i), arb(0))
+    worst = arb(0) if tilt > 0 else INF  # keys that read backwards
+    for k in range(pieces):
+        low, high = radius[i - 1] * k / pieces, radius[i - 1] * (k + 1) / pieces
+        bottom = tilt if k == 0 else (tilt * low).sinh() / low
+        top = (tilt * high).sinh() / high
+        above = far * top / ((tilt * low).cosh() + least) - 1
+        below = 1 - far * bottom / ((tilt * high).cosh() + most)
+        worst = max(worst, above * high, below * high, key=up)
+    return worst
 
 
 def center_of(head: Head, cell: int) -> Point:
@@ -663,10 +604,8 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
     """
     claim, head = stored.claim, stored.head
     if claim.bound is None:
-        return Verdict(
-            UNKNOWN,
-            f"the claim is an estimate ({claim.estimate:.6g} seen): nothing is proved, so nothing can be verified",
-        )
+        said = f"the claim is an estimate ({claim.estimate:.6g} seen)"
+        return Verdict(UNKNOWN, f"{said}: nothing is proved, so nothing can be verified")
     tall = max(max(map(abs, v)) for v in head.values)
     ctx.prec = 64 if tall < 1e8 * claim.bound else min(256, 72 + math.ceil(math.log2(tall / max(claim.bound, 1e-300))))
     checker = Checker(stored, claim.bound)
@@ -704,45 +643,31 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
 
 
 def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
-    """The proofs that fit this head, cheap ones first."""
-    head, stored, known = checker.head, checker.stored, checker.graph is not None
-    few = head.keys <= MOST_CELLS
-    if stored.points is not None:
-        plain = head.kind == "scattered" and head.slopes is None and head.powers is None and checker.sup
-        if plain and known and stored.fill == 0 and len(stored.points) * head.keys <= MOST_PAIRS:
+    """The proofs that fit this head, cheap ones first.
+
+    What the caller declares of a function on a region holds between points of the region: it serves a cover by centers in it.
+    """
+    head, points, region, vouched = checker.head, checker.stored.points, checker.region, checker.vouched
+    known, few, constant = checker.graph is not None, head.keys <= MOST_CELLS, head.slopes is None
+    plain = head.kind == "scattered" and constant and head.powers is None
+    if points is not None:
+        if plain and checker.sup and known and checker.stored.fill == 0 and len(points) * head.keys <= MOST_PAIRS:
             yield checker.by_points
-        if plain:
+        if plain and checker.sup:
             yield checker.by_cover
         return
-    if stored.region is not None:
-        yield from _on_region(checker)
-        return
+    if region is not None:
+        if plain and vouched and all(map(region.holds, head.centers)):
+            yield checker.by_cover
+        if vouched or not known:
+            return
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
-    if head.kind == "grid" and head.slopes is None and sharp and (checker.sup or not known):
+    if head.kind == "grid" and constant and sharp and (checker.sup or not known):
         yield checker.by_moments
-    if head.kind == "grid" and head.slopes is not None and "curvature" in checker.claim.known and few:
+    if head.kind == "grid" and not constant and region is None and "curvature" in checker.claim.known and few:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
-        yield checker.by_query_keys if "reach" in checker.claim.proof else checker.by_pieces
-    declared_tail = checker.claim.known.get("tail") is not None and not checker.vouched
-    if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
-        yield checker.by_boxes
-
-
-def _on_region(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
-    """The proofs for a region. What the caller declares holds between points of the region: it serves a cover by centers in it.
-
-    A modulus of the graph on the whole box serves the moments of a grid.
-    """
-    head, known = checker.head, checker.graph is not None and not checker.vouched
-    few = head.keys <= MOST_CELLS
-    plain = head.kind == "scattered" and head.slopes is None and head.powers is None
-    if plain and checker.vouched and checker.region is not None and all(map(checker.region.holds, head.centers)):
-        yield checker.by_cover
-    sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
-    if head.kind == "grid" and head.slopes is None and sharp and checker.sup and known:
-        yield checker.by_moments
-    if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_pieces
-    if known and head.kind != "train" and checker.claim.kind == "proved" and few:
+    declared_tail = "tail" in checker.claim.known and not vouched
+    if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes

@@ -28,6 +28,7 @@ HEADS: dict[str, tuple[Any, Callable[[], Any], float, dict[str, Any]]] = {
     "fitted 1-D": ("sin(3*x)", line, 1e-8, {}),
     "fitted 2-D": ("sin(3*x) + x*cos(2*y)", square, 1e-6, {}),
     "fitted float32": ("sin(3*x) + x*cos(2*y)", square, 1e-3, {"dtype": torch.float32}),
+    "steep float32": ("1/(1 + 100*x^2)", line, 1e-3, {"dtype": torch.float32}),
     "fitted kink": ("abs(x)*sin(x)", line, 1e-2, {}),
     "fitted root": ("sqrt(x + 0.1)", lambda: line(0.0, 1.0), 1e-3, {}),
     "fitted L2": ("sin(3*x)", line, 1e-3, {"norm": 2}),

@@ -108,7 +108,7 @@ def test_balls_hold_the_function(text):
 
 
 def test_a_wrong_primitive_is_noticed(monkeypatch):
-    monkeypatch.setattr(graph, "_power", lambda x, k: x.mid() ** k if isinstance(x, arb) else x)
+    monkeypatch.setattr(graph, "_power", lambda x, exponent: x.mid() ** exponent if isinstance(x, arb) else x)
     assert not enclosures_hold("(x - y)^3 + 0*y")
 
 
@@ -131,7 +131,7 @@ def test_slopes_hold_difference_quotients(text):
 def test_a_jump_has_no_slope():
     g = parse("step(x)", ["x0"])
     assert not g.evaluate([arb_series([arb(0, 1), 1], 2)])[0][1].is_finite()
-    assert math.isinf(up(steepest(g, ((-1.0, 1.0),), 0, 1.0, 0.2)))
+    assert math.isinf(up(steepest(g, ((-1.0, 1.0),), 0, lambda attained: 1.0, 0.2)))
 
 
 def test_what_is_undefined_is_not_finite():
@@ -309,9 +309,10 @@ def test_weights_on_boxes_are_not_exceeded():
         ends = tuple((a, a + 0.2) for a in (source.uniform(-1, 0.8), source.uniform(-1, 0.8)))
         _, middle, radius = polynomials.balls(ends)
         scores = {j: cells.score(j, middle) for j in range(6)}
+        tilts = {j: cells.tilts(j, radius) for j in range(6)}
         off = {j: arb(source.uniform(0.0, 0.5)) for j in range(6)}  # what rounding may do to each score
         for j in range(6):
-            bound = cells._weight(j, list(range(6)), scores, off, radius)
+            bound = cells._weight(j, list(range(6)), scores, tilts, off)
             for _ in range(20):
                 z = [arb(source.uniform(a, b)) for a, b in ends]
                 w = [(cells.score(k, z) + source.choice([-1, 1]) * off[k]).exp() for k in range(6)]

@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from forging import Files, forge, put_together, take_apart
 from partita_check import cells, soft, verdict
 from partita_check.cli import main, run
 from saved_heads import HEADS
+
+import partita as pa
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = 0, 1, 2, 3
 
@@ -307,6 +310,7 @@ MUTATIONS = {
     ],
     "fitted 1-D": [drop_a_center, move_center, below_rounding],
     "fitted float32": [claim_float64, other_semantics],
+    "steep float32": [lower_bound_slightly, change_values, enlarge],
     "vector": [drop_an_output, swap_outputs],
     "hard": [lower_bound_slightly, flip_value],
     "affine 2-D": [tilt, change_values, enlarge],
@@ -454,6 +458,40 @@ def test_a_checker_with_a_bug_would_believe_the_lie(heads, monkeypatch, tmp_path
     assert run(folder, budget=3.0)[1] == VERIFIED
     monkeypatch.undo()
     assert run(folder, budget=3.0)[1] != VERIFIED
+
+
+def test_moved_inputs_are_counted_where_f_is_steep(monkeypatch, tmp_path):
+    """Two cells are tanh(20x) exactly; the claim is all rounding, and an eighth of it is what storing inputs moves f by."""
+    compiled = pa.compile("tanh(20*x)", pa.Box([-1], [1]), tolerance=1e-2, dtype=torch.float32)
+    source = compiled.save(tmp_path / "source")
+    assert run(source, budget=10.0)[1] == VERIFIED
+
+    def lower(files: Files) -> None:
+        files.bound = 0.7 * files.bound
+
+    forged = forge(source, tmp_path / "forged", lower)
+    assert run(forged, budget=0.5)[1] == UNKNOWN
+    monkeypatch.setattr(verdict.Checker, "moved_by_inputs", lambda checker: verdict.arb(0))  # the control
+    assert run(forged, budget=10.0)[1] == VERIFIED
+
+
+def test_keys_that_read_backwards_are_not_believed(monkeypatch, tmp_path):
+    """`sup |p tanh(tilt·z) − z|` was bounded for tilt > 0 only: keys with their places exchanged got a bound that is too low."""
+    interval = pa.Box([-1], [1])
+    source = pa.compile("k0 + q0", (interval, interval), tolerance=0.05, method="pieces").save(tmp_path / "source")
+
+    def exchange(files: Files) -> None:
+        places = files.tensors["head.centers"][2]
+        places[1], places[3] = places[3], places[1]
+        files.bound, files.certificate["witness"] = 1.955, None  # the error in a corner is 1.9557
+
+    forged = forge(source, tmp_path / "forged", exchange)
+    assert run(source, budget=5.0)[1] == VERIFIED and run(forged, budget=0.5)[1] == REFUTED
+    monkeypatch.setattr(verdict.Checker, "look", lambda *a: False)
+    monkeypatch.setattr(verdict.Checker, "by_boxes", lambda checker: (float("inf"), ""))
+    assert run(forged, budget=5.0)[1] == UNKNOWN
+    monkeypatch.setattr(verdict, "misread", lambda *a: verdict.arb(0.9))  # the control
+    assert run(forged, budget=5.0)[1] == VERIFIED
 
 
 def test_the_function_that_is_asked_for_must_be_the_stored_one(heads):
