@@ -30,7 +30,7 @@ class Power:
         v, e = real_part(values[self.base]), real_part(values[self.exponent])
         if v is None or e is None or v > 0 or not v.is_finite() or not e > 0:
             return plain
-        return wrapped(power_of(v, e), values[self.base])
+        return wrapped(NAN if v < 0 else power_of(v, e), values[self.base])
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class LogProduct:
         v, w = real_part(values[self.argument]), real_part(values[self.base])
         if v is None or w is None or v > 0 or not (w.is_finite() and v.is_finite()):
             return plain
+        if v < 0:  # no logarithm
+            return NAN
         found = self.bound(w.abs_upper())
         for k, power in self.others:
             other = real_part(values[k])

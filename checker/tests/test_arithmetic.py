@@ -135,7 +135,8 @@ def test_a_jump_has_no_slope():
 
 
 def test_what_is_undefined_is_not_finite():
-    for text, at in (("log(x)", -1.0), ("1/x", 0.0), ("x^-1", 0.0), ("log(x)", 0.0)):
+    beyond = (("x*log(-x)", 1.0), ("x*log(x)", -1.0), ("x^0.3", -1.0), ("x^0.3*log(x)", -1.0))
+    for text, at in (("log(x)", -1.0), ("1/x", 0.0), ("x^-1", 0.0), ("log(x)", 0.0), *beyond):
         assert not parse(text, ["x0"]).evaluate([arb(at, 0.5)])[0].is_finite()
     for text in ("log(x)", "sqrt(x)", "1/x", "atan(x)", "tanh(x)", "sigmoid(x)", "tan(x)"):
         assert not parse(text, ["x0"]).evaluate([acb(arb(0, 4), arb(0, 4))])[0].abs_upper().is_finite(), text
