@@ -25,6 +25,7 @@ from partita.errors import (
 from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain, Region
 from partita.functions.regularity import Jumps
+from partita.functions.tails import norm_seen
 from partita.functions.target import Tail
 from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
@@ -346,10 +347,4 @@ def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     inside = domain.contains(points)
     if isinstance(domain, Region):  # points within roundings of the edge do not count
         points = domain.clamp(points)
-    errors = np.where(inside, compiled.errors_at(points), 0.0)
-    largest = float(errors.max())
-    if not largest:
-        return 0.0
-    shares = (errors / largest) ** p
-    least = float(shares.mean() - 6 * shares.std() / math.sqrt(len(shares)))
-    return math.nan if math.isnan(largest) else largest * (max(least, 0.0) * box.volume) ** (1 / p)
+    return norm_seen(np.where(inside, compiled.errors_at(points), 0.0)[:, None], p, box.volume)

@@ -82,6 +82,7 @@ class Target:
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
         tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
             of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
+            tail_ratio: seen/declared in the attack on a declared tail; None if it was not attacked.
         input_shapes: one shape per argument.
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.
@@ -102,6 +103,7 @@ class Target:
     meaning: str = ""
     tail: Tail | None = None
     tail_declared: bool = False
+    tail_ratio: float | None = None
     unclipped: Graph | None = None
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)
