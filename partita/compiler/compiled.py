@@ -222,9 +222,11 @@ class Compiled:
         return claim_layers(
             literal_layers(self.head, form, dtype),
             self.head,
-            certificate,
+            certificate.terms,
             self.target.box,
             tolerance=certificate.tolerance if tolerance is None else tolerance,
+            norm=certificate.norm,
+            estimate=certificate.error_estimate,
             mean_distance=math.inf if proof is None else proof.mean_distance_in(certificate.proof),
         )
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up, div_up, down, exp_up, mul_up, sqrt_up, sub_down, up
 from partita.errors import (
     DomainError,
@@ -34,6 +34,7 @@ from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.proofs.center_values import value_table
 from partita.proofs.certificate import Term, total
 from partita.proofs.claim import require_ordinary
+from partita.proofs.layers_claim import claim_layers
 from partita.proofs.running import running_terms
 
 __all__ = ["PositionalHead", "positional_head"]
@@ -51,6 +52,7 @@ class PositionalHead:
         domain: the box of one token.
         targets: f_i.
         terms: of the bound.
+        tolerance: that was asked for.
     """
 
     head: ScatteredHead
@@ -58,6 +60,7 @@ class PositionalHead:
     domain: Box
     targets: tuple[Target, ...]
     terms: tuple[Term, ...]
+    tolerance: float
 
     @property
     def error_bound(self) -> float:
@@ -78,18 +81,46 @@ class PositionalHead:
         out: Tensor = self.head(self.encoded(x))
         return out
 
-    def layers(self) -> SelfNetwork:
-        """The paper's layers: `Linear(X) = [X 0; 0 0; 0 I] + R`, and R holds the encodings in its first columns."""
-        tokens, width = self.encodings.shape
-        network = tokenwise_layers(self.head, tokens)
-        linear = network.linear
-        constant = linear.constant.clone()
-        constant[:width, :tokens] += torch.tensor(self.encodings.T, dtype=constant.dtype)
-        left = linear.left[:, :, : self.domain.dimension].contiguous()
-        encoded = LinearSum(left, linear.right, constant)
-        shape = (tokens, self.domain.dimension)
-        return SelfNetwork(
-            encoded, network.attention, form="tokenwise", input_shape=shape, output_shape=network.output_shape
+    def layers(self, *, dtype: torch.dtype | None = None, tolerance: float | None = None) -> SelfNetwork:
+        """The paper's layers: `Linear(X) = [X 0; 0 0; 0 I] + R`, and R holds the encodings in its first columns.
+
+        Their `error_bound` is proved for these layers as they run, on tokens of the domain: that of the head plus `rounding`. Their
+        scores are dot products of encoded tokens and keys, which round more than the head's distances where encodings are large.
+
+        *Theorem*: `layers-rounding`.
+
+        Args:
+            dtype: of the layers, torch.float64 or torch.float32; that of the head if None.
+            tolerance: the largest error bound to accept; that of the head if None. `math.inf` accepts any.
+
+        Raises:
+            ToleranceError: the error bound exceeds the tolerance.
+            SizeError: the tensors would be too large.
+            UnsupportedError: another dtype.
+
+        >>> built = positional_head(["x", "-x"], [[0], [4]], Box([-1], [1]), tolerance=0.1)
+        >>> built.error_bound < built.layers().error_bound < 0.1
+        True
+        """
+        if dtype is not None and str(dtype) not in PRECISIONS:
+            raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+        tokens, dim = len(self.encodings), self.domain.dimension
+        network = tokenwise_layers(self.head, tokens, encodings=self.encodings, dtype=dtype)
+        left = network.linear.left[:, :, :dim].contiguous()
+        network = SelfNetwork(
+            LinearSum(left, network.linear.right, network.linear.constant),
+            network.attention,
+            form=network.form,
+            input_shape=(tokens, dim),
+            output_shape=network.output_shape,
+        )
+        return claim_layers(
+            network,
+            self.head,
+            self.terms,
+            Box(np.tile(self.domain.lo, (tokens, 1)), np.tile(self.domain.hi, (tokens, 1))),
+            tolerance=self.tolerance if tolerance is None else tolerance,
+            mean_distance=1.0,  # the terms bound Σ_j w_j |V_j − f_i(x)|
         )
 
 
@@ -190,7 +221,7 @@ def positional_head(
             f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {precision.name}",
             "Use a larger tolerance, or float64.",
         )
-    return PositionalHead(head, e, domain, targets, tuple(terms))
+    return PositionalHead(head, e, domain, targets, tuple(terms), float(tolerance))
 
 
 def _apart(e: Array, domain: Box) -> float:
