@@ -8,6 +8,8 @@ import torch
 
 import partita as pa
 from partita import errors
+from partita.papers import positional_head, rotary_convolution
+from partita.search.grid_sizes import Sizes
 
 BOX = pa.Box([-1, -1], [1, 1])
 LINE = pa.Box([0.0], [1.0])
@@ -308,3 +310,124 @@ def test_a_float32_module_is_asked_in_its_own_dtype():
     z = torch.rand(100, 1)
     assert c.target.output_shape == (1,)
     assert (c(z) - net(z)).abs().max() <= c.error_bound
+
+
+# --- the other doors: prompts, positions, regions ---------------------------------------------------------------------------
+
+PROMPT = pa.in_context.function(lipschitz=1.0, fill_distance=0.1, tolerance=0.15, box=pa.Box([-1], [1]))
+PAIRS = np.linspace(-1, 1, 11)[:, None]
+ROTARY = rotary_convolution(np.ones((3, 1, 1)))
+HALF = pa.Region(LINE, "x0 <= 0.5")
+
+
+def prompt(**options):
+    said = {"lipschitz": 1.0, "fill_distance": 0.1, "tolerance": 0.15, "box": pa.Box([-1], [1])}
+    return pa.in_context.function(**{**said, **options})
+
+
+def positions(encodings, functions=("x", "-x"), **options):
+    return positional_head(list(functions), encodings, pa.Box([-1], [1]), **{"tolerance": 0.1, **options})
+
+
+REFUSED = {
+    "queries without rows": (
+        lambda: PROMPT.query_tokens([0.0]),
+        errors.ShapeError,
+        r"shape \(1,\); expected \(…, n, 1\)",
+    ),
+    "wide queries": (lambda: PROMPT.query_tokens([[0.0, 1.0]]), errors.ShapeError, "expected"),
+    "outputs as text": (lambda: PROMPT.layer("a", 1), errors.DomainError, "outputs is 'a'"),
+    "outputs below 1": (lambda: PROMPT.layer(-1, 1), errors.DomainError, "outputs is -1"),
+    "a fraction of a query": (lambda: PROMPT.layer(1, 1.5), errors.DomainError, "queries is 1.5"),
+    "y without outputs": (
+        lambda: PROMPT(PAIRS, np.zeros((11, 0)), [[0.0]], check="fill"),
+        errors.ShapeError,
+        r"y \(11, 0\).*out ≥ 1",
+    ),
+    "complex y": (lambda: PROMPT(PAIRS, np.zeros(11) + 1j, [[0.0]]), errors.ShapeError, "y: .*real numbers"),
+    "a bool for L": (lambda: prompt(lipschitz=True), errors.DomainError, "lipschitz is True"),
+    "a bool for pairs": (lambda: prompt(max_pairs=True), errors.DomainError, "max_pairs is True"),
+    "dtype as text": (lambda: prompt(dtype="float32"), errors.UnsupportedError, "'float32'; expected torch.float64"),
+    "layers in text": (
+        lambda: pa.compile("x", LINE, tolerance=0.1, method="hard").layers(dtype="float32"),
+        errors.UnsupportedError,
+        "dtype is 'float32'",
+    ),
+    "too many tokens": (lambda: ROTARY(torch.zeros(4, 1)), errors.ShapeError, r"expected \(…, 3, 1\)"),
+    "tokens as text": (lambda: ROTARY("a"), errors.ShapeError, "found a str"),
+    "a kernel of text": (lambda: rotary_convolution("a"), errors.ShapeError, "the kernel: found a str"),
+    "a ragged kernel": (lambda: rotary_convolution([[1], [1, 2]]), errors.ShapeError, "equal length"),
+    "a kernel that overflows": (
+        lambda: rotary_convolution(np.full((3, 1, 1), 1e308)),
+        errors.DomainError,
+        "inf in float64",
+    ),
+    "a negative size": (lambda: ROTARY.error_bound_for(-1), errors.DomainError, "size is -1"),
+    "ragged encodings": (lambda: positions([[0], [4, 5]]), errors.ShapeError, "encodings: .*equal length"),
+    "an encoding that is NaN": (
+        lambda: positions([[0.0], [math.nan]]),
+        errors.NonFiniteValueError,
+        r"position 1 is \[nan\]",
+    ),
+    "a tolerance of text": (lambda: positions([[0], [4]], tolerance="a"), errors.DomainError, "tolerance is 'a'"),
+    "a region and points": (lambda: HALF | pa.PointCloud([[0.0]]), errors.DomainError, "small boxes around the points"),
+    "a region and a number": (lambda: HALF | 3, errors.DomainError, "union with 3"),
+    "a number and a region": (lambda: 3 | HALF, errors.DomainError, "union with 3"),
+    "a box of text": (lambda: pa.Box(["a"], [1]), errors.ShapeError, "Box: lo"),
+    "ragged points": (lambda: pa.PointCloud([[1], [1, 2]]), errors.ShapeError, "PointCloud: points"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_input_is_refused_with_an_error_of_partita(name):
+    call, kind, text = REFUSED[name]
+    with pytest.raises(kind, match=text):
+        call()
+
+
+def test_what_is_near_wrong_input_is_accepted():
+    """Negative control: integers and numbers of numpy, arrays where tensors go, unions of regions."""
+    assert prompt(max_pairs=np.int64(5)).max_pairs == 5
+    assert isinstance(prompt(lipschitz=np.float32(1)).error_bound, float)
+    assert PROMPT.query_tokens([[0.0]], np.int64(2)).shape == (4, 1)
+    assert PROMPT.layer(np.int64(1), 2).w_o.shape == (2, 2)
+    assert ROTARY(np.ones((3, 1))).tolist() == ROTARY(torch.ones(3, 1)).tolist()
+    assert float(rotary_convolution(np.zeros((3, 1, 1)))(np.ones((3, 1))).abs().max()) == 0
+    assert positions([[0], [4]]).layers(dtype=torch.float32, tolerance=1.0).dtype == torch.float32
+    assert len((HALF | LINE).pieces) == 2
+
+
+class Line:
+    """Errors of one axis: 1/keys."""
+
+    def fewest(self, target):
+        return 1
+
+    def error(self, keys):
+        return 1 / keys
+
+    def next_sizes(self, keys):
+        return [2 * keys]
+
+
+@pytest.mark.parametrize(("still", "moving"), [(70, 0), (70, 3), (0, 30)])
+def test_sizes_of_grids_of_many_variables(still, moving):
+    """numpy's arrays have at most 64 axes; a table of sizes has one for each variable with several sizes."""
+    fixed = Line()
+    fixed.error = lambda keys: 0.0
+    sizes = Sizes([fixed] * still + [Line()] * moving, 0.5 * max(moving, 1))
+    found = sizes.cheapest()
+    if moving == 30:
+        assert found is None  # 4³⁰ sizes are not compared
+    else:
+        assert (
+            found is not None and found[:still] == (1,) * still and 0.8 * sizes.foretold(found) <= 0.5 * max(moving, 1)
+        )
+        sizes.reject(found)
+        assert sizes.cheapest() is None or sizes.cheapest() != found
+
+
+@pytest.mark.slow
+def test_plans_of_many_variables():
+    box = pa.Box([-1] * 66, [1] * 66)
+    assert pa.plan("+".join(f"x{i}" for i in range(66)), box, tolerance=0.1).method == "pieces"

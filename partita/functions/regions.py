@@ -165,7 +165,10 @@ class Region:
         if isinstance(other, Box):
             other = Region(other)
         if not isinstance(other, Region):
-            return NotImplemented
+            raise DomainError(
+                f"Region: the union with {other!r} is not defined; expected a Region or a Box",
+                "Put small boxes around the points." if isinstance(other, PointCloud) else "",
+            )
         if other.shape != self.shape:
             raise ShapeError(f"Region: points of shape {self.shape} and {other.shape}; expected the same for a union.")
         return Region.of_pieces([*self.pieces, *other.pieces])

@@ -12,22 +12,24 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.arguments import real_array, require_dtype, require_number
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, div_up, down, exp_up, mul_up, sqrt_up, sub_down, up
 from partita.errors import (
     DomainError,
+    NonFiniteValueError,
     NotContinuousError,
     NothingKnownError,
     ShapeError,
     SizeError,
     ToleranceError,
-    UnsupportedError,
 )
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import soft_maximum_gap
+from partita.heads.head import real_tensor
 from partita.heads.layers import LinearSum, SelfNetwork
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
 from partita.heads.tokenwise_layers import tokenwise_layers
@@ -69,7 +71,7 @@ class PositionalHead:
 
     def encoded(self, x: Any) -> Tensor:
         """`[x_i; 0] + e_i`, `(…, tokens, width)`."""
-        z = torch.as_tensor(x).to(self.head.dtype)
+        z = real_tensor("tokens", x).to(self.head.dtype)
         tokens, width = self.encodings.shape
         if z.dim() < 2 or z.shape[-2:] != (tokens, self.domain.dimension):
             raise ShapeError(f"tokens have shape {tuple(z.shape)}; expected (…, {tokens}, {self.domain.dimension}).")
@@ -102,8 +104,8 @@ class PositionalHead:
         >>> built.error_bound < built.layers().error_bound < 0.1
         True
         """
-        if dtype is not None and str(dtype) not in PRECISIONS:
-            raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+        if dtype is not None:
+            require_dtype(dtype)
         tokens, dim = len(self.encodings), self.domain.dimension
         network = tokenwise_layers(self.head, tokens, encodings=self.encodings, dtype=dtype)
         left = network.linear.left[:, :, :dim].contiguous()
@@ -148,6 +150,8 @@ def positional_head(
         dtype: torch.float64 or torch.float32.
 
     Raises:
+        ShapeError: encodings and functions do not fit together.
+        NonFiniteValueError: an encoding is NaN or infinite.
         DomainError: the boxes `domain + e_i` of two positions touch: x + e_i does not tell the position.
         NothingKnownError: a function is a black box.
         NotContinuousError: a function is not Lipschitz.
@@ -158,16 +162,19 @@ def positional_head(
     >>> built(torch.tensor([[0.5], [0.5], [0.5]])).shape, built.error_bound <= 0.1
     (torch.Size([3, 1]), True)
     """
-    e = np.asarray(encodings, dtype=np.float64)
+    e, tolerance = real_array("encodings", encodings), require_number("tolerance", tolerance)
+    require_dtype(dtype)
+    functions = [functions] if isinstance(functions, str) or not isinstance(functions, Sequence) else functions
+    if not isinstance(domain, Box):
+        raise DomainError(f"the domain is {domain!r}; expected the pa.Box of one token.")
     if domain.lo.ndim != 1 or e.ndim != 2 or e.shape[1] < domain.dimension or len(e) != len(functions) or not len(e):
         raise ShapeError(
             f"{len(functions)} functions, encodings {e.shape}, the domain {domain.shape}; expected one row of encodings per "
             "function, at least as wide as a token (dim,)."
         )
-    if dtype not in (torch.float64, torch.float32) or not (np.isfinite(e).all() and 0 < tolerance < math.inf):
-        raise UnsupportedError(
-            f"dtype is {dtype}, tolerance is {tolerance!r}; expected float64 or float32 and finite numbers > 0."
-        )
+    if not np.isfinite(e).all():
+        row = int(np.flatnonzero(~np.isfinite(e).all(axis=1))[0])
+        raise NonFiniteValueError(f"the encoding of position {row} is {e[row].tolist()}; expected finite numbers.")
     targets = tuple(make_target(f, domain) for f in functions)
     if any(t.graph is None for t in targets) or len({t.output_shape for t in targets}) > 1:
         raise NothingKnownError("positional_head needs every f_i as an expression, all with the same shape of output.")
@@ -181,7 +188,7 @@ def positional_head(
         raise ToleranceError(
             f"tolerance {tolerance:g}: rounding in {precision.name} moves x + e by up to {moved:.3g} and so f by up to "
             f"{slope * moved:.3g}",
-            "Use a larger tolerance, smaller encodings, or float64.",
+            f"Use a larger tolerance{', smaller encodings, or float64' if precision.rounds_inputs else ' or smaller encodings'}.",
         )
     wanted = min(0.8 * left / slope if slope else math.inf, 0.5 * apart, float(np.linalg.norm(domain.sides)))
     exact = np.ceil(domain.sides * math.sqrt(domain.dimension) / (2 * wanted) * (1 - 1e-12)).clip(1)
@@ -219,7 +226,7 @@ def positional_head(
     if total(terms) > tolerance:
         raise ToleranceError(
             f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {precision.name}",
-            "Use a larger tolerance, or float64.",
+            f"Use a larger tolerance{', or float64' if precision.rounds_inputs else ''}.",
         )
     return PositionalHead(head, e, domain, targets, tuple(terms), float(tolerance))
 
