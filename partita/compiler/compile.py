@@ -72,7 +72,8 @@ def compile(
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
-            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
+            c ≥ 0 and b elsewhere.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
@@ -168,7 +169,8 @@ def plan(
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
-            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
+            c ≥ 0 and b elsewhere.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
@@ -305,12 +307,13 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
     """Why a finished head is not good enough, and what to ask for instead."""
-    label, tolerance = plan.target.label, plan.request.tolerance
+    label, request = plan.target.label, plan.request
+    tolerance, tail = request.asked, 0.0 if plan.target.tail is None else plan.target.tail.norm
     if certificate.kind == "estimated":
         return ToleranceError(
-            f"{label}: the finished {plan.method} head errs by {certificate.error:.6g} at fresh points, above the tolerance "
+            f"{label}: the finished {plan.method} head errs by {certificate.error + tail:.6g} at fresh points, above the tolerance "
             f"{tolerance:g}: f is rougher than its samples showed",
-            f"Use tolerance={1.1 * certificate.error:.3g}.",
+            f"Use tolerance={request.stated(1.1 * certificate.error):.3g}.",
         )
     if not math.isfinite(certificate.error_bound):
         return ToleranceError(
@@ -319,9 +322,9 @@ def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
         )
     worst = max(certificate.terms, key=lambda t: t.value)
     return ToleranceError(
-        f"{label}: the finished {plan.method} head has the bound {certificate.error_bound:.6g}, above the tolerance "
+        f"{label}: the finished {plan.method} head has the bound {certificate.error_bound + tail:.6g}, above the tolerance "
         f"{tolerance:g}: {worst.name} took more than was planned",
-        f"Use tolerance={1.01 * certificate.error_bound:.3g}.",
+        f"Use tolerance={request.stated(1.01 * certificate.error_bound):.3g}.",
     )
 
 

@@ -76,14 +76,14 @@ def request_for(
     target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
-    target, tolerance = clipped_for(target, tail, power, float(tolerance))
+    target, left = clipped_for(target, tail, power, float(tolerance))
     found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
     require_gradual_underflow()
     report(progress, "planning")
     seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
     return Request(
         target,
-        float(tolerance),
+        left,
         power,
         dtype,
         None if sharpness is None else float(sharpness),
