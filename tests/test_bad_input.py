@@ -377,6 +377,16 @@ REFUSED = {
     "a region and points": (lambda: HALF | pa.PointCloud([[0.0]]), errors.DomainError, "small boxes around the points"),
     "a region and a number": (lambda: HALF | 3, errors.DomainError, "union with 3"),
     "a number and a region": (lambda: 3 | HALF, errors.DomainError, "union with 3"),
+    "a ball of text": (lambda: pa.Ball("a", 1), errors.ShapeError, "Ball: center"),
+    "a ragged simplex": (lambda: pa.Simplex([[0], [1, 2]]), errors.ShapeError, "Simplex: vertices"),
+    "a bool for a clip": (lambda: pa.Tail(True, 0.1), errors.DomainError, "Tail: clip is True"),
+    "a bool for a Lipschitz constant": (
+        lambda: compile_line(np.sin, lipschitz=True),
+        errors.DomainError,
+        "lipschitz is True",
+    ),
+    "a bool for a norm": (lambda: compile_line("x0", norm=True), errors.UnsupportedError, "norm is True"),
+    "a seed of text": (lambda: compile_line("x0", seed="a"), errors.UnsupportedError, "seed is 'a'"),
     "a box of text": (lambda: pa.Box(["a"], [1]), errors.ShapeError, "Box: lo"),
     "ragged points": (lambda: pa.PointCloud([[1], [1, 2]]), errors.ShapeError, "PointCloud: points"),
 }

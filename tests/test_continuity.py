@@ -413,13 +413,14 @@ _BALL = 4 * math.pi * (8.0**-2 / 2 - 8.0**-2 / 3)  # ∫ (1/r − 8)₊ over R³
     [
         ("log(x0)", Box([0], [1]), 1, 6.0, math.exp(-6)),
         ("log(x0)", Box([0], [1]), 2, 20.0, math.sqrt(2 * math.exp(-20))),
+        ("log(x0)", Box([0], [1]), 30, 5.0, math.exp(-5 / 30) * math.gamma(31) ** (1 / 30)),
         ("log(x0), x0, 2*log(1 - x0)", Box([0], [1]), 1, 6.0, math.exp(-6) + 2 * math.exp(-3)),
         ("log(x0**2 + x1**2)", Box([-1, -1], [1, 1]), 1, 8.0, math.pi * math.exp(-8)),
         ("log(abs(x1))", Box([-1] * 6, [1] * 6), 1, 6.0, 64 * math.exp(-6)),
         ("(x0**2 + x1**2 + x2**2)**-0.5", Box([-1] * 3, [1] * 3), 1, 8.0, _BALL),
         ("log(x0)", pa.Region(Box([0, -1], [1, 1]), "x0**2 + x1**2 <= 1"), 1, 5.0, 2 * math.exp(-5)),
     ],
-    ids=["1-D", "far", "outputs", "point", "6-D", "3-D point", "region"],
+    ids=["1-D", "far", "large p", "outputs", "point", "6-D", "3-D point", "region"],
 )
 @pytest.mark.parametrize("black_box", [False, True])
 def test_a_declared_tail_is_attacked(text, domain, norm, clip, tail, black_box):

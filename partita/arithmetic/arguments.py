@@ -67,7 +67,7 @@ def real_array(name: str, values: Any) -> NDArray[np.float64]:
     partita.errors.ShapeError: points: found a list that is not an array of real numbers; expected numbers in rows of equal length
     """
     try:
-        found = np.asarray(values)
+        found = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
         if found.dtype.kind in "fiubO":
             return found.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,8 @@ def compile(
     ('proved', True, True)
     """
     require_outside(outside)
-    if seed < 0:
-        raise UnsupportedError(f"seed is {seed}; expected an integer ≥ 0.")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise UnsupportedError(f"seed is {seed!r}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
     planning, building = clock.until(_TO_PLAN), clock.until(1.0)
     request = request_for(

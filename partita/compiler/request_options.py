@@ -53,7 +53,7 @@ def request_for(
         declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
     """
     try:
-        power = math.inf if norm == "inf" else float(norm)
+        power = math.inf if norm == "inf" else math.nan if isinstance(norm, bool) else float(norm)
     except (TypeError, ValueError):
         power = math.nan
     if not power >= 1:

@@ -488,7 +488,7 @@ class Ball(Region):
     """
 
     def __init__(self, center: ArrayLike, radius: float) -> None:
-        middle = np.array(center, dtype=np.float64)
+        middle = real_array("Ball: center", center)
         if middle.ndim not in (1, 2) or not middle.size or not np.isfinite(middle).all():
             raise DomainError(f"Ball: center is {middle.tolist()}; expected finite numbers, (m,) or (tokens, dim).")
         if not (isinstance(radius, (int, float, np.number)) and 0 < radius < math.inf):
@@ -557,7 +557,7 @@ class Simplex(Region):
     """
 
     def __init__(self, vertices: ArrayLike) -> None:
-        corners = np.array(vertices, dtype=np.float64)
+        corners = real_array("Simplex: vertices", vertices)
         if corners.ndim != 2 or corners.shape[0] != corners.shape[1] + 1:
             raise DomainError(f"Simplex: vertices have shape {corners.shape}; expected (m + 1, m).")
         if not np.isfinite(corners).all():

@@ -281,6 +281,8 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
     per_axis = None
     try:
         constants = None if lipschitz is None else np.asarray(lipschitz, dtype=float)
+        if np.asarray(lipschitz).dtype == bool:
+            raise TypeError
     except (TypeError, ValueError):
         raise DomainError(f"lipschitz is {lipschitz!r}; expected a number, or one per coordinate.") from None
     if constants is not None and constants.ndim > 0:

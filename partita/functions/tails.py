@@ -22,6 +22,7 @@ __all__ = ["Singularities", "clipped", "clipped_for", "find_singularities", "nor
 
 _SHARE = 0.3  # of the tolerance that a proved tail may take
 _ROUNDS, _SPLIT, _LOOKS, _SAMPLES, _LEVEL = 40, 8, 64, 1 << 14, 0.8  # of the attack on a declared tail
+_CUTS = (0.1, 0.5, 0.9, 0.99, 1.0)  # quantiles of what was seen beyond the clip
 _SMALLEST = 2.0**-30  # share of the box below which a part is not halved: its floats would be too few
 _AFFINE = {"const", "input", "add", "sub", "neg", "sum", "mul", "div"}
 
@@ -321,8 +322,12 @@ def _tail_seen(target: Target, clip: float, p: float) -> float:
         places, tall = places[kept], tall[kept]
     chance = share / 4 + 3 * mass / (4 * mass.sum()) if mass.any() else share
     drawn = rng.choice(len(share), _SAMPLES, p=chance / chance.sum())
-    sizes = _sizes(target, lo[drawn], hi[drawn], rng)[1]
-    return norm_seen(np.maximum(sizes - clip, 0.0), p, box.volume, (share / chance)[drawn])
+    beyond = np.maximum(_sizes(target, lo[drawn], hi[drawn], rng)[1] - clip, 0.0)
+    if not beyond.any():
+        return 0.0
+    # what is cut off again at a lower level has a smaller norm, which few points with huge values do not blur
+    levels = np.quantile(beyond[beyond > 0], _CUTS)
+    return max(norm_seen(np.minimum(beyond, level), p, box.volume, (share / chance)[drawn]) for level in levels)
 
 
 def _require_tail(target: Target, tail: Tail, p: float) -> float:
