@@ -117,7 +117,7 @@ class MutatedInputError(PartitaError):
 
 
 class LipschitzContradictedError(PartitaError):
-    """The function moves faster between two points than its declared modulus of continuity allows."""
+    """The function contradicts what was declared about it: it moves faster than its modulus allows, or has a larger tail."""
 
 
 class ProofRefutedError(PartitaError):

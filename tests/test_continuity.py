@@ -18,7 +18,8 @@ from partita.arithmetic.singular import LogProduct, real_power
 from partita.functions import parse
 from partita.functions.continuity import composed_modulus
 from partita.functions.moduli import Modulus
-from partita.functions.tails import find_singularities
+from partita.functions.tails import clipped_for, find_singularities, norm_seen
+from partita.functions.target import make_target
 from partita.geometry import Box
 
 VERIFIED = 0
@@ -387,6 +388,8 @@ def test_functions_outside_l_p_and_unknown_poles_are_refused():
 def test_a_declared_tail_is_an_assumption(tmp_path):
     c = pa.compile("log(sin(x0))", Box([0.0], [1.0]), tolerance=0.2, norm=1, tail=pa.Tail(6.0, 0.01))
     assert c.certificate.kind == "proved_given" and c.certificate.rests_on("tail") and c.error_bound <= 0.2
+    said = next(a for a in c.certificate.assumptions if a.about == "tail")
+    assert 0.22 < said.worst_ratio < 0.26 and "six standard errors" in said.attack  # e⁻⁶/0.01 is 0.25
     c.save(tmp_path / "head")
     assert all(check.holds for check in pa.recheck(pa.load(tmp_path / "head")))
     assert run(tmp_path / "head", budget=60.0)[1] == VERIFIED
@@ -400,6 +403,55 @@ def test_a_declared_tail_is_an_assumption(tmp_path):
         trace=False,
     )
     assert box.certificate.kind == "proved_given" and box.error_bound <= 0.5
+
+
+_BALL = 4 * math.pi * (8.0**-2 / 2 - 8.0**-2 / 3)  # ∫ (1/r − 8)₊ over R³
+
+
+@pytest.mark.parametrize(
+    ("text", "domain", "norm", "clip", "tail"),
+    [
+        ("log(x0)", Box([0], [1]), 1, 6.0, math.exp(-6)),
+        ("log(x0)", Box([0], [1]), 2, 20.0, math.sqrt(2 * math.exp(-20))),
+        ("log(x0)", Box([0], [1]), 30, 5.0, math.exp(-5 / 30) * math.gamma(31) ** (1 / 30)),
+        ("log(x0), x0, 2*log(1 - x0)", Box([0], [1]), 1, 6.0, math.exp(-6) + 2 * math.exp(-3)),
+        ("log(x0**2 + x1**2)", Box([-1, -1], [1, 1]), 1, 8.0, math.pi * math.exp(-8)),
+        ("log(abs(x1))", Box([-1] * 6, [1] * 6), 1, 6.0, 64 * math.exp(-6)),
+        ("(x0**2 + x1**2 + x2**2)**-0.5", Box([-1] * 3, [1] * 3), 1, 8.0, _BALL),
+        ("log(x0)", pa.Region(Box([0, -1], [1, 1]), "x0**2 + x1**2 <= 1"), 1, 5.0, 2 * math.exp(-5)),
+    ],
+    ids=["1-D", "far", "large p", "outputs", "point", "6-D", "3-D point", "region"],
+)
+@pytest.mark.parametrize("black_box", [False, True])
+def test_a_declared_tail_is_attacked(text, domain, norm, clip, tail, black_box):
+    """The true tail is accepted, a third of it refused. Control: what is seen of the true tail is more than a third."""
+    asked = make_target(text, domain)
+    target = make_target(asked.ask, domain, trace=False) if black_box else asked
+    found, left = clipped_for(target, pa.Tail(clip, tail * (1 + 1e-9)), norm, 10 * tail)
+    assert 0.4 < found.tail_ratio <= 1 and found.tail_declared and left < 10 * tail
+    with pytest.raises(errors.LipschitzContradictedError, match="more than the declared tail"):
+        clipped_for(target, pa.Tail(clip, tail / 3), norm, 10 * tail)
+
+
+def test_a_false_tail_is_refused_before_planning():
+    options = {"tolerance": 0.2, "norm": 1}
+    with pytest.raises(errors.LipschitzContradictedError, match="larger clip"):
+        pa.plan("log(sin(x0))", Box([0.0], [1.0]), tail=pa.Tail(4.0, 0.006), **options)
+    with pytest.raises(errors.LipschitzContradictedError, match="declared tail 0"):
+        pa.plan("x0", Box([0.0], [4.0]), tail=pa.Tail(2.0, 0.0), **options)
+    with pytest.raises(errors.DomainError, match="PointCloud"):
+        pa.plan("x0", pa.PointCloud([[0.0], [1.0]]), tail=pa.Tail(2.0, 0.1), **options)
+    bounded = pa.plan("x0", Box([0.0], [2.0]), tail=pa.Tail(2.0, 0.0), method="hard", **options)  # nothing is cut off
+    assert bounded.kind == "proved_given" and bounded.request.target.tail_ratio == 0
+
+
+def test_a_rare_large_value_alone_refutes_no_tail():
+    """One outlier among the samples is as likely to be chance as not: its standard error is as large as its mean."""
+    sizes = np.zeros((4096, 1))
+    sizes[17] = 1e9
+    assert norm_seen(sizes, 1, 1.0) == 0
+    sizes[:200] = 1e9  # control: 5 % of the points
+    assert 0.02e9 < norm_seen(sizes, 1, 1.0) < 0.05e9
 
 
 def test_a_tail_on_a_region_is_at_most_that_on_its_box(tmp_path):

@@ -2,12 +2,14 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from balls import bits
 from dense import Cells
+from flint import arb
 from method_cases import compiled, inputs_for, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -223,6 +225,29 @@ def test_tokenwise_layers_have_a_bound_of_their_own(affine, dtype):
         got = network(torch.from_numpy(points.reshape(-1, 3, 2))).double().reshape(-1, 2).numpy()
     assert np.abs(got - expected).max() <= network.error_bound < 0.1
     assert made.certificate.error_bound < network.error_bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_bound_for_dot_products_is_rounded_outward(dtype):
+    """Against its own formula in ball arithmetic, for tensors whose sums do not fit into float64."""
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        m, n = int(rng.integers(1, 5)), int(rng.integers(1, 40))
+        tensors = [torch.tensor(rng.normal(size=shape), dtype=dtype) for shape in ((n, m + 1), (n, 2), (m,))]
+        attention = SimpleNamespace(key=tensors[0], value=tensors[1], origin=tensors[2])
+        lo = rng.normal(size=m)
+        hi = lo + rng.uniform(0, 1, m)
+        key, value, origin = (t.double().tolist() for t in tensors)
+        u = arb(torch.finfo(dtype).eps) / 2
+        far = [max(abs(arb(a) - arb(o)), abs(arb(b) - arb(o))) for a, b, o in zip(lo.tolist(), hi.tolist(), origin)]
+        size = [max(abs(a), abs(b)) for a, b in zip(lo.tolist(), hi.tolist())]
+        products = max(sum((abs(arb(k)) * r for k, r in zip(row, far)), abs(arb(row[-1]))) for row in key) * (m + 7)
+        stored = max(sum((abs(arb(k)) * r for k, r in zip(row, size)), arb(0)) for row in key) * 3
+        moved = (arb(2.02) * (products + stored) * u + 40 * u).expm1()
+        exact = (moved + arb(2.02) * (n + 16) * u) * max(abs(x) for row in value for x in row)
+        found = dot_product_rounding(attention, lo, hi)
+        assert exact.upper() <= found
+        assert not exact <= found * (1 - 1e-12)  # negative control: no room for anything else
 
 
 def test_rounding_bounds_are_not_vacuous_in_float64():

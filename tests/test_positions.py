@@ -243,6 +243,37 @@ def test_one_shared_head_computes_another_function_at_each_position(encodings, d
         assert np.abs(blind(pair)[..., 0].numpy() - exactly(pair)).max() >= gap.lower_bound - 1e-9 > built.error_bound
 
 
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("layers_in", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_layers_of_a_positional_head_have_a_bound_of_their_own(scale, dtype, layers_in):
+    built = positional_head(FUNCTIONS, scale * ADDITIVE, SQUARE, tolerance=0.25, dtype=dtype)
+    network = built.layers(dtype=layers_in, tolerance=10.0)
+    z = np.random.default_rng(7).uniform(-1, 1, (1000, 3, 2))
+    error = np.abs(network(z)[..., 0].double().numpy() - exactly(z)).max()
+    assert error <= network.error_bound and network.dtype == layers_in
+    assert network.rounding < (1e-3 if layers_in == torch.float64 else 4.5)  # 4.5: the spread of the values
+    if layers_in == torch.float64:
+        assert built.error_bound < built.layers(dtype=layers_in).error_bound <= 0.25
+    elif scale == 1000.0:  # the bound of the head is false for its layers, which are refused unless asked for
+        assert error > built.error_bound
+        with pytest.raises(ToleranceError, match=r"tokenwise form in float32.*smaller encodings"):
+            built.layers(dtype=layers_in)
+
+
+def test_the_bound_of_positional_layers_is_about_their_tensors():
+    """Negative control: with other encodings in R the error exceeds the bound, and the bound is withdrawn."""
+    built = positional_head(FUNCTIONS, ADDITIVE, SQUARE, tolerance=0.25)
+    network = built.layers()
+    bound, z = network.error_bound, np.random.default_rng(8).uniform(-1, 1, (200, 3, 2))
+    network.linear.constant[:2, :3] *= 0.9
+    assert np.abs(network(z)[..., 0].numpy() - exactly(z)).max() > bound
+    with pytest.raises(UnsupportedError, match="changed or cast"):
+        _ = network.error_bound
+    with pytest.raises(UnsupportedError, match=r"dtype is torch\.float16"):
+        built.layers(dtype=torch.float16)
+
+
 def test_the_terms_of_the_positional_bound_are_needed():
     built = positional_head(FUNCTIONS, ADDITIVE, SQUARE, tolerance=0.25)
     z = np.random.default_rng(4).uniform(-1, 1, (2000, 3, 2))

@@ -198,6 +198,8 @@ def _concave(graph: Graph, k: int) -> arb | None:
 
 def _times(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
     constants = [graph.nodes[j][0] == "const" for j in args]
+    if any(is_constant and top == 0 for is_constant, top in zip(constants, tops)):
+        return arb(0)
     return tops[0] * tops[1] if any(constants) and all(f > 0 for f in tops) else None
 
 

@@ -5,6 +5,7 @@ Each command is a module of its own, imported when it is run: `partita --help` a
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -76,6 +77,28 @@ def _options(
     """
 
 
+def _as_options(text: str, arguments: Sequence[str]) -> str:
+    """Advice to Python's callers as advice to those of a command: `dtype=torch.float64` becomes `--dtype float64`.
+
+    Only arguments that the command has options for are translated.
+    """
+    name = next((a for a in arguments if a in COMMANDS), None)
+    command = None if name is None else _Commands().get_command(None, name)
+    options = {p.name: p.opts[0] for p in command.params if p.opts[0].startswith("--")} if command is not None else {}
+    if not options:
+        return text
+
+    def option(found: re.Match[str]) -> str:
+        value = found["value"] or ""
+        if value.startswith(("Tail(", "pa.Tail(")):
+            value = "'" + ",".join(part.strip() for part in value[value.index("(") + 1 : -1].split(",")) + "'"
+        return f"{options[found['name']]} {value.removeprefix('torch.').removeprefix('math.')}".rstrip()
+
+    value = r"""(?P<value>'[^']*'|"[^"]*"|(?:pa\.)?Tail\([^()]*\)|…|[\w.+-]*\w)?"""
+    text = re.sub(rf"\b(?P<name>{'|'.join(options)})=(?![=<>]){value}", option, text)
+    return re.sub(r"\bmax_bytes\b", options.get("max_bytes", "max_bytes"), text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 64 for what cannot be read, 1 for what partita refuses, with the reason on stderr.
 
@@ -91,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except PartitaError as error:
-        _complain(f"{type(error).__name__}: {error}")
+        _complain(
+            f"{type(error).__name__}: {_as_options(str(error), sys.argv[1:] if arguments is None else arguments)}"
+        )
         sys.exit(USAGE_ERROR if isinstance(error, DomainError | ExpressionError | UnsupportedError) else REFUSED)
     except OSError as error:
         _complain(f"{type(error).__name__}: {error}")

@@ -58,7 +58,8 @@ Expression = Annotated[
         metavar="EXPR",
         help=(
             "The function in x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp "
-            "log sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp where step …"
+            "log sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp step …; "
+            "where(c, a, b) is a where c ≥ 0 and b elsewhere."
         ),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from partita.errors import (
 from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain, Region
 from partita.functions.regularity import Jumps
+from partita.functions.tails import norm_seen
 from partita.functions.target import Tail
 from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
@@ -71,7 +73,8 @@ def compile(
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
-            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
+            c ≥ 0 and b elsewhere.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
@@ -114,8 +117,8 @@ def compile(
     ('proved', True, True)
     """
     require_outside(outside)
-    if seed < 0:
-        raise UnsupportedError(f"seed is {seed}; expected an integer ≥ 0.")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise UnsupportedError(f"seed is {seed!r}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
     planning, building = clock.until(_TO_PLAN), clock.until(1.0)
     request = request_for(
@@ -167,7 +170,8 @@ def plan(
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
-            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`.
+            `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
+            c ≥ 0 and b elsewhere.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
@@ -304,12 +308,13 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
     """Why a finished head is not good enough, and what to ask for instead."""
-    label, tolerance = plan.target.label, plan.request.tolerance
+    label, request = plan.target.label, plan.request
+    tolerance, tail = request.asked, 0.0 if plan.target.tail is None else plan.target.tail.norm
     if certificate.kind == "estimated":
         return ToleranceError(
-            f"{label}: the finished {plan.method} head errs by {certificate.error:.6g} at fresh points, above the tolerance "
+            f"{label}: the finished {plan.method} head errs by {certificate.error + tail:.6g} at fresh points, above the tolerance "
             f"{tolerance:g}: f is rougher than its samples showed",
-            f"Use tolerance={1.1 * certificate.error:.3g}.",
+            f"Use tolerance={request.stated(1.1 * certificate.error):.3g}.",
         )
     if not math.isfinite(certificate.error_bound):
         return ToleranceError(
@@ -318,9 +323,9 @@ def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
         )
     worst = max(certificate.terms, key=lambda t: t.value)
     return ToleranceError(
-        f"{label}: the finished {plan.method} head has the bound {certificate.error_bound:.6g}, above the tolerance "
+        f"{label}: the finished {plan.method} head has the bound {certificate.error_bound + tail:.6g}, above the tolerance "
         f"{tolerance:g}: {worst.name} took more than was planned",
-        f"Use tolerance={1.01 * certificate.error_bound:.3g}.",
+        f"Use tolerance={request.stated(1.01 * certificate.error_bound):.3g}.",
     )
 
 
@@ -346,10 +351,4 @@ def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     inside = domain.contains(points)
     if isinstance(domain, Region):  # points within roundings of the edge do not count
         points = domain.clamp(points)
-    errors = np.where(inside, compiled.errors_at(points), 0.0)
-    largest = float(errors.max())
-    if not largest:
-        return 0.0
-    shares = (errors / largest) ** p
-    least = float(shares.mean() - 6 * shares.std() / math.sqrt(len(shares)))
-    return math.nan if math.isnan(largest) else largest * (max(least, 0.0) * box.volume) ** (1 / p)
+    return norm_seen(np.where(inside, compiled.errors_at(points), 0.0)[:, None], p, box.volume)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partita import storage
-from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.arguments import require_dtype
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
@@ -215,16 +215,18 @@ class Compiled:
         >>> type(layers).__name__, c.error_bound < layers.error_bound < 0.15
         ('SelfNetwork', True)
         """
-        if dtype is not None and str(dtype) not in PRECISIONS:
-            raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+        if dtype is not None:
+            require_dtype(dtype)
         certificate = self.require_unchanged().certificate
         proof = PROOFS.get(str(certificate.proof.get("method")))
         return claim_layers(
             literal_layers(self.head, form, dtype),
             self.head,
-            certificate,
+            certificate.terms,
             self.target.box,
             tolerance=certificate.tolerance if tolerance is None else tolerance,
+            norm=certificate.norm,
+            estimate=certificate.error_estimate,
             mean_distance=math.inf if proof is None else proof.mean_distance_in(certificate.proof),
         )
 

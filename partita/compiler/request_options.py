@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
+from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
@@ -53,25 +53,21 @@ def request_for(
         declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
     """
     try:
-        power = math.inf if norm == "inf" else float(norm)
+        power = math.inf if norm == "inf" else math.nan if isinstance(norm, bool) else float(norm)
     except (TypeError, ValueError):
         power = math.nan
     if not power >= 1:
         raise UnsupportedError(f"norm is {norm!r}; expected 'inf' or a number p ≥ 1.")
-    if not (_is_number(tolerance) and 0 < tolerance < math.inf):
+    if not (is_number(tolerance) and 0 < tolerance < math.inf):
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(
-            f"dtype is {dtype}; expected torch.float64 or torch.float32",
-            "To use another dtype, cast the finished head; the certificate does not cover it then.",
-        )
+    require_dtype(dtype, "To use another dtype, cast the finished head; the certificate does not cover it then.")
     if method not in method_names():
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
     if accept not in ACCEPT:
         raise UnsupportedError(f"accept is {accept!r}; expected one of {', '.join(map(repr, ACCEPT))}.")
     if sharpness is not None:
         _require_sharpness(sharpness, method)
-    if not (_is_number(max_bytes) and 1 <= max_bytes < math.inf):
+    if not (is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     if query_values and not isinstance(domain, tuple):
         raise UnsupportedError(
@@ -80,14 +76,14 @@ def request_for(
     target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
-    target, tolerance = clipped_for(target, tail, power, float(tolerance))
+    target, left = clipped_for(target, tail, power, float(tolerance))
     found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
     require_gradual_underflow()
     report(progress, "planning")
     seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
     return Request(
         target,
-        float(tolerance),
+        left,
         power,
         dtype,
         None if sharpness is None else float(sharpness),
@@ -107,11 +103,7 @@ def _require_sharpness(sharpness: float, method: str) -> None:
     least = next(m.least_sharpness for m in METHODS if m.name == name)
     if least is None:
         raise UnsupportedError(f"method {method!r} chooses its own sharpness; leave sharpness out.")
-    if not (_is_number(sharpness) and least <= sharpness < math.inf):
+    if not (is_number(sharpness) and least <= sharpness < math.inf):
         raise UnsupportedError(
             f"sharpness is {sharpness}; expected a finite κ = R h² ≥ {least:g} (heads with κ ≥ 8 are called hard)."
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

@@ -248,16 +248,16 @@ class _Search:
         if bad.any():
             point, value = points[bad][0], self.graph.evaluate(points[bad][:1])[0]
             raise NonFiniteValueError(
-                f"f is {value} at x = {point}; expected finite values. Use a smaller domain, or a "
-                "region where f is defined (pa.Region, --region)."
+                f"f is {value} at x = {point}; expected finite values",
+                "Use a smaller domain, or a region where f is defined (pa.Region, --region).",
             )
 
     def _refuse(self, boxes: _Boxes, when: str) -> None:
         """Raises for a box over which f has no finite bound."""
         lo, hi = boxes.lo[0], boxes.hi[0]
         raise NonFiniteValueError(
-            f"f has no finite bound on the box from {lo} to {hi} ({when}); expected finite values. Keep the "
-            "domain away from poles, or write f so that they cancel."
+            f"f has no finite bound on the box from {lo} to {hi} ({when}); expected finite values",
+            "Keep the domain away from poles, or write f so that they cancel.",
         )
 
 

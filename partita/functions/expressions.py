@@ -3,6 +3,7 @@
     expression   numbers, variables, pi, e, + - * / ^ (or **), unary -, parentheses, function calls
     a, b         a vector of two values, output_shape (2,); a trailing comma makes a vector of one
     a, b; c, d   a sequence of two tokens, output_shape (2, 2); a trailing semicolon makes a sequence of one
+    where(c, a, b)   a where c ≥ 0, b elsewhere; there are no comparisons
 From tight to loose: ^ (to the right), unary -, * and /, + and -. So -x^2 is -(x^2) and 2^-x is 2^(-x).
 x^k with a literal integer k is a power, x^0.5 a square root, any other power exp(b log a), which needs a > 0.
 Literals, pi and e mean the nearest float64 number, exactly (`rounded_literals` lists those that differ from what is written);
@@ -229,6 +230,8 @@ class _Parser:
             match = _TOKEN.match(self.text, column)
             if match is None:
                 expected = "expected numbers, names or one of + - * / ^ ( ) , ;"
+                if self.text[column] in "<>=":
+                    expected += "; there are no comparisons: where(c, a, b) is a where c ≥ 0 and b elsewhere"
                 raise self.error(f"found {self.text[column]!r}, {expected}", column=column)
             if match.lastgroup != "blank":
                 tokens.append(_Token(str(match.lastgroup), "^" if match.group() == "**" else match.group(), column))

@@ -272,6 +272,8 @@ def _scaled(node: Node, x: Sequence[_Shape]) -> tuple[int | None, int | None]:
     first, second = x
     if node.operation == "mul" and first.rise == 0:
         first, second = second, first
+    if second.rise == 0 and second.lo == second.hi == 0 and node.operation == "mul":
+        return 0, 0
     if second.rise == 0 and (second.lo > 0 or second.hi < 0):
         turned = first.turned(second.lo)
         return turned.rise, turned.curve

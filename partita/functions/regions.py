@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
+from partita.arithmetic.arguments import real_array
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError, ExpressionError, FormatError, ShapeError
 from partita.functions.expressions import parse
@@ -35,6 +36,7 @@ _TIGHT = 2.0**-10  # of a side: how closely the bounding box follows the region
 _ROUNDINGS = 8.0  # times the widest enclosure of a constraint at a point: its slack
 _STEPS, _BISECTIONS = 6, 26  # of the projection onto a region
 _MOST_ROWS = 4096
+_EXTREME = 32  # powers of two: rows and sides of polytopes beyond are scaled
 _RELATION = re.compile(r"(<=|>=|≤|≥|==|!=|<|>|=)")
 
 
@@ -165,7 +167,10 @@ class Region:
         if isinstance(other, Box):
             other = Region(other)
         if not isinstance(other, Region):
-            return NotImplemented
+            raise DomainError(
+                f"Region: the union with {other!r} is not defined; expected a Region or a Box",
+                "Put small boxes around the points." if isinstance(other, PointCloud) else "",
+            )
         if other.shape != self.shape:
             raise ShapeError(f"Region: points of shape {self.shape} and {other.shape}; expected the same for a union.")
         return Region.of_pieces([*self.pieces, *other.pieces])
@@ -483,7 +488,7 @@ class Ball(Region):
     """
 
     def __init__(self, center: ArrayLike, radius: float) -> None:
-        middle = np.array(center, dtype=np.float64)
+        middle = real_array("Ball: center", center)
         if middle.ndim not in (1, 2) or not middle.size or not np.isfinite(middle).all():
             raise DomainError(f"Ball: center is {middle.tolist()}; expected finite numbers, (m,) or (tokens, dim).")
         if not (isinstance(radius, (int, float, np.number)) and 0 < radius < math.inf):
@@ -521,7 +526,7 @@ class Polytope(Region):
     """
 
     def __init__(self, A: ArrayLike, b: ArrayLike) -> None:
-        rows, bounds = np.array(A, dtype=np.float64), np.array(b, dtype=np.float64)
+        rows, bounds = real_array("Polytope: A", A), real_array("Polytope: b", b)
         if rows.ndim != 2 or bounds.shape != rows.shape[:1] or not rows.size or len(rows) > _MOST_ROWS:
             raise DomainError(
                 f"Polytope: A has shape {rows.shape}, b has shape {bounds.shape}; expected (rows, m) and (rows,), at most "
@@ -529,6 +534,7 @@ class Polytope(Region):
             )
         if not (np.isfinite(rows).all() and np.isfinite(bounds).all()):
             raise DomainError("Polytope: A or b contains NaN or infinity; expected finite numbers.")
+        rows, bounds = _scaled(rows, bounds)
         box = _polytope_box(rows, bounds)
         kept = [(a, c) for a, c in zip(rows.tolist(), bounds.tolist()) if any(a)]
         graphs = [_affine(a, -c) for a, c in kept]
@@ -551,7 +557,7 @@ class Simplex(Region):
     """
 
     def __init__(self, vertices: ArrayLike) -> None:
-        corners = np.array(vertices, dtype=np.float64)
+        corners = real_array("Simplex: vertices", vertices)
         if corners.ndim != 2 or corners.shape[0] != corners.shape[1] + 1:
             raise DomainError(f"Simplex: vertices have shape {corners.shape}; expected (m + 1, m).")
         if not np.isfinite(corners).all():
@@ -613,9 +619,32 @@ def _affine(slopes: Sequence[float], constant: float) -> Graph:
     return builder.finish([total], ())
 
 
+def _scaled(rows: Array, bounds: Array) -> tuple[Array, Array]:
+    """The same inequalities. Rows with a very large or small largest entry are multiplied by a power of two that takes it near 1.
+
+    Raises:
+        DomainError: other numbers of the row over- or underflow then.
+    """
+    exponent = np.frexp(np.abs(rows).max(axis=1))[1]
+    exponent = np.where(np.abs(exponent) > _EXTREME, exponent, 0)
+    with np.errstate(over="ignore", under="ignore"):
+        scaled, ends = np.ldexp(rows, -exponent[:, None]), np.ldexp(bounds, -exponent)
+        back = np.array_equal(np.ldexp(scaled, exponent[:, None]), rows) and np.array_equal(
+            np.ldexp(ends, exponent), bounds
+        )
+    if not back:
+        raise DomainError("Polytope: the numbers of a row are too far apart for float64. Rescale the variables.")
+    return scaled, ends
+
+
 def _polytope_box(rows: Array, bounds: Array) -> Box:
     """The box around `A z ≤ b` by linear programs, widened by more than they are off."""
     m = rows.shape[1]
+    unit = int(
+        np.frexp(np.abs(bounds).max())[1]
+    )  # of the variables in the linear programs, whose tolerances are absolute
+    unit = unit if abs(unit) > _EXTREME else 0
+    bounds = np.ldexp(bounds, -unit)
     ends = np.zeros((2, m))
     for i, sign in itertools.product(range(m), (1, -1)):
         cost = np.zeros(m)
@@ -627,7 +656,7 @@ def _polytope_box(rows: Array, bounds: Array) -> Box:
             raise DomainError(f"Polytope: x{i} has no bound: the set is unbounded. Add rows that bound it.")
         if found.status != 0:
             raise DomainError(f"Polytope: the linear program for x{i} failed: {found.message}")
-        ends[(1 - sign) // 2, i] = found.x[i]
+        ends[(1 - sign) // 2, i] = np.ldexp(found.x[i], unit)
     size = np.maximum(np.abs(ends).max(axis=0), ends[1] - ends[0])
     if ((ends[1] - ends[0]) <= 1e-9 * size).any():
         raise DomainError(
@@ -662,8 +691,15 @@ def _chain(text: str, names: list[str], aliases: dict[str, str], box: Box) -> li
     found = []
     for k, sign in enumerate(parts[1::2]):
         low, high = (sides[k], sides[k + 1]) if sign in ("<=", "≤") else (sides[k + 1], sides[k])
+        if (low.nodes, low.outputs) == (high.nodes, high.outputs) and _is_finite(low, box):
+            continue  # a ≤ a holds wherever a is defined
         found.append(Constraint.on(_difference(low, high), box))
     return found
+
+
+def _is_finite(graph: Graph, box: Box) -> bool:
+    """Whether one enclosure shows that it is defined on the whole box."""
+    return bool(np.isfinite(graph.enclose(box.lo.reshape(1, -1), box.hi.reshape(1, -1)).magnitude).all())
 
 
 def _difference(low: Graph, high: Graph) -> Graph:

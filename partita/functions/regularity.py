@@ -15,6 +15,7 @@ from partita.arithmetic.rounding import add_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import (
     DomainError,
     LipschitzContradictedError,
+    NonFiniteValueError,
     NotContinuousError,
     NothingKnownError,
     PartitaError,
@@ -27,6 +28,7 @@ from partita.functions.graph import Graph
 from partita.functions.limits import Root
 from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain
+from partita.functions.tails import find_singularities
 from partita.functions.target import Target
 from partita.geometry.domains import Array, PointCloud
 
@@ -279,6 +281,8 @@ def _moduli(target: Target, declared: Declared) -> Known | None:
     per_axis = None
     try:
         constants = None if lipschitz is None else np.asarray(lipschitz, dtype=float)
+        if np.asarray(lipschitz).dtype == bool:
+            raise TypeError
     except (TypeError, ValueError):
         raise DomainError(f"lipschitz is {lipschitz!r}; expected a number, or one per coordinate.") from None
     if constants is not None and constants.ndim > 0:
@@ -310,7 +314,10 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
             f"{target.label} is not proved to be bounded on the box around the region, and the region is not proved to be convex: "
             "slopes bound f along segments inside it only. Declare lipschitz=…, or use method='adaptive'."
         )
-    found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
+    try:
+        found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
+    except NonFiniteValueError as error:
+        raise NonFiniteValueError(error.reason, f"{error.hint}{_clipping(target, graph, norm)}") from None
     composed, reason = None, "its slopes are unbounded at the edge of the region"
     if region is None and _needs_composing(target, graph, norm, found):
         try:
@@ -336,7 +343,7 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
         raise NotContinuousError(
             f"{target.label} is not recognised as continuous: {reason}. Its slopes are unbounded, for example between "
             f"{lo.tolist()} and {hi.tolist()} ({len(found.rough_lo):,} such boxes). Use norm=1 or norm=2, "
-            "shrink the domain, or declare modulus=Modulus(constant, exponent) or Modulus.of(expression) if it is continuous."
+            "shrink the domain, or, if it is continuous, declare modulus='an expression in t', such as '2*sqrt(t)'."
         )
     rough = RoughBoxes(found.rough_lo, found.rough_hi, graph, 2 * found.magnitude)
     known = Known(Modulus(found.euclidean), AxisLipschitz(tuple(found.per_axis)), rough)
@@ -346,6 +353,19 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
         found.magnitude,
         f"proved by interval arithmetic on {found.boxes:,} boxes, {len(found.rough_lo):,} of them rough",
     )
+
+
+def _clipping(target: Target, graph: Graph, norm: float) -> str:
+    """How a function without a bound can be approximated all the same; nothing where f is undefined rather than infinite."""
+    with np.errstate(all="ignore"):
+        if np.isnan(graph.evaluate(target.domain.sample(512, np.random.default_rng(3)))).any():
+            return ""
+    known = None if isinstance(target.domain, PointCloud) else find_singularities(graph, target.box)
+    if math.isinf(norm) and known is not None:
+        integrable = all(term.power < 1 for terms in known.terms for term in terms)
+        return " Or use norm=1: f is unbounded and integrable." if integrable else ""
+    use = "use norm=1 and declare" if math.isinf(norm) else "declare"
+    return f" Or, if f is unbounded and integrable, {use} tail=Tail(clip, norm of what is cut off)."
 
 
 def _needs_composing(target: Target, graph: Graph, norm: float, found: LipschitzBounds) -> bool:

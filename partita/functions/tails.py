@@ -11,16 +11,19 @@ import numpy as np
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import add_up, div_down, div_up, exp_up, log_up, mul_up, pow_up, sub_down
-from partita.errors import DomainError, NonFiniteValueError
+from partita.errors import DomainError, LipschitzContradictedError, NonFiniteValueError
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.limits import Factor, Power, atom, factors
 from partita.functions.operations import Node
 from partita.functions.target import Tail, Target
 from partita.geometry.domains import Array, Box, PointCloud
 
-__all__ = ["Singularities", "clipped", "clipped_for", "find_singularities"]
+__all__ = ["Singularities", "clipped", "clipped_for", "find_singularities", "norm_seen"]
 
 _SHARE = 0.3  # of the tolerance that a proved tail may take
+_ROUNDS, _SPLIT, _LOOKS, _SAMPLES, _LEVEL = 40, 8, 64, 1 << 14, 0.8  # of the attack on a declared tail
+_CUTS = (0.1, 0.5, 0.9, 0.99, 1.0)  # quantiles of what was seen beyond the clip
+_SMALLEST = 2.0**-30  # share of the box below which a part is not halved: its floats would be too few
 _AFFINE = {"const", "input", "add", "sub", "neg", "sum", "mul", "div"}
 
 
@@ -259,6 +262,86 @@ def _is_affine(nodes: Sequence[Node], k: int) -> bool:
     return node.operation in _AFFINE and (node.operation != "div" or nodes[node.arguments[1]].operation == "const")
 
 
+def norm_seen(sizes: Array, p: float, volume: float, shares: Array | float = 1.0) -> float:
+    """`(∫ Σ_outputs |g|^p)^{1/p}` from independent random points less six standard errors: an estimate from below.
+
+    Args:
+        sizes: |g| at the points, `(n, out)`. p: of the norm. volume: of the box that the points lie in.
+        shares: 1/(volume · density) at the points, `(n,)`; 1 if they are uniform.
+    """
+    largest = float(np.max(sizes))
+    if not 0 < largest < math.inf:
+        return largest
+    found = ((sizes / largest) ** p).sum(axis=1) * shares
+    least = float(found.mean() - 6 * found.std() / math.sqrt(len(found)))
+    return largest * math.pow(max(least, 0.0) * volume, 1 / p)
+
+
+def _sizes(target: Target, lo: Array, hi: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """One random point in each box, `(n, m)`, and |f| there, `(n, out)`; 0 off the domain and where f is NaN."""
+    points = np.minimum(lo + rng.random(lo.shape) * (hi - lo), hi)
+    inside, sizes = target.domain.contains(points), np.zeros((len(points), target.num_outputs))
+    if target.ask is not None and inside.any():
+        with np.errstate(all="ignore"):
+            sizes[inside] = np.nan_to_num(np.abs(target.ask(target.domain.clamp(points[inside]))), nan=0.0)
+    return points, sizes
+
+
+def _tail_seen(target: Target, clip: float, p: float) -> float:
+    """`‖(|f| − clip)₊‖_p` from below, by importance sampling.
+
+    The box is halved where the integral of `(|f| − level)₊^p` seems largest, for a level that rises to the clip as more of the
+    samples lie where |f| is large. Fresh points, drawn as the parts suggest, make the estimate.
+    """
+    rng, box = np.random.default_rng(0), target.box
+    lo, hi, share = box.lo.reshape(1, -1), box.hi.reshape(1, -1), np.ones(1)
+    places, tall = np.zeros((0, _LOOKS, box.dimension)), np.zeros((0, _LOOKS))
+    for turn in range(_ROUNDS + 1):
+        left, right = (np.repeat(a[len(tall) :], _LOOKS, axis=0) for a in (lo, hi))  # parts without samples
+        points, sizes = _sizes(target, left, right, rng)
+        inside = 2 * (points - left) / (right - left) - 1  # −1 and 1 at the ends of the part
+        places = np.concatenate([places, inside.reshape(-1, _LOOKS, box.dimension)])
+        tall = np.concatenate([tall, sizes.max(axis=1).reshape(-1, _LOOKS)])
+        level = min(clip, float(np.quantile(tall, _LEVEL)))
+        over = np.maximum(tall - level, 0.0)
+        relative = (over / max(float(over.max()), 1e-300)) ** p
+        mass = share * np.sqrt((relative**2).mean(axis=1))
+        if turn == _ROUNDS:
+            break
+        halved = np.lexsort((share, mass))  # the largest last; by volume where nothing was seen
+        halved = halved[share[halved] > _SMALLEST][-_SPLIT:]
+        t, weight = places[halved], relative[halved][:, :, None]
+        uneven = np.abs((weight * t).sum(axis=1)) + np.abs((weight * (1.5 * t**2 - 0.5)).sum(axis=1))
+        uneven = uneven / np.maximum(uneven.max(axis=1, keepdims=True), 1e-300)
+        axis = (uneven + (hi - lo)[halved] / box.sides / 8).argmax(axis=1)
+        here, middle = np.arange(box.dimension) == axis[:, None], lo[halved] / 2 + hi[halved] / 2
+        kept = np.setdiff1d(np.arange(len(share)), halved)
+        lo = np.concatenate([lo[kept], lo[halved], np.where(here, middle, lo[halved])])
+        hi = np.concatenate([hi[kept], np.where(here, middle, hi[halved]), hi[halved]])
+        share = np.concatenate([share[kept], share[halved] / 2, share[halved] / 2])
+        places, tall = places[kept], tall[kept]
+    chance = share / 4 + 3 * mass / (4 * mass.sum()) if mass.any() else share
+    drawn = rng.choice(len(share), _SAMPLES, p=chance / chance.sum())
+    beyond = np.maximum(_sizes(target, lo[drawn], hi[drawn], rng)[1] - clip, 0.0)
+    if not beyond.any():
+        return 0.0
+    # what is cut off again at a lower level has a smaller norm, which few points with huge values do not blur
+    levels = np.quantile(beyond[beyond > 0], _CUTS)
+    return max(norm_seen(np.minimum(beyond, level), p, box.volume, (share / chance)[drawn]) for level in levels)
+
+
+def _require_tail(target: Target, tail: Tail, p: float) -> float:
+    """The attack on a declared tail: seen/declared, at most 1."""
+    seen = _tail_seen(target, tail.clip, p)
+    if seen > tail.norm * (1 + 1e-6):
+        raise LipschitzContradictedError(
+            f"{target.label} has ‖(|f| − {tail.clip:g})₊‖_{p:g} ≥ {seen:.4g} (from {_SAMPLES:,} points, six standard errors taken "
+            f"off), more than the declared tail {tail.norm:g}",
+            f"Declare tail=Tail({tail.clip:g}, norm) with a norm above {seen:.4g}, or a larger clip.",
+        )
+    return seen / tail.norm if seen else 0.0
+
+
 def clipped(target: Target, tail: Tail, *, declared: bool) -> Target:
     """f clipped to [−M, M], which a head can approximate; the target remembers f itself."""
     cut = f"f has no bound: it is clipped to ±{tail.clip:g}, and what is cut off adds {tail.norm:.3g} to the bound"
@@ -289,7 +372,8 @@ def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float
     """The target to build for and what its tail leaves of the tolerance: f itself unless a tail is declared or f has no bound.
 
     Raises:
-        DomainError: a tail is declared for the supremum, or takes the whole tolerance.
+        DomainError: a tail is declared for the supremum or a point cloud, or takes the whole tolerance.
+        LipschitzContradictedError: samples of f contradict the declared tail.
         NonFiniteValueError: a singular term of f is not in L_p.
     """
     if tail is not None and (math.isinf(norm) or tail.norm >= tolerance):
@@ -300,7 +384,10 @@ def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float
         )
         raise DomainError(f"tail: {found}; expected a finite norm, and a tail smaller than the tolerance.")
     if tail is not None:
-        return clipped(target, tail, declared=True), sub_down(tolerance, tail.norm)
+        if isinstance(target.domain, PointCloud):
+            raise DomainError("tail: the domain is a PointCloud, which has no volume; expected a Box or a Region.")
+        ratio = _require_tail(target, tail, norm)
+        return replace(clipped(target, tail, declared=True), tail_ratio=ratio), sub_down(tolerance, tail.norm)
     if math.isinf(norm) or target.graph is None or isinstance(target.domain, PointCloud):
         return target, tolerance
     if np.isfinite(target.graph.enclose(target.box.lo.reshape(1, -1), target.box.hi.reshape(1, -1)).magnitude).all():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.arguments import require_number
 from partita.errors import DomainError, NonFiniteValueError, NotTraceableError, ShapeError, TargetFailedError
 from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
@@ -51,13 +52,8 @@ class Tail:
     norm: float
 
     def __post_init__(self) -> None:
-        for name in ("clip", "norm"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
-                raise DomainError(f"Tail: {name} is {value!r}; expected a finite number ≥ 0.")
-            object.__setattr__(self, name, float(value))
-        if self.clip == 0:
-            raise DomainError("Tail: clip is 0; expected a number > 0.")
+        for name, value in (("clip", self.clip), ("norm", self.norm)):
+            object.__setattr__(self, name, require_number(f"Tail: {name}", value, zero=name == "norm"))
 
     def statement(self, norm: float) -> str:
         """The assumption in words.
@@ -82,6 +78,7 @@ class Target:
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
         tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
             of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
+            tail_ratio: seen/declared in the attack on a declared tail; None if it was not attacked.
         input_shapes: one shape per argument.
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.
@@ -102,6 +99,7 @@ class Target:
     meaning: str = ""
     tail: Tail | None = None
     tail_declared: bool = False
+    tail_ratio: float | None = None
     unclipped: Graph | None = None
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)

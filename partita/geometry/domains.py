@@ -15,6 +15,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
+from partita.arithmetic.arguments import real_array
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
@@ -24,8 +25,9 @@ __all__ = ["Box", "PointCloud", "product"]
 Array = NDArray[np.float64]
 
 
-def frozen_array(values: ArrayLike) -> Array:
-    array = np.array(values, dtype=np.float64)
+def frozen_array(values: ArrayLike, name: str = "the array") -> Array:
+    """A copy of the values that cannot be written to; a ShapeError if they are no real numbers."""
+    array = np.array(real_array(name, values))
     array.flags.writeable = False
     return array
 
@@ -73,8 +75,8 @@ class Box:
         def __init__(self, lo: ArrayLike, hi: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lo", frozen_array(self.lo))
-        object.__setattr__(self, "hi", frozen_array(self.hi))
+        object.__setattr__(self, "lo", frozen_array(self.lo, "Box: lo"))
+        object.__setattr__(self, "hi", frozen_array(self.hi, "Box: hi"))
         if self.lo.ndim == self.hi.ndim == 0:
             raise DomainError(f"Box: lo and hi are numbers; for one variable write Box([{self.lo:g}], [{self.hi:g}]).")
         if self.lo.shape != self.hi.shape or self.lo.ndim not in (1, 2) or self.lo.size == 0:
@@ -243,7 +245,7 @@ class PointCloud:
         def __init__(self, points: ArrayLike, fill_distance: float = 0.0) -> None: ...
 
     def __post_init__(self) -> None:
-        points = frozen_array(self.points)
+        points = frozen_array(self.points, "PointCloud: points")
         object.__setattr__(self, "points", points)
         object.__setattr__(self, "fill_distance", float(self.fill_distance))
         if points.ndim not in (2, 3) or points.size == 0:

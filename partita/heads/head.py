@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import real_array
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
@@ -39,11 +40,12 @@ def count_text(count: int) -> str:
     return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
 
 
-def _as_tensor(given: Any) -> Tensor:
-    try:
-        return torch.from_numpy(np.array(given, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"an input is not an array of real numbers: {error}.") from None
+def real_tensor(name: str, given: Any) -> Tensor:
+    """A tensor of floats as it is, anything else as float64; a ShapeError if it holds no real numbers."""
+    found = given if isinstance(given, Tensor) else torch.tensor(real_array(name, given))
+    if found.is_complex():
+        raise ShapeError(f"{name}: found {found.dtype}; expected real numbers")
+    return found if found.is_floating_point() else found.double()
 
 
 def flatten_inputs(
@@ -54,7 +56,7 @@ def flatten_inputs(
         raise ShapeError(f"found {len(inputs)} argument(s); this head takes {len(shapes)}.")
     flat, lead = [], None
     for given, shape in zip(inputs, shapes):
-        z = given if isinstance(given, Tensor) else _as_tensor(given)
+        z = real_tensor("an input", given)
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
             batch = " For a batch of points of one variable pass z[:, None]." if shape == (1,) and z.dim() == 1 else ""

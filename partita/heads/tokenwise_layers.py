@@ -18,7 +18,14 @@ __all__ = ["DOMINATED", "tokenwise_layers"]
 DOMINATED = 45.0  # of the exponent: components that are added hold less than e^{−45} together
 
 
-def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float = 0.0) -> SelfNetwork:
+def tokenwise_layers(
+    head: ScatteredHead,
+    tokens: int,
+    *,
+    token_sharpness: float = 0.0,
+    encodings: Array | None = None,
+    dtype: torch.dtype | None = None,
+) -> SelfNetwork:
     """`X ↦ [F(X_1), …, F(X_n)]` as the paper's layers, F the head's reassignment of values to its cells.
 
     Constant values: section A.2 with its block sizes corrected (erratum 2), N ≥ n columns:
@@ -31,6 +38,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
     Args:
         tokens: n.
         token_sharpness: S, for affine values with n > 1.
+        encodings: e, `(tokens, d)`, added to the tokens, for constant values: the first columns of R.
+        dtype: of the layers; that of the head if None.
 
     Raises:
         SizeError: layers of more than 2 GiB.
@@ -52,6 +61,8 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         slopes, offsets, values = _padded(slopes, offsets, values, tokens, r)
         cells = len(offsets)
         constant = np.vstack([np.zeros((d, cells)), np.eye(cells)])
+        if encodings is not None:
+            constant[:d, :tokens] = encodings.T
         left, right = _copy_tokens(d, tokens, cells, height=d + cells)
         w_k = np.hstack([np.zeros((d + 1, d)), np.vstack([slopes.T, offsets])])
         w_q = np.zeros((d + 1, d + cells))
@@ -63,8 +74,10 @@ def tokenwise_layers(head: ScatteredHead, tokens: int, *, token_sharpness: float
         left, right, constant, w_k, w_q, w_v, w_o = _affine_blocks(
             slopes, offsets, scores.values, scores.value_slopes, tokens, r, token_sharpness
         )
-    dtype = head.dtype
-    tensors = [torch.as_tensor(np.ascontiguousarray(a)).to(dtype) for a in (left, right, constant, w_k, w_q, w_v, w_o)]
+    tensors = [
+        torch.as_tensor(np.ascontiguousarray(a)).to(dtype or head.dtype)
+        for a in (left, right, constant, w_k, w_q, w_v, w_o)
+    ]
     linear = LinearSum(*tensors[:3])
     attention = SelfAttention(w_k=tensors[3], w_q=tensors[4], w_v=tensors[5], w_o=tensors[6])
     return SelfNetwork(linear, attention, form="tokenwise", input_shape=(tokens, d), output_shape=(tokens, out))

@@ -64,7 +64,11 @@ class Convex(Method):
 
     def applies(self, request: Request) -> Refusal | None:
         target = request.target
-        if target.graph is None or not math.isinf(request.norm) or len(target.domains) > 1:
+        if len(target.domains) > 1:
+            return Refusal(
+                "for one box: on a pair its planes would be values that depend on z_Q, and those of cross-attention do not"
+            )
+        if target.graph is None or not math.isinf(request.norm):
             return Refusal("for convex or concave expressions on a box, in the supremum norm")
         if not isinstance(target.domain, Box) or target.num_outputs > 1:
             return Refusal("for one output on a box")

@@ -277,12 +277,14 @@ def _region_cover(
         if factor * max(allowed, moved) < half and region_cover(
             region, factor * allowed, request.precision, max_balls=most
         ):
-            hint = f"A tolerance that fits is about {factor * request.tolerance:.4g}; or raise max_bytes."
+            hint = (
+                f"A tolerance that fits is about {request.stated(factor * request.tolerance):.4g}; or raise max_bytes."
+            )
             break
     else:
         hint = "Use a larger tolerance."
     return Refusal(
-        f"tolerance {request.tolerance:g} needs more than the {most:,} keys that are allowed, or points of the region that "
+        f"tolerance {request.asked:g} needs more than the {most:,} keys that are allowed, or points of the region that "
         f"{request.precision.name} holds are too far from its edge",
         hint,
         SizeError,

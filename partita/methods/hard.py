@@ -159,9 +159,9 @@ def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
     parts = ", ".join(f"{t.name} {t.value:.2g}" for t in rest)
     name = request.precision.name
     return Refusal(
-        f"tolerance {request.tolerance:g} is below what {name} can promise for {request.target.label}: "
+        f"tolerance {request.asked:g} is below what {name} can promise for {request.target.label}: "
         f"rounding and the window alone add {floor:.3g} ({parts})",
-        f"Use {'dtype=torch.float64, or ' if name == 'float32' else ''}a tolerance above {2.1 * floor:.3g}.",
+        f"Use {'dtype=torch.float64, or ' if name == 'float32' else ''}a tolerance above {request.stated(2.1 * floor):.3g}.",
         ToleranceError,
     )
 
@@ -243,10 +243,10 @@ def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts
         fits = _bytes(request, rule.counts(middle)) <= request.max_bytes
         low, high = (low, middle) if fits else (middle, high)
     return Refusal(
-        f"tolerance {request.tolerance:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
+        f"tolerance {request.asked:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
         f"{size_text(_bytes(request, counts))} of tensors; max_bytes allows {size_text(request.max_bytes)}",
-        f"The best tolerance that fits is about {high * 1.001:.4g} ({math.prod(rule.counts(high)):,} keys, one value per cell); "
-        "or raise max_bytes.",
+        f"The best tolerance that fits is about {request.stated(high * 1.001):.4g} ({math.prod(rule.counts(high)):,} keys, "
+        "one value per cell); or raise max_bytes.",
         SizeError,
         "proved_given" if knowledge.declared else "proved",
         keys=math.prod(counts),

@@ -77,7 +77,7 @@ class Paper(Method):
         size = size_text(parameters * request.precision.item_bytes)
         if parameters * request.precision.item_bytes > request.max_bytes:
             return Refusal(
-                f"the paper's recipe for tolerance {request.tolerance:g} needs {keys_text(found.counts)}, {size} of tensors; "
+                f"the paper's recipe for tolerance {request.asked:g} needs {keys_text(found.counts)}, {size} of tensors; "
                 f"max_bytes allows {size_text(request.max_bytes)}",
                 'Use a larger tolerance, raise max_bytes, or use method="hard": its cells may be about six times wider.',
                 SizeError,

@@ -107,6 +107,9 @@ def _proposal(
         found = method.plan(_limited(request, plans), method.shares[0], progress)
     except (SizeError, ToleranceError, DomainError) as error:
         found = Refusal.of(error)
+        if request.target.tail is not None:  # a search knows the clipped function only
+            asked, tail = request.asked, request.target.tail.norm
+            found = replace(found, reason=f"{found.reason} (of the tolerance {asked:g}, the tail takes {tail:.3g})")
     if isinstance(found, Plan):
         given, cut = request.target.tail_declared and found.kind == "proved", request.target.tail
         found = replace(found, request=request, kind="proved_given" if given else found.kind)
@@ -174,7 +177,7 @@ def _no_head(
     first = next((e for e in (spent, no_room, request.obstacle, *others) if e is not None), None)
     if first is None:
         label, asked = request.target.label, f"with method={request.method!r}"
-        return ToleranceError(f"tolerance {request.tolerance:g} is out of reach for {label} {asked}: {tried}.")
+        return ToleranceError(f"tolerance {request.asked:g} is out of reach for {label} {asked}: {tried}.")
     return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
 
 

@@ -96,6 +96,18 @@ class Request:
         return "values are affine in z_Q: not cross-attention, and without layers()"
 
     @property
+    def asked(self) -> float:
+        """The tolerance that the caller asked for, tail included."""
+        return self.stated(self.tolerance)
+
+    def stated(self, tolerance: float) -> float:
+        """The tolerance to ask for, so that the tail leaves this much; a proved tail takes the same share of any tolerance."""
+        tail = self.target.tail
+        if tail is None:
+            return tolerance
+        return tolerance + tail.norm if self.target.tail_declared else tolerance * (1 + tail.norm / self.tolerance)
+
+    @property
     def knowledge(self) -> Knowledge | None:
         """What is known about how fast f changes; None if nothing is (`obstacle` says why)."""
         return self._gathered()[0]

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import up
-from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
@@ -174,8 +175,7 @@ def attention_from_mlp(
     >>> pa.attention_from_mlp(mlp, pa.Box([-1, -1], [1, 1]), 1e-3).error_bound <= 1e-3
     True
     """
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+    require_dtype(dtype)
     if not 0 < tolerance < math.inf:
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
     if not isinstance(domain, Box):

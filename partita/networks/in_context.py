@@ -13,11 +13,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
-from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
+from partita.errors import DomainError, OutsideDomainError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.heads.guards import certified
+from partita.heads.head import real_tensor
 from partita.heads.trace_modes import is_traced
 from partita.moved import renamed
 from partita.networks.descent_layer import DescentLayer
@@ -173,7 +175,7 @@ class GradientDescent(nn.Module):
         return found
 
     def _checked(self, prompt: Any) -> Tensor:
-        z = prompt if isinstance(prompt, Tensor) else torch.as_tensor(np.asarray(prompt, dtype=np.float64))
+        z = real_tensor("the prompt", prompt)
         if z.dim() < 2 or z.shape[-1] != self.dim + 1 or z.shape[-2] < 1:
             raise ShapeError(
                 f"the prompt has shape {tuple(z.shape)}; expected (…, examples, {self.dim + 1}): "
@@ -253,8 +255,7 @@ def gradient_descent(
     (torch.Size([1]), True)
     """
     start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+    require_dtype(dtype)
     if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):
         raise DomainError(f"loss 'logistic': y is in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
     if loss == "ridge" and not ridge > 0:

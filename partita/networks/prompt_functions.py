@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ import scipy
 import torch
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import require_count, require_dtype, require_number
 from partita.arithmetic.precision import DOUBLE, Precision
 from partita.arithmetic.rounding import add_up, div_up, exp_up, mul_up, sqrt_up, up
 from partita.errors import (
@@ -31,6 +31,7 @@ from partita.geometry.covers import fill_distance_bounds
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.guards import certified
+from partita.heads.head import real_tensor
 from partita.heads.layers import CrossAttention
 from partita.heads.trace_modes import is_traced
 from partita.proofs.claim import require_ordinary
@@ -246,9 +247,16 @@ class PromptFunction(nn.Module):
 
         Args:
             queries: Q, `(…, n, m)`.
-            outputs: out.
+            outputs: out, at least 1.
+
+        Raises:
+            ShapeError: the queries have another shape.
+            DomainError: outputs is no integer ≥ 1.
         """
-        q = self._shifted(_tensor(queries))
+        raw, m, outputs = real_tensor("queries", queries), self.facts.dimension, require_count("outputs", outputs)
+        if raw.dim() < 2 or raw.shape[-1] != m:
+            raise ShapeError(f"queries have shape {tuple(raw.shape)}; expected (…, n, {m}).")
+        q = self._shifted(raw)
         return torch.cat([q, torch.ones_like(q[..., :1]), q.new_zeros(*q.shape[:-1], outputs)], dim=-1).transpose(
             -1, -2
         )
@@ -259,10 +267,17 @@ class PromptFunction(nn.Module):
         `W_K = [I 0 0; 0 −½ 0]`, `W_Q = R[I 0 0; 0 1 0]`, `W_V = [0 0 I]`, `W_O = I`. Only `outputs` and `queries` set the shapes.
 
         Args:
-            outputs: out.
-            queries: n.
+            outputs: out, at least 1.
+            queries: n, at least 1.
+
+        Raises:
+            DomainError: a number is no integer ≥ 1.
         """
-        size = self.facts.dimension + 1
+        size, outputs, queries = (
+            self.facts.dimension + 1,
+            require_count("outputs", outputs),
+            require_count("queries", queries),
+        )
         wide = nn.ZeroPad2d((0, outputs, 0, 0))
         return CrossAttention(
             w_k=wide(self.w_k),
@@ -297,14 +312,15 @@ class PromptFunction(nn.Module):
                 f"this layer was built for {self.facts.precision.name} and cast to {self.w_q.dtype}; its bound does not cover that",
                 "Build it with dtype= instead.",
             )
-        x, y, q = _tensor(points), _tensor(values), _tensor(queries)
+        x, y, q = real_tensor("X", points), real_tensor("y", values), real_tensor("Q", queries)
         m = self.facts.dimension
         is_scalar = y.dim() == x.dim() - 1
         fits = x.dim() >= 2 and q.dim() >= 2 and x.shape[-1] == q.shape[-1] == m and x.shape[-2] >= 1
+        fits &= is_scalar or y.shape[-1:] != (0,)
         if not fits or y.dim() not in (x.dim() - 1, x.dim()) or y.shape[: x.dim() - 1] != x.shape[:-1]:
             raise ShapeError(
                 f"the prompt has X {tuple(x.shape)}, y {tuple(y.shape)} and the queries Q {tuple(q.shape)}; expected "
-                f"(…, N, {m}), (…, N) or (…, N, out), and (…, n, {m}) with N ≥ 1."
+                f"(…, N, {m}), (…, N) or (…, N, out), and (…, n, {m}) with N ≥ 1 and out ≥ 1."
             )
         if x.shape[-2] > self.max_pairs:
             raise SizeError(
@@ -402,18 +418,6 @@ class PromptFunction(nn.Module):
         return up(up(f.lipschitz * mean, 2) + up(f.noise + rounding), 2)
 
 
-def _tensor(given: Any) -> Tensor:
-    try:
-        found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise ShapeError(
-            f"found a {type(given).__name__} that is not an array of numbers; expected arrays or tensors."
-        ) from None
-    if found.is_complex():
-        raise ShapeError(f"found {found.dtype}; expected real numbers.")
-    return found if found.is_floating_point() else found.double()
-
-
 def _each(x: Tensor, y: Tensor, q: Tensor) -> list[tuple[Array, Array, Array]]:
     """The prompts of a batch, one by one, as float64 arrays."""
     lead = torch.broadcast_shapes(x.shape[:-2], q.shape[:-2])
@@ -482,7 +486,15 @@ def function(
     >>> bool(abs(float(g(x, np.sin(x[:, 0]), [[0.45]])[0]) - np.sin(0.45)) <= g.error_bound)
     True
     """
-    _validated(lipschitz, fill_distance, tolerance, box, max_pairs, noise, largest, dtype)
+    require_dtype(dtype)
+    if not isinstance(box, Box) or box.lo.ndim != 1:
+        raise DomainError(f"box is {box!r}; expected a box of points, say pa.Box([-1, -1], [1, 1]).")
+    lipschitz, fill_distance = require_number("lipschitz", lipschitz), require_number("fill_distance", fill_distance)
+    tolerance, noise = require_number("tolerance", tolerance), require_number("noise", noise, zero=True)
+    largest, max_pairs = (
+        None if largest is None else require_number("largest", largest),
+        require_count("max_pairs", max_pairs),
+    )
     precision = Precision.of(dtype)
     extent = np.maximum(np.abs(box.lo - (box.lo + box.hi) / 2), np.abs(box.hi - (box.lo + box.hi) / 2))
     longest = float(extent.max())
@@ -528,27 +540,3 @@ def _rate(facts: PromptFacts, tolerance: float, pairs: int, largest: float) -> f
         f"{2 * math.sqrt(facts.product_error):.3g}",
         f"Use a larger tolerance, a smaller largest= or max_pairs{', or float64' if precision.rounds_inputs else ''}.",
     )
-
-
-def _validated(
-    lipschitz: float,
-    fill_distance: float,
-    tolerance: float,
-    box: Box,
-    max_pairs: int,
-    noise: float,
-    largest: float | None,
-    dtype: torch.dtype,
-) -> None:
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
-    if not isinstance(box, Box) or box.lo.ndim != 1:
-        raise DomainError(f"box is {box!r}; expected a box of points, say pa.Box([-1, -1], [1, 1]).")
-    numbers = {"lipschitz": lipschitz, "fill_distance": fill_distance, "tolerance": tolerance}
-    for name, number in (numbers if largest is None else numbers | {"largest": largest}).items():
-        if not isinstance(number, Real) or not 0 < number < math.inf:
-            raise DomainError(f"{name} is {number!r}; expected a finite number > 0.")
-    if not isinstance(noise, Real) or not 0 <= noise < math.inf:
-        raise DomainError(f"noise is {noise!r}; expected a finite number ≥ 0.")
-    if isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or not 1 <= max_pairs <= 10**9:
-        raise DomainError(f"max_pairs is {max_pairs!r}; expected an integer from 1 to 10⁹.")

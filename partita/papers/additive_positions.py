@@ -12,28 +12,31 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import real_array, require_dtype, require_number
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, div_up, down, exp_up, mul_up, sqrt_up, sub_down, up
 from partita.errors import (
     DomainError,
+    NonFiniteValueError,
     NotContinuousError,
     NothingKnownError,
     ShapeError,
     SizeError,
     ToleranceError,
-    UnsupportedError,
 )
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import soft_maximum_gap
+from partita.heads.head import real_tensor
 from partita.heads.layers import LinearSum, SelfNetwork
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
 from partita.heads.tokenwise_layers import tokenwise_layers
 from partita.proofs.center_values import value_table
 from partita.proofs.certificate import Term, total
 from partita.proofs.claim import require_ordinary
+from partita.proofs.layers_claim import claim_layers
 from partita.proofs.running import running_terms
 
 __all__ = ["PositionalHead", "positional_head"]
@@ -51,6 +54,7 @@ class PositionalHead:
         domain: the box of one token.
         targets: f_i.
         terms: of the bound.
+        tolerance: that was asked for.
     """
 
     head: ScatteredHead
@@ -58,6 +62,7 @@ class PositionalHead:
     domain: Box
     targets: tuple[Target, ...]
     terms: tuple[Term, ...]
+    tolerance: float
 
     @property
     def error_bound(self) -> float:
@@ -66,7 +71,7 @@ class PositionalHead:
 
     def encoded(self, x: Any) -> Tensor:
         """`[x_i; 0] + e_i`, `(…, tokens, width)`."""
-        z = torch.as_tensor(x).to(self.head.dtype)
+        z = real_tensor("tokens", x).to(self.head.dtype)
         tokens, width = self.encodings.shape
         if z.dim() < 2 or z.shape[-2:] != (tokens, self.domain.dimension):
             raise ShapeError(f"tokens have shape {tuple(z.shape)}; expected (…, {tokens}, {self.domain.dimension}).")
@@ -78,18 +83,46 @@ class PositionalHead:
         out: Tensor = self.head(self.encoded(x))
         return out
 
-    def layers(self) -> SelfNetwork:
-        """The paper's layers: `Linear(X) = [X 0; 0 0; 0 I] + R`, and R holds the encodings in its first columns."""
-        tokens, width = self.encodings.shape
-        network = tokenwise_layers(self.head, tokens)
-        linear = network.linear
-        constant = linear.constant.clone()
-        constant[:width, :tokens] += torch.tensor(self.encodings.T, dtype=constant.dtype)
-        left = linear.left[:, :, : self.domain.dimension].contiguous()
-        encoded = LinearSum(left, linear.right, constant)
-        shape = (tokens, self.domain.dimension)
-        return SelfNetwork(
-            encoded, network.attention, form="tokenwise", input_shape=shape, output_shape=network.output_shape
+    def layers(self, *, dtype: torch.dtype | None = None, tolerance: float | None = None) -> SelfNetwork:
+        """The paper's layers: `Linear(X) = [X 0; 0 0; 0 I] + R`, and R holds the encodings in its first columns.
+
+        Their `error_bound` is proved for these layers as they run, on tokens of the domain: that of the head plus `rounding`. Their
+        scores are dot products of encoded tokens and keys, which round more than the head's distances where encodings are large.
+
+        *Theorem*: `layers-rounding`.
+
+        Args:
+            dtype: of the layers, torch.float64 or torch.float32; that of the head if None.
+            tolerance: the largest error bound to accept; that of the head if None. `math.inf` accepts any.
+
+        Raises:
+            ToleranceError: the error bound exceeds the tolerance.
+            SizeError: the tensors would be too large.
+            UnsupportedError: another dtype.
+
+        >>> built = positional_head(["x", "-x"], [[0], [4]], Box([-1], [1]), tolerance=0.1)
+        >>> built.error_bound < built.layers().error_bound < 0.1
+        True
+        """
+        if dtype is not None:
+            require_dtype(dtype)
+        tokens, dim = len(self.encodings), self.domain.dimension
+        network = tokenwise_layers(self.head, tokens, encodings=self.encodings, dtype=dtype)
+        left = network.linear.left[:, :, :dim].contiguous()
+        network = SelfNetwork(
+            LinearSum(left, network.linear.right, network.linear.constant),
+            network.attention,
+            form=network.form,
+            input_shape=(tokens, dim),
+            output_shape=network.output_shape,
+        )
+        return claim_layers(
+            network,
+            self.head,
+            self.terms,
+            Box(np.tile(self.domain.lo, (tokens, 1)), np.tile(self.domain.hi, (tokens, 1))),
+            tolerance=self.tolerance if tolerance is None else tolerance,
+            mean_distance=1.0,  # the terms bound Σ_j w_j |V_j − f_i(x)|
         )
 
 
@@ -117,6 +150,8 @@ def positional_head(
         dtype: torch.float64 or torch.float32.
 
     Raises:
+        ShapeError: encodings and functions do not fit together.
+        NonFiniteValueError: an encoding is NaN or infinite.
         DomainError: the boxes `domain + e_i` of two positions touch: x + e_i does not tell the position.
         NothingKnownError: a function is a black box.
         NotContinuousError: a function is not Lipschitz.
@@ -127,16 +162,19 @@ def positional_head(
     >>> built(torch.tensor([[0.5], [0.5], [0.5]])).shape, built.error_bound <= 0.1
     (torch.Size([3, 1]), True)
     """
-    e = np.asarray(encodings, dtype=np.float64)
+    e, tolerance = real_array("encodings", encodings), require_number("tolerance", tolerance)
+    require_dtype(dtype)
+    functions = [functions] if isinstance(functions, str) or not isinstance(functions, Sequence) else functions
+    if not isinstance(domain, Box):
+        raise DomainError(f"the domain is {domain!r}; expected the pa.Box of one token.")
     if domain.lo.ndim != 1 or e.ndim != 2 or e.shape[1] < domain.dimension or len(e) != len(functions) or not len(e):
         raise ShapeError(
             f"{len(functions)} functions, encodings {e.shape}, the domain {domain.shape}; expected one row of encodings per "
             "function, at least as wide as a token (dim,)."
         )
-    if dtype not in (torch.float64, torch.float32) or not (np.isfinite(e).all() and 0 < tolerance < math.inf):
-        raise UnsupportedError(
-            f"dtype is {dtype}, tolerance is {tolerance!r}; expected float64 or float32 and finite numbers > 0."
-        )
+    if not np.isfinite(e).all():
+        row = int(np.flatnonzero(~np.isfinite(e).all(axis=1))[0])
+        raise NonFiniteValueError(f"the encoding of position {row} is {e[row].tolist()}; expected finite numbers.")
     targets = tuple(make_target(f, domain) for f in functions)
     if any(t.graph is None for t in targets) or len({t.output_shape for t in targets}) > 1:
         raise NothingKnownError("positional_head needs every f_i as an expression, all with the same shape of output.")
@@ -150,7 +188,7 @@ def positional_head(
         raise ToleranceError(
             f"tolerance {tolerance:g}: rounding in {precision.name} moves x + e by up to {moved:.3g} and so f by up to "
             f"{slope * moved:.3g}",
-            "Use a larger tolerance, smaller encodings, or float64.",
+            f"Use a larger tolerance{', smaller encodings, or float64' if precision.rounds_inputs else ' or smaller encodings'}.",
         )
     wanted = min(0.8 * left / slope if slope else math.inf, 0.5 * apart, float(np.linalg.norm(domain.sides)))
     exact = np.ceil(domain.sides * math.sqrt(domain.dimension) / (2 * wanted) * (1 - 1e-12)).clip(1)
@@ -188,9 +226,9 @@ def positional_head(
     if total(terms) > tolerance:
         raise ToleranceError(
             f"tolerance {tolerance:g}: {total(terms):.3g} can be proved in {precision.name}",
-            "Use a larger tolerance, or float64.",
+            f"Use a larger tolerance{', or float64' if precision.rounds_inputs else ''}.",
         )
-    return PositionalHead(head, e, domain, targets, tuple(terms))
+    return PositionalHead(head, e, domain, targets, tuple(terms), float(tolerance))
 
 
 def _apart(e: Array, domain: Box) -> float:

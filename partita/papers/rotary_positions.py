@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import real_array, require_dtype, require_number
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up, up
-from partita.errors import ShapeError, SizeError, UnsupportedError
+from partita.errors import ShapeError, SizeError
 from partita.heads.guards import certified
+from partita.heads.head import real_tensor
+from partita.proofs.claim import require_ordinary
 
 __all__ = ["RotaryConvolution", "rotary_convolution"]
 
@@ -54,16 +58,23 @@ class RotaryConvolution(nn.Module):
         return queries @ turn.T
 
     @certified
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
+        z, shape = real_tensor("tokens", x), (self.tokens, self.w_v.shape[2])
+        if z.dim() < 2 or tuple(z.shape[-2:]) != shape:
+            raise ShapeError(f"tokens have shape {tuple(z.shape)}; expected (…, {shape[0]}, {shape[1]}).")
         weights = torch.softmax(self.scores(), dim=-1)
-        return torch.einsum("hij,...jd,hod->...io", weights, x.to(self.w_v.dtype), self.w_v)
+        return torch.einsum("hij,...jd,hod->...io", weights, z.to(self.w_v.dtype), self.w_v)
 
     def error_bound_for(self, size: float) -> float:
         """A bound of the distance from the convolution, in every entry, for inputs of this size. It is proportional to the size.
 
         Args:
-            size: the largest absolute value of an entry of x.
+            size: the largest absolute value of an entry of x, ≥ 0.
+
+        Raises:
+            DomainError: the size is negative or not a finite number.
         """
+        size = require_number("size", size, zero=True)
         unit, n = Precision.of(self.w_v.dtype).unit, self.tokens
         beta = float(self.query.abs().max()) * 1.5
         delta = mul_up(unit, add_up(mul_up(40.0, beta), 40.0, 2.0 * n))
@@ -89,16 +100,16 @@ def rotary_convolution(kernel: ArrayLike, *, dtype: torch.dtype = torch.float64)
 
     Raises:
         ShapeError: the kernel is not `(n, out, dim)`.
+        DomainError: its numbers are out of the dtype's range.
 
     >>> shift = rotary_convolution(np.eye(4)[1][:, None, None])  # every token moves on by one
     >>> shift(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))[:, 0].round().tolist(), shift.error_bound_for(size=4.0) < 1e-12
     ([4.0, 1.0, 2.0, 3.0], True)
     """
-    w = np.asarray(kernel, dtype=np.float64)
+    w = real_array("the kernel", kernel)
     if w.ndim != 3 or not w.size or not np.isfinite(w).all():
         raise ShapeError(f"the kernel has shape {w.shape}; expected finite (n, out, dim).")
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+    require_dtype(dtype)
     n = len(w)
     if n > _MOST_TOKENS:
         raise SizeError(f"{n:,} tokens need as many heads; at most {_MOST_TOKENS:,} are allowed.")
@@ -106,7 +117,11 @@ def rotary_convolution(kernel: ArrayLike, *, dtype: torch.dtype = torch.float64)
     beta = (math.log(n) + 5) / (1 - math.cos(2 * math.pi / n)) if n > 1 else 1.0
     blur = np.exp(beta * (np.cos(angle) - 1))
     blur /= blur.sum()
-    values = np.fft.ifft(np.fft.fft(w, axis=0) / np.fft.fft(blur)[:, None, None], axis=0).real
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.fft.ifft(np.fft.fft(w, axis=0) / np.fft.fft(blur)[:, None, None], axis=0).real
+        largest = float(np.nan_to_num(np.abs(values), nan=np.inf).max())
+    if w.any():
+        require_ordinary(dtype, largest_value=largest)
     stored = torch.tensor(values, dtype=dtype)
     query = torch.tensor(beta * np.stack([np.cos(angle), -np.sin(angle)], axis=1), dtype=dtype)
     index = (np.arange(n)[:, None] - np.arange(n)) % n

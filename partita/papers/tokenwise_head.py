@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from partita.arithmetic.arguments import require_dtype, require_number
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
-from partita.errors import ToleranceError, UnsupportedError
+from partita.errors import ToleranceError
 from partita.geometry.domains import Array, Box
 from partita.geometry.moments import leakage, temperature_for_leakage
 from partita.geometry.partitions import MaxAffine, PowerDiagram
@@ -32,10 +33,8 @@ def build_tokenwise(
     theorem: str,
 ) -> Construction:
     """The head with R just large enough that `leak · spread` stays below 0.9 of the tolerance where the margin is Δ."""
-    if dtype not in (torch.float64, torch.float32) or not 0 < tolerance < np.inf:
-        raise UnsupportedError(
-            f"dtype is {dtype}, tolerance is {tolerance}; expected float64 or float32, and a number > 0."
-        )
+    require_dtype(dtype)
+    tolerance = require_number("tolerance", tolerance)
     leak_allowed = min(0.5, 0.9 * tolerance / spread) if spread else 0.5
     rate = max(temperature_for_leakage(partition.num_cells, margin, leak_allowed), 1.0 / margin)
     diagram = partition.to_power_diagram()

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up
-from partita.errors import DomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, ShapeError, ToleranceError
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.target import graph_target
 from partita.geometry.domains import Array, Box
@@ -44,7 +45,7 @@ def max_affine_head(
         raise ShapeError(
             f"slopes have shape {a.shape}, offsets {b.shape}, the domain {domain.shape}; expected finite (N, m), (N,) and (m,)."
         )
-    _require_dtype(dtype)
+    require_dtype(dtype)
     if not 0 < tolerance < math.inf:
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a number > 0.")
     require_ordinary(dtype, squared_length=_squared(domain))
@@ -89,11 +90,6 @@ def sigmoid_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.d
     )
 
 
-def _require_dtype(dtype: torch.dtype) -> None:
-    if dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
-
-
 def _squared(domain: Box) -> float:
     """max |x|² over the domain: heads square differences of that size."""
     return float(np.square(np.maximum(np.abs(domain.lo), np.abs(domain.hi))).sum())
@@ -129,7 +125,7 @@ def _exact(
     dtype: torch.dtype,
 ) -> Construction:
     """A head with scores `s_j u` and values `c_j + m_j u`, u = w·x + t, as a power diagram of two cells."""
-    _require_dtype(dtype)
+    require_dtype(dtype)
     w = np.asarray(slope, dtype=np.float64)
     if w.shape != domain.shape or not (np.isfinite(w).all() and np.isfinite(offset)):
         raise ShapeError(f"the slope has shape {w.shape}, the domain {domain.shape}; expected finite (m,) for both.")

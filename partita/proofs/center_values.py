@@ -496,9 +496,8 @@ def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
 
 def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
     """`bound / ω(covering radius)`: nothing that sees f only at those centers can promise less than 1."""
-    if known.modulus is None or known.modulus.constant == 0 or radius == 0:
-        return None
-    return div_up(bound, known.modulus.at(radius))
+    moved = 0.0 if known.modulus is None else known.modulus.at(radius)
+    return div_up(bound, moved) if moved else None
 
 
 def value_table(

@@ -146,7 +146,9 @@ def with_tail(certificate: Certificate, target: Target) -> Certificate:
     term = Term("tail", tail.norm, formula, "lp-tails", {"clip": tail.clip})
     assumed, kind = certificate.assumptions, certificate.kind
     if target.tail_declared:
-        assumed = (*assumed, Assumption(tail.statement(float(certificate.norm)), "caller", about="tail"))
+        said = tail.statement(float(certificate.norm))
+        attack = "" if target.tail_ratio is None else "its norm in random points, less six standard errors"
+        assumed = (*assumed, Assumption(said, "caller", target.tail_ratio, attack, "tail"))
         kind = "proved_given" if kind == "proved" else kind
     terms = (*certificate.terms, term)
     return replace(

@@ -28,17 +28,19 @@ _EXP = 17.0  # units of roundoff: the exponential is within 8 units in the last 
 
 
 def dot_product_rounding(attention: DotProductAttention, lo: Array, hi: Array) -> float:
-    """Bound of |as_attention() − exact head| for z in [lo, hi], flat: `(e^{2δ} − 1 + γ_N)·max|V|`."""
-    u = torch.finfo(attention.key.dtype).eps / 2
+    """Bound of |as_attention() − exact head| for z in [lo, hi], flat: `(e^{2δ} − 1 + γ_N)·max|V|`. *Theorem*: `score-rounding`."""
+    u = Precision.of(attention.key.dtype).unit
     lo_t, hi_t, origin = torch.tensor(lo).ravel(), torch.tensor(hi).ravel(), attention.origin.double()
     relative = torch.maximum((lo_t - origin).abs(), (hi_t - origin).abs())
     absolute = torch.maximum(lo_t.abs(), hi_t.abs())
     key = attention.key.double().abs()
     # δ: the products and their sum round relative to |k||q|; storing the origin and z rounds relative to |k||z|
-    products = float((key[:, :-1] @ relative + key[:, -1]).max()) * (key.shape[1] + 6)
-    stored = float((key[:, :-1] @ absolute).max()) * 3
-    delta, largest = (products + stored) * u, float(attention.value.abs().max())
-    return min(math.expm1(min(2.02 * delta + 40 * u, 700.0)) + 2.02 * (len(key) + 16) * u, 2.0) * largest
+    pad = 1 + (key.shape[1] + 8) * 2.0**-52  # these sums round too
+    products = mul_up(_most(key[:, :-1] @ relative + key[:, -1]), pad, key.shape[1] + 6.0)
+    stored = mul_up(_most(key[:, :-1] @ absolute), pad, 3.0)
+    delta = mul_up(u, add_up(products, stored))
+    moved = expm1_up(min(add_up(mul_up(2.02, delta), 40 * u), 700.0))
+    return mul_up(add_up(min(moved, 2.0), mul_up(2.02 * (len(key) + 16), u)), _most(attention.value.double().abs()))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TypeVar
 
 from partita.arithmetic.precision import Precision
@@ -12,7 +13,7 @@ from partita.geometry.domains import Box
 from partita.heads.forms import token_mixing
 from partita.heads.head import FoldedHead
 from partita.heads.layers import LiteralNetwork
-from partita.proofs.certificate import Certificate, total
+from partita.proofs.certificate import Term, total
 from partita.proofs.form_rounding import LayersRounding, layers_rounding
 
 __all__ = ["claim_layers"]
@@ -23,37 +24,44 @@ Network = TypeVar("Network", bound=LiteralNetwork)
 def claim_layers(
     network: Network,
     head: FoldedHead,
-    certificate: Certificate,
+    terms: Iterable[Term],
     box: Box,
     *,
     tolerance: float,
+    norm: str = "inf",
+    estimate: float | None = None,
     mean_distance: float = math.inf,
 ) -> Network:
-    """The layers with their `error_bound`, in the norm of the certificate.
+    """The layers with their `error_bound`, in the norm of the claim about the head.
 
     `‖f − layers‖ ≤ ‖f − head‖ + (volume · outputs)^{1/p} · sup|head − layers|`, the head in exact arithmetic and the layers as they
     run; the factor is 1 for the supremum. Inputs that the dtype rounds count as rounded scores and values, so the bound holds for
     every input of the domain, whether the dtype holds it or not. *Theorem*: `layers-rounding`.
 
     Args:
-        network: the head in one of the forms of `literal_layers`.
+        network: the head in one of the forms of `literal_layers`, or token-wise.
+        terms: of the bound of `‖f − head‖`.
         box: the domain, or the box around it.
         tolerance: the largest error to accept; infinity accepts any.
-        mean_distance: `Proof.mean_distance` of the proof that the certificate rests on.
+        norm: "inf", or p as certificates write it.
+        estimate: the error of the head where it is only sampled; the layers then have no error bound.
+        mean_distance: `Proof.mean_distance` of the proof that the terms come from.
 
     Raises:
         ToleranceError: the bound (for an estimate: the estimate and the rounding together) exceeds the tolerance.
     """
     scores, lo, hi = head.affine_scores(), box.lo.ravel(), box.hi.ravel()
     rounded = layers_rounding(network, lo, hi, offset_error=scores.offset_error, value_error=scores.value_error)
-    exact = total(t for t in certificate.terms if t.source != "input")
-    estimated, factor, mean = certificate.error_estimate is not None, _factor(box, head, certificate.norm), math.inf
-    if network.form == "indexed" and not estimated and math.isfinite(mean_distance):
-        mean = _mean_distance(mul_up(mean_distance, exact), head, mul_up(rounded.spread, factor))
+    exact = total(t for t in terms if t.source != "input")
+    factor, mean = _factor(box, head, norm), math.inf
+    if network.form in ("indexed", "tokenwise") and estimate is None and math.isfinite(mean_distance):
+        mean = mul_up(mean_distance, exact)
+        if network.form == "indexed":
+            mean = _mean_distance(mean, head, mul_up(rounded.spread, factor))
     rounding = rounded.bound(mean, factor)
-    bound = math.inf if estimated else add_up(exact, rounding)
-    _require(network, rounded, bound, rounding, certificate, tolerance)
-    return network.claiming(error_bound=bound, rounding=rounding, norm=certificate.norm)
+    bound = math.inf if estimate is not None else add_up(exact, rounding)
+    _require(network, rounded, bound, rounding, estimate, tolerance)
+    return network.claiming(error_bound=bound, rounding=rounding, norm=norm)
 
 
 def _factor(box: Box, head: FoldedHead, norm: str) -> float:
@@ -79,10 +87,9 @@ def _require(
     rounded: LayersRounding,
     bound: float,
     rounding: float,
-    certificate: Certificate,
+    estimate: float | None,
     tolerance: float,
 ) -> None:
-    estimate = certificate.error_estimate
     reached = bound if estimate is None else estimate + rounding
     if reached <= tolerance:
         return
@@ -90,6 +97,7 @@ def _require(
     known = f"is proved to be at most {bound:.4g}" if estimate is None else f"is estimated at {reached:.4g}"
     steps = ["dtype=torch.float64"] if precision.rounds_inputs else []
     steps += ["form='indexed', which takes no logarithms"] if network.form == "log" else []
+    steps += ["smaller encodings"] if network.form == "tokenwise" else []
     steps += ["a head with fewer keys, compiled with a larger tolerance"]
     raise ToleranceError(
         f"the {network.form} form in {precision.name}: the error of its layers {known}, of which {rounding:.3g} is rounding, and "

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, mul_up, up
-from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
+from partita.errors import DomainError, ShapeError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.proofs.certificate import Certificate, Term
@@ -174,8 +175,7 @@ def checked_ends(ends: tuple[float, float]) -> tuple[float, float]:
 
 def checked_affine(slopes: ArrayLike, offsets: ArrayLike, domain: Box, dtype: torch.dtype) -> tuple[Array, Array]:
     """w `(tokens, dim)` and t `(tokens,)`, checked against the box of a token; and the dtype."""
-    if dtype not in MOST_ANCHORS:
-        raise UnsupportedError(f"dtype is {dtype}; expected torch.float64 or torch.float32.")
+    require_dtype(dtype)
     if not isinstance(domain, Box):
         raise DomainError(f"the domain is {domain!r}; expected the box of a token, say pa.Box([-1, -1], [1, 1]).")
     w = np.atleast_2d(np.asarray(slopes, dtype=np.float64))

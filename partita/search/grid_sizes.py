@@ -12,6 +12,7 @@ from partita.search.axis_fit import AxisSearch
 __all__ = ["Sizes"]
 
 _SLACK = 1.8  # least squares on lines may miss the target by so much and a grid still meet it
+_MOST_VECTORS = 1 << 22  # of sizes that are compared
 _MOST_STEPS = (24, 12, 8, 6, 5, 4)  # sizes at hand on each axis, by dimension
 
 
@@ -46,7 +47,7 @@ class Sizes:
 
     def cheapest(self) -> tuple[int, ...] | None:
         """The fewest keys that should do; None when larger sizes no longer help."""
-        while self.possible:
+        while self.possible and math.prod(len(c) for c in self.counts) <= _MOST_VECTORS:
             errors, cost = self._table()
             cost = np.where(self.ratio * errors <= self.target, cost, np.inf)
             if np.isfinite(cost).any():
@@ -62,7 +63,8 @@ class Sizes:
         return self._vector(index, errors.shape) if 0.4 * errors.ravel()[index] <= self.target else None
 
     def _vector(self, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(c[int(k)] for c, k in zip(self.counts, np.unravel_index(index, shape)))
+        places = iter(np.unravel_index(index, shape) if shape else ())
+        return tuple(c[int(next(places))] if len(c) > 1 else c[0] for c in self.counts)
 
     def _extend(self) -> bool:
         """One more size on each axis that still matters, larger and better than the last; on all if none seems to matter."""
@@ -78,12 +80,17 @@ class Sizes:
         return grown
 
     def _table(self) -> tuple[Array, Array]:
-        """Foretold errors and numbers of keys of all sizes at hand, infinite where sizes at least as large have failed."""
+        """Foretold errors and numbers of keys of all sizes at hand, infinite where sizes at least as large have failed.
+
+        Of the axes with several sizes; arrays of numpy have at most 64.
+        """
         errors, cost = np.zeros(()), np.ones(())
         for axis, counts in zip(self.axes, self.counts):
             errors = np.add.outer(errors, [axis.error(p) for p in counts])
             cost = np.multiply.outer(cost, np.array(counts, dtype=float))
+            if len(counts) == 1:
+                errors, cost = errors.reshape(errors.shape[:-1]), cost.reshape(cost.shape[:-1])
         for vector in self._failed:
-            corner = tuple(slice(0, c.index(p) + 1) for c, p in zip(self.counts, vector))
+            corner = tuple(slice(0, c.index(p) + 1) for c, p in zip(self.counts, vector) if len(c) > 1)
             errors[corner] = cost[corner] = np.inf
         return errors, cost

@@ -152,8 +152,8 @@ class SpacingRule:
             if last == len(_FRACTIONS) - 1:
                 raise ToleranceError(
                     f"tolerance {tolerance:g} in L{self.norm:g} is below {min(self._jump_bounds.values()):.3g}, the least that "
-                    "is possible with what is known about the jumps. Use a larger tolerance, or declare lipschitz= and jumps= "
-                    "yourself."
+                    "is possible with what is known about the jumps",
+                    "Use a larger tolerance, or declare lipschitz= and jumps= yourself.",
                 )
             first, last = last, min(last + _STRIDE, len(_FRACTIONS) - 1)
         first += 1

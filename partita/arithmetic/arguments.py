@@ -1,0 +1,77 @@
+"""Checks of arguments that many rooms share: numbers, counts, arrays of real numbers, and the dtype of a head."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partita.arithmetic.precision import PRECISIONS
+from partita.errors import DomainError, ShapeError, UnsupportedError
+
+__all__ = ["is_number", "real_array", "require_count", "require_dtype", "require_number"]
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, of Python or numpy, and not a bool."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def require_number(name: str, value: Any, *, zero: bool = False) -> float:
+    """A finite number > 0, or ≥ 0 with `zero`, as a float; a DomainError otherwise.
+
+    >>> require_number("tolerance", np.float32(0.5))
+    0.5
+    """
+    if not is_number(value) or not (0 < value < math.inf or (zero and value == 0)):
+        raise DomainError(f"{name} is {value!r}; expected a finite number {'≥' if zero else '>'} 0.")
+    return float(value)
+
+
+def require_count(name: str, value: Any, *, most: int = 10**9) -> int:
+    """An integer from 1 to `most`, of Python or numpy, as an int; a DomainError otherwise.
+
+    >>> require_count("queries", np.int64(3))
+    3
+    """
+    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else 0
+    if not 1 <= found <= most:
+        raise DomainError(f"{name} is {value!r}; expected an integer from 1 to {most:,}.")
+    return found
+
+
+def require_dtype(dtype: Any, hint: str = "") -> None:
+    """An UnsupportedError for anything but torch.float64 and torch.float32.
+
+    Args:
+        hint: what to do about another dtype.
+
+    >>> require_dtype("float32")
+    Traceback (most recent call last):
+        ...
+    partita.errors.UnsupportedError: dtype is 'float32'; expected torch.float64 or torch.float32
+    """
+    if isinstance(dtype, str) or str(dtype) not in PRECISIONS or not str(dtype).startswith("torch."):
+        raise UnsupportedError(f"dtype is {dtype!r}; expected torch.float64 or torch.float32", hint)
+
+
+def real_array(name: str, values: Any) -> NDArray[np.float64]:
+    """The values as a float64 array; a ShapeError if they are no array of real numbers.
+
+    >>> real_array("points", [[1, 2], [3]])
+    Traceback (most recent call last):
+        ...
+    partita.errors.ShapeError: points: found a list that is not an array of real numbers; expected numbers in rows of equal length
+    """
+    try:
+        found = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+        if found.dtype.kind in "fiubO":
+            return found.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ShapeError(
+        f"{name}: found a {type(values).__name__} that is not an array of real numbers; expected numbers in rows of equal length"
+    )
