@@ -317,7 +317,9 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     try:
         found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
     except NonFiniteValueError as error:
-        raise NonFiniteValueError(error.reason, f"{error.hint}{_clipping(target, graph, norm)}") from None
+        raise NonFiniteValueError(
+            error.reason, f"{error.hint}{_way_out(target, graph, norm, 'nan' in error.reason)}"
+        ) from None
     composed, reason = None, "its slopes are unbounded at the edge of the region"
     if region is None and _needs_composing(target, graph, norm, found):
         try:
@@ -355,11 +357,18 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     )
 
 
-def _clipping(target: Target, graph: Graph, norm: float) -> str:
-    """How a function without a bound can be approximated all the same; nothing where f is undefined rather than infinite."""
+def _way_out(target: Target, graph: Graph, norm: float, undefined: bool) -> str:
+    """How a function without a value at single points, or without a bound, can be approximated all the same."""
     with np.errstate(all="ignore"):
         if np.isnan(graph.evaluate(target.domain.sample(512, np.random.default_rng(3)))).any():
             return ""
+    if undefined and target.tail is not None:
+        return " A tail covers points where f is infinite, and none where it is 0·∞: leave those out with a region."
+    if undefined:
+        return (
+            " f has values nearby. If it has a limit, write it with u**s*log(abs(u)) or abs(u)**s, s > 0, which are known to be 0 "
+            "at u = 0."
+        )
     known = None if isinstance(target.domain, PointCloud) else find_singularities(graph, target.box)
     if math.isinf(norm) and known is not None:
         integrable = all(term.power < 1 for terms in known.terms for term in terms)
