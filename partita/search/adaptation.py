@@ -31,6 +31,9 @@ _ALARM = 0.97  # of the tolerance: errors above are learned from
 _REHEARSALS, _PROOFS = 2, 24
 _CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
 _FRESH = 8  # points per leaf of a check
+_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only
+_POLISHED = 256  # keys up to which fewer are tried for after a success: another round costs as much as the first
+_PER_CELL = 4  # places where a cell is mended after one proof
 _NEAR_CELLS = 64  # a guess, for what sums will round
 
 
@@ -79,6 +82,11 @@ class AdaptiveDraft:
         """Stored scalars."""
         parts = (self.centers, self.powers, self.values, self.slopes)
         return sum(p.size for p in parts if p is not None) + 1
+
+    @property
+    def power_table(self) -> Array:
+        """The powers, also where they are equal, `(N,)`."""
+        return np.zeros(self.keys) if self.powers is None else self.powers
 
     @property
     def holds(self) -> bool:
@@ -148,9 +156,9 @@ class Adaptation:
             self._rehearse(layout)
             for _ in range(1 + self.budget.polish):
                 layout.coarsen()
-                draft, lost = self._proved(layout)
+                draft, lost = self._proved(layout, min((d.keys for d in found if d.holds), default=None))
                 found.append(draft)
-                if lost or not draft.holds or layout.on_a_line:
+                if lost or not draft.holds or layout.on_a_line or draft.keys > _POLISHED:
                     break
             if not lost:  # else a direction that seemed not to matter does: start again with what was learned
                 break
@@ -212,7 +220,7 @@ class Adaptation:
 
     def _rehearse(self, layout: Layout) -> None:
         """Learn where coarse cells would err before any are mended: so that the next coarsening knows."""
-        for _ in range(0 if layout.on_a_line else _REHEARSALS):
+        for _ in range(0 if layout.on_a_line else 1 if len(layout.tree.leaves) > _MANY else _REHEARSALS):
             layout.coarsen()
             pieces = layout.fitted()
             points, answers = self._fresh(layout, pieces)
@@ -231,8 +239,11 @@ class Adaptation:
         parts.append((sampler.frame.enter(self.scan), self.scanned))
         return np.concatenate([p for p, _ in parts]), np.concatenate([a for _, a in parts])
 
-    def _proved(self, layout: Layout) -> tuple[AdaptiveDraft, bool]:
-        """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found."""
+    def _proved(self, layout: Layout, most: int | None = None) -> tuple[AdaptiveDraft, bool]:
+        """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found.
+
+        Repairs add cells: with `most` of them no smaller head can come of it.
+        """
         pieces, seen = self._checked(layout)
         best = self._stored(layout, pieces, seen)
         if self.target.graph is None:
@@ -242,6 +253,8 @@ class Adaptation:
         for _ in range(_PROOFS):
             if draft.holds or tree.failed or (draft.proof is not None and draft.proof.bound <= self.goal):
                 break  # met, hopeless, or missed by what running rounds, which other cells do not change
+            if most is not None and draft.keys >= most:
+                return best, False
             if not self._learn(layout, draft):
                 return best, True
             draft = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
@@ -253,7 +266,8 @@ class Adaptation:
         if draft.proof is None:
             return True
         tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, draft.proof.missed
-        chosen = np.argsort(-least, kind="stable")[: _lessons(draft)]
+        owner = PowerCells(draft.centers, draft.power_table, draft.rate).rank(z, 1, progress=self.progress).labels[:, 0]
+        chosen = _worst_of_each(owner, least)[: _lessons(draft)]
         points, answers = tree.sampler.ask(frame.enter(z[chosen]))
         self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
         if frame.active < self.box.dimension:
@@ -324,6 +338,16 @@ class Adaptation:
 def _lessons(draft: AdaptiveDraft) -> int:
     """How many places are mended after one proof."""
     return max(256, draft.keys // 2)
+
+
+def _worst_of_each(owner: NDArray[np.int64], least: Array) -> NDArray[np.int64]:
+    """The worst places of every cell, the worst of all first, so that one bad cell does not hide the others."""
+    order = np.lexsort((-least, owner))
+    starts = np.flatnonzero(np.append(True, np.diff(owner[order]) > 0))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    kept = order[rank < _PER_CELL]
+    out: NDArray[np.int64] = kept[np.argsort(-least[kept], kind="stable")]
+    return out
 
 
 def _usable_box(target: Target) -> Box:
