@@ -31,7 +31,7 @@ _ALARM = 0.97  # of the tolerance: errors above are learned from
 _REHEARSALS, _PROOFS = 2, 24
 _CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
 _FRESH = 8  # points per leaf of a check
-_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only
+_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only, and hopeless ones are not proved
 _POLISHED = 256  # keys up to which fewer are tried for after a success: another round costs as much as the first
 _PER_CELL = 4  # places where a cell is mended after one proof
 _NEAR_CELLS = 64  # a guess, for what sums will round
@@ -152,6 +152,10 @@ class Adaptation:
     def _search(self, affine: bool, found: list[AdaptiveDraft]) -> None:
         for _ in range(1 + self.box.dimension):
             layout = Layout(self._tree(affine), self.tolerance)
+            if layout.tree.overflows:  # not enough keys; what the leaves as they are reach says how far it is
+                draft = self._stored(layout, layout.fitted(), float(layout.tree.leaves.errors.max()))
+                found.append(draft if draft.keys > _MANY else self._prove(draft, layout.tree.sampler.frame))
+                break
             layout.pieces()
             self._rehearse(layout)
             for _ in range(1 + self.budget.polish):
@@ -188,7 +192,7 @@ class Adaptation:
         if frame.active == 1 or len(tree.leaves) == 1:
             return tree
         grid = self._rooted(frame, affine, slabs=True)
-        grid.grow(len(tree.leaves))
+        grid.grow(None if tree.failed else len(tree.leaves))
         return min(tree, grid, key=lambda t: (t.failed, len(t.leaves)))
 
     def _rooted(self, frame: Frame, affine: bool, *, slabs: bool = False) -> LeafTree:
