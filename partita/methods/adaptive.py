@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import NonFiniteValueError, PartitaError, ToleranceError, UnsupportedError
+from partita.errors import NonFiniteValueError, PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
 from partita.geometry.partitions import PowerDiagram
@@ -78,6 +78,8 @@ class Adaptive(Method):
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
             return _without_error(error)
+        except SizeError as error:
+            return Refusal.of_a_search(error.reason, most=_MOST_KEYS, room=room)
         factor = 1.0 if math.isinf(request.norm) else lp_factor(target.volume, target.num_outputs, request.norm)
         reached = factor * (draft.error_seen if draft.proof is None else draft.error_bound)
         kind: Kind = "estimated" if draft.proof is None else "proved"

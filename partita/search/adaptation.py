@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import report
-from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
+from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
@@ -31,7 +31,7 @@ _ALARM = 0.97  # of the tolerance: errors above are learned from
 _REHEARSALS, _PROOFS = 2, 24
 _CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
 _FRESH = 8  # points per leaf of a check
-_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only, and hopeless ones are not proved
+_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only, and hopeless ones are not stored
 _POLISHED = 256  # keys up to which fewer are tried for after a success: another round costs as much as the first
 _PER_CELL = 4  # places where a cell is mended after one proof
 _NEAR_CELLS = 64  # a guess, for what sums will round
@@ -152,9 +152,8 @@ class Adaptation:
     def _search(self, affine: bool, found: list[AdaptiveDraft]) -> None:
         for _ in range(1 + self.box.dimension):
             layout = Layout(self._tree(affine), self.tolerance)
-            if layout.tree.overflows:  # not enough keys; what the leaves as they are reach says how far it is
-                draft = self._stored(layout, layout.fitted(), float(layout.tree.leaves.errors.max()))
-                found.append(draft if draft.keys > _MANY else self._prove(draft, layout.tree.sampler.frame))
+            if layout.tree.overflows:
+                found.append(self._given_up(layout))
                 break
             layout.pieces()
             self._rehearse(layout)
@@ -166,6 +165,17 @@ class Adaptation:
                     break
             if not lost:  # else a direction that seemed not to matter does: start again with what was learned
                 break
+
+    def _given_up(self, layout: Layout) -> AdaptiveDraft:
+        """The leaves as they are, where there are not enough: what they reach says how far it is. SizeError if they are many."""
+        leaves = layout.tree.leaves
+        if len(leaves) > _MANY:
+            raise SizeError(
+                f"{len(leaves):,} leaves still err by {float(leaves.errors.max()):.3g}, and the {self.budget.keys:,} allowed are "
+                "not enough",
+                "Use a larger tolerance.",
+            )
+        return self._prove(self._stored(layout, layout.fitted(), math.inf), layout.tree.sampler.frame)
 
     def _goal(self) -> float:
         """What the tolerance leaves to the proof when sums have rounded."""
@@ -399,7 +409,7 @@ def adaptive_cells(
 
     Raises:
         UnsupportedError: the domain is a point cloud. ToleranceError: the tolerance is below the rounding errors of the dtype.
-        NonFiniteValueError: f is NaN or infinite, or has no finite bound.
+        NonFiniteValueError: f is NaN or infinite, or has no finite bound. SizeError: thousands of leaves are not nearly enough.
 
     >>> from partita.functions.target import make_target
     >>> draft = adaptive_cells(make_target("abs(x + 0.7*y)", Box([-1, -1], [1, 1])), tolerance=0.01)
