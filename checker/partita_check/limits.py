@@ -12,9 +12,20 @@ from typing import Any
 
 from flint import arb, arb_series, fmpq
 
-__all__ = ["LogProduct", "Power", "ball", "find_limits", "power_of", "powers_of", "scaled_power", "squares_of"]
+__all__ = [
+    "LogProduct",
+    "Power",
+    "ball",
+    "find_limits",
+    "power_of",
+    "powers_of",
+    "rational",
+    "scaled_power",
+    "squares_of",
+]
 
 MOST = 40  # factors that are looked at
+LARGEST = 1 << 256  # numerators and denominators of constants
 NAN = arb("nan")
 Nodes = Sequence[tuple[str, tuple[int, ...], tuple[Any, ...]]]
 
@@ -157,12 +168,41 @@ def powers_of(nodes: Nodes, start: int, poles: bool = False) -> dict[int, Fracti
 
 
 def _fixed_power(nodes: Nodes, inner: int, poles: bool = False) -> tuple[int, Fraction] | None:
-    """(v, e) of e·log v with a literal e > 0, or e ≠ 0 with poles."""
+    """(v, e) of e·log v with a rational e > 0, or e ≠ 0 with poles."""
     name, args, _ = nodes[inner]
     for e, other in ((args[0], args[1]), (args[1], args[0])) if name == "mul" else ():
-        if nodes[e][0] == "const" and nodes[other][0] == "log" and (nodes[e][2][0] > 0 or (poles and nodes[e][2][0])):
-            return nodes[other][1][0], Fraction(nodes[e][2][0])
+        power = rational(nodes, e) if nodes[other][0] == "log" else None
+        if power is not None and (power > 0 or (poles and power)):
+            return nodes[other][1][0], power
     return None
+
+
+def rational(nodes: Nodes, k: int, known: dict[int, Fraction | None] | None = None, depth: int = 0) -> Fraction | None:
+    """The value of a node that is made of literals by + − · / and integer powers, as a fraction; None for other nodes."""
+    if k in (known := {} if known is None else known):
+        return known[k]
+    (name, args, params), found = nodes[k], list[Fraction]()
+    for j in args if name in ("neg", "abs", "add", "sub", "sum", "mul", "div", "pow") and depth < MOST else ():
+        value = rational(nodes, j, known, depth + 1)
+        if value is None or abs(value.numerator) > LARGEST or value.denominator > LARGEST:
+            break
+        found.append(value)
+    known[k] = None
+    if name == "const" and arb(params[0]).is_finite():
+        known[k] = Fraction(params[0])
+    elif found and len(found) == len(args):
+        known[k] = _combined(name, found[0], found[1:], params)
+    return known[k]
+
+
+def _combined(name: str, first: Fraction, rest: Sequence[Fraction], params: Sequence[Any]) -> Fraction | None:
+    if name == "pow":
+        return None if abs(params[0]) > MOST or (params[0] <= 0 and not first) else first ** int(params[0])
+    if name == "div":
+        return first / rest[0] if rest[0] else None
+    for x in rest:
+        first = first * x if name == "mul" else first - x if name == "sub" else first + x
+    return -first if name == "neg" else abs(first) if name == "abs" else first
 
 
 def squares_of(nodes: Nodes, start: int) -> list[tuple[arb, int]] | None:

@@ -10,7 +10,8 @@ Values elsewhere are those of the operations themselves. Nothing is simplified: 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -23,9 +24,21 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.singular import LogProduct, real_power, root_slopes
 from partita.functions.operations import Node
 
-__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Root", "atom", "factors", "limits"]
+__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Root", "atom", "constant", "factors", "limits"]
 
 _MOST_FACTORS = 32
+_LARGEST = 1 << 256  # numerator or denominator of a constant
+_RATIONAL: Mapping[str, Callable[..., Fraction]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "abs": abs,
+    "sum": lambda *x: sum(x, Fraction(0)),
+    "pow": lambda x, n: x ** int(n),
+    "const": Fraction,
+}
 
 
 @dataclass(frozen=True)
@@ -174,13 +187,44 @@ def _limit(nodes: Sequence[Node], node: Node, fixed: Sequence[bool]) -> Limit | 
         return _power(nodes, node.arguments[0], fixed)
     if node.operation == "mul" and not fixed[-1]:
         return _log_limit(nodes, node)
-    if node.operation == "div" and _is_nonnegative(nodes[node.arguments[1]]):
+    if node.operation == "div" and _is_nonnegative(nodes, node.arguments[1]):
         return Pole(*node.arguments)
     return _root(nodes, node.arguments[0]) if node.operation == "sqrt" and not fixed[-1] else None
 
 
-def _is_nonnegative(node: Node) -> bool:
-    return node.operation in ("abs", "sqrt", "exp") or (node.operation == "pow" and node.parameters[0] % 2 == 0)
+def _is_nonnegative(nodes: Sequence[Node], k: int) -> bool:
+    node = nodes[k]
+    while node.operation == "pow" and node.parameters[0] % 2:  # an odd power has the sign of its base
+        node = nodes[node.arguments[0]]
+    return node.operation in ("abs", "sqrt", "exp", "pow")
+
+
+def constant(nodes: Sequence[Node], k: int) -> Fraction | None:
+    """The number that a node stands for, exactly: literals, and sums, products, quotients and powers of them; else None.
+
+    >>> from partita.functions import parse
+    >>> nodes = parse("x^(-1/3 + 0.5^2)", ["x"]).nodes
+    >>> [constant(nodes, k) for k, node in enumerate(nodes) if node.operation in ("add", "input")]
+    [Fraction(-1, 12), None]
+    """
+    known, waiting = dict[int, Fraction](), [k]
+    while waiting:
+        node = nodes[waiting[-1]]
+        missing = [j for j in node.arguments if j not in known]
+        if node.operation not in _RATIONAL:
+            return None
+        if missing:
+            waiting += missing
+            continue
+        parts, n = [known[j] for j in node.arguments], node.parameters[0] if node.parameters else 0
+        exact = math.isfinite(n) and all(max(abs(x.numerator), x.denominator) < _LARGEST for x in parts)
+        if not exact or (node.operation == "pow" and abs(n) > _MOST_FACTORS):
+            return None
+        try:
+            known[waiting.pop()] = _RATIONAL[node.operation](*parts, *node.parameters)
+        except ZeroDivisionError:
+            return None
+    return known[k]
 
 
 def _power(nodes: Sequence[Node], inner: int, fixed: Sequence[bool]) -> Power | None:
@@ -201,17 +245,18 @@ def atom(nodes: Sequence[Node], k: int) -> Factor:
         return replace(inner, odd=False)
     if node.operation == "pow" and node.parameters[0] > 0:
         inner = atom(nodes, node.arguments[0])
-        exponent = int(node.parameters[0])
-        return replace(inner, power=inner.power * exponent, odd=inner.odd and exponent % 2 == 1)
+        times = int(node.parameters[0])
+        return replace(inner, power=inner.power * times, odd=inner.odd and times % 2 == 1)
     if node.operation == "sqrt":
         inner = atom(nodes, node.arguments[0])
         return replace(inner, power=inner.power / 2, odd=False, half_line=inner.half_line or inner.odd)
     if node.operation == "exp" and nodes[node.arguments[0]].operation == "mul":
         for e, other in (nodes[node.arguments[0]].arguments, nodes[node.arguments[0]].arguments[::-1]):
-            if nodes[e].operation == "const" and nodes[other].operation == "log" and nodes[e].parameters[0] > 0:
+            exponent = constant(nodes, e) if nodes[other].operation == "log" else None
+            if exponent is not None and exponent > 0:
                 inner = atom(nodes, nodes[other].arguments[0])
-                power = inner.power * Fraction(float(nodes[e].parameters[0]))
-                return replace(inner, power=power, odd=False, half_line=inner.half_line or inner.odd)
+                half_line = inner.half_line or inner.odd
+                return replace(inner, power=inner.power * exponent, odd=False, half_line=half_line)
     return Factor(k, Fraction(1), True)
 
 

@@ -294,6 +294,12 @@ class Region:
         return min(float(up(hi - lo).prod(axis=1).sum()) * (1 + 1e-12), self._hull.volume)
 
     @cached_property
+    def inner_volume(self) -> float:
+        """A lower bound of the region's volume, up to rounding: that of boxes which lie in it."""
+        lo, hi, within = self._cover
+        return float((hi - lo)[within].prod(axis=1).sum()) * (1 - 1e-12)
+
+    @cached_property
     def _anchors(self) -> Array:
         """Some points of the region, one or more in as many boxes of the cover as have one; empty if none is found."""
         rng, (lo, hi, _) = np.random.default_rng(0), self._cover

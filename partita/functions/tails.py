@@ -13,7 +13,7 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.rounding import add_up, div_down, div_up, exp_up, log_up, mul_up, pow_up, sub_down
 from partita.errors import DomainError, LipschitzContradictedError, NonFiniteValueError
 from partita.functions.graph import Graph, GraphBuilder
-from partita.functions.limits import Factor, Power, atom, factors
+from partita.functions.limits import Factor, Power, atom, constant, factors
 from partita.functions.operations import Node
 from partita.functions.target import Tail, Target
 from partita.geometry.domains import Array, Box, PointCloud
@@ -214,9 +214,8 @@ class _Reading:
             return inner.node, inner.power * -int(found.parameters[0])
         limit = self.graph.limits.get(node)
         if isinstance(limit, Power):
-            e = self.range(limit.exponent)
-            inner = atom(self.nodes, limit.base)
-            return (inner.node, inner.power * Fraction(-float(e.lo))) if e.hi < 0 else None
+            e, inner = constant(self.nodes, limit.exponent), atom(self.nodes, limit.base)
+            return (inner.node, inner.power * -e) if e is not None and e < 0 else None
         return None
 
     def _logarithm(self, argument: int) -> tuple[Interval, Factor, int] | None:

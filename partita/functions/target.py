@@ -26,6 +26,7 @@ from partita.geometry.domains import Array, Box, PointCloud, product
 __all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
+_BENT = frozenset(("abs", "max", "min", "relu", "clamp", "where"))
 _SHORT = 60  # nodes, of formulas that are shown
 _COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its function
 
@@ -86,6 +87,7 @@ class Target:
         region: the domain, if it is a Region; None otherwise.
         volume: of the domain, rounded up; for a region at most that of the box.
         stated: the graph of f as it is claimed about, before clipping.
+        is_bent: whether that graph has operations with kinks or jumps (abs, max, min, relu, clamp, where).
         fills_box: whether f may be evaluated anywhere in the box: it is the domain, or f is an expression that is proved to be
             bounded there.
     """
@@ -108,6 +110,7 @@ class Target:
     region: Region | None = field(init=False)
     volume: float = field(init=False)
     stated: Graph | None = field(init=False)
+    is_bent: bool = field(init=False)
 
     def __post_init__(self) -> None:
         domain = self.domains[0] if len(self.domains) == 1 else product(*require_boxes(*self.domains))
@@ -117,7 +120,11 @@ class Target:
         object.__setattr__(self, "box", domain if isinstance(domain, Box) else domain.bounding_box())
         object.__setattr__(self, "region", domain if isinstance(domain, Region) else None)
         object.__setattr__(self, "volume", domain.volume if isinstance(domain, Region) else self.box.volume)
-        object.__setattr__(self, "stated", self.graph if self.unclipped is None else self.unclipped)
+        stated = self.graph if self.unclipped is None else self.unclipped
+        object.__setattr__(self, "stated", stated)
+        object.__setattr__(
+            self, "is_bent", stated is not None and not _BENT.isdisjoint(n.operation for n in stated.nodes)
+        )
 
     @cached_property
     def fills_box(self) -> bool:

@@ -10,11 +10,10 @@ import torch
 __all__ = ["model_digest"]
 
 
-def model_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+def model_digest(tensors: Mapping[str, torch.Tensor] | Mapping[int, torch.Tensor]) -> str:
     """sha256 over names, dtypes, shapes and bytes, in the order of the names."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

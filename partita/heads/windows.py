@@ -6,7 +6,6 @@ and on the centers. If these tensors change, the window has to change with them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from partita.errors import ShapeError
 from partita.geometry.domains import Array
 from partita.geometry.moments import AxisGeometry, dropped_mass
+from partita.heads.tensor_digest import model_digest
 
 __all__ = ["Windows", "displacement", "windows_for"]
 
@@ -31,7 +31,7 @@ class Windows:
 
     def __init__(self, given: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
         self.given = given
-        self._given_for = _digest(tensors)
+        self._given_for = model_digest(dict(enumerate(tensors)))
         self.latest, self.reference = given, [t.detach().clone() for t in tensors]
 
     def current(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class Windows:
             found, expected = ([tuple(t.shape) for t in some] for some in (tensors, self.reference))
             if found != expected:
                 raise ShapeError(f"inverse temperatures and centers have shapes {found}; expected {expected}.")
-            is_given = _digest(tensors) == self._given_for
+            is_given = model_digest(dict(enumerate(tensors))) == self._given_for
             self.latest = self.given if is_given else windows_for(tensors, at_least=self.given)
             self.reference = [t.detach().clone() for t in tensors]
         return self.latest
@@ -48,14 +48,6 @@ class Windows:
 
 def _same(old: Tensor, new: Tensor) -> bool:
     return old.dtype == new.dtype and old.device == new.device and torch.equal(old, new)
-
-
-def _digest(tensors: Sequence[Tensor]) -> bytes:
-    found = hashlib.blake2b()
-    for tensor in tensors:
-        found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.digest()
 
 
 def windows_for(tensors: Sequence[Tensor], *, at_least: Sequence[int]) -> tuple[int, ...]:

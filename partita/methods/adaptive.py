@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import NonFiniteValueError, PartitaError, ToleranceError, UnsupportedError
+from partita.errors import NonFiniteValueError, PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
 from partita.geometry.partitions import PowerDiagram
@@ -28,6 +28,7 @@ __all__ = ["Adaptive", "adaptive_construction"]
 
 _MOST_KEYS = 2_500
 _SMALL, _FEW = 2000, 3  # stored numbers up to which, and variables beyond which, "auto" looks for no adaptive head
+_SMALL_BENT, _FEW_BENT = 24, 2  # the same for functions with kinks, which equal cells do not suit
 _REMEMBERED = 256  # answers by which a black box is known
 
 
@@ -51,10 +52,13 @@ class Adaptive(Method):
         provable = target.graph is not None and (request.knowledge is not None or target.tail is not None)
         if target.region is not None and best == math.inf:
             return None  # nothing else is proved there: f may be undefined around the region, or steep at its edge
-        wanted = best > _SMALL or request.is_steep or target.tail is not None
+        bent = target.is_bent and target.domain.dimension <= _FEW_BENT and best > _SMALL_BENT
+        wanted = best > _SMALL or bent or request.is_steep or target.tail is not None
         if provable and target.domain.dimension <= _FEW and wanted:
             return None
-        return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
+        return Refusal(
+            f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers, or if f has kinks"
+        )
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         """Few cells; refused if they need more than max_bytes."""
@@ -74,6 +78,8 @@ class Adaptive(Method):
             )
         except (NonFiniteValueError, ToleranceError, UnsupportedError) as error:
             return _without_error(error)
+        except SizeError as error:
+            return Refusal.of_a_search(error.reason, most=_MOST_KEYS, room=room)
         factor = 1.0 if math.isinf(request.norm) else lp_factor(target.volume, target.num_outputs, request.norm)
         reached = factor * (draft.error_seen if draft.proof is None else draft.error_bound)
         kind: Kind = "estimated" if draft.proof is None else "proved"

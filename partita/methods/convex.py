@@ -32,6 +32,7 @@ from partita.search.tangent_planes import Planes, Samples, bending, fewest_plane
 __all__ = ["Convex"]
 
 _SMALL, _FEW, _MOST_KEYS = 100, 3, 1000  # stored numbers up to which, and variables beyond which, "auto" does not try
+_SMALL_BENT = 12  # the same for functions with kinks, which equal cells do not suit
 _TEMPERATURE = 0.08  # of the tolerance
 _LEVELS = (0.9, 0.86, 0.8, 0.7)  # of the tolerance, for the planes
 _LESSONS = 4  # rounds in which a failed proof adds samples, for each level
@@ -76,9 +77,12 @@ class Convex(Method):
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
-        if request.knowledge is not None and request.box.dimension <= _FEW and best > _SMALL:
+        wanted = best > (_SMALL_BENT if request.target.is_bent else _SMALL)
+        if request.knowledge is not None and request.box.dimension <= _FEW and wanted:
             return None
-        return Refusal(f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers")
+        return Refusal(
+            f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers, or if f has kinks"
+        )
 
     @np.errstate(all="ignore")  # numbers out of range end in a refusal
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:

@@ -30,6 +30,7 @@ from partita.search.region_cover import region_cover
 __all__ = ["BallCover", "CoverDraft"]
 
 _MOST_BALLS = 1 << 18  # of a cover of a region
+_SPARE = 1.5  # times the cubes that fill a region: enough for those along its edge
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,6 +271,7 @@ def _region_cover(
     half = float(np.sqrt((box.sides**2).sum())) / 2
     moved = 2 * request.precision.unit * float(np.sqrt((np.maximum(np.abs(box.lo), np.abs(box.hi)) ** 2).sum()))
     allowed = min(shares.radius(modulus, request.aim), 2 * half) - (moved if request.precision.rounds_inputs else 0.0)
+<<<<<<< HEAD
     cover = region_cover(region, allowed, request.precision, max_balls=most, progress=progress) if allowed > 0 else None
     if cover is not None:
         return cover
@@ -283,12 +285,31 @@ def _region_cover(
             break
     else:
         hint = "Use a larger tolerance."
+=======
+    if allowed > 0 and not _is_too_large(region, allowed, most):
+        cover = region_cover(region, allowed, request.precision, max_balls=most, progress=progress)
+        if cover is not None:
+            return cover
+    side = (_SPARE * region.volume / most) ** (1 / region.dimension)
+    radius = side * math.sqrt(region.dimension) / 2  # of cubes, so many of which fill the region
+    hint = "Use a larger tolerance."
+    if allowed < radius < half:
+        fits = shares.tolerance(modulus, radius + moved) * request.domain_factor
+        hint = f"A tolerance that fits is about {fits:.4g}; or raise max_bytes."
+>>>>>>> slow12
     return Refusal(
         f"tolerance {request.asked:g} needs more than the {most:,} keys that are allowed, or points of the region that "
         f"{request.precision.name} holds are too far from its edge",
         hint,
         SizeError,
     )
+
+
+def _is_too_large(region: Region, radius: float, most: int) -> bool:
+    """Whether the region has more volume than so many balls; in logarithms, as balls of many dimensions are tiny."""
+    m, volume = region.dimension, region.inner_volume
+    ball = m / 2 * math.log(math.pi) - math.lgamma(m / 2 + 1) + m * math.log(radius)
+    return volume > 0 and math.log(volume) > math.log(most) + ball
 
 
 def _parameter_counts(target: Target, balls: int) -> dict[str, float]:

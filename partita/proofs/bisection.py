@@ -273,7 +273,7 @@ class _Search:
         stuck = ((middle == boxes.lo) | (middle == boxes.hi))[rows, boxes.axis]
         if math.isfinite(self.norm):
             return np.asarray(stuck | (boxes.bound * self._whole() <= 0.5 * self.target))
-        enough = self.target if self.least <= self.target else _NEARLY * self.target
+        enough = _NEARLY * self.target if self.patient and self.least > self.target else self.target
         close = boxes.bound <= (_NEARLY * self.least if self.patient else 2 * boxes.least)
         return np.asarray(stuck | (boxes.bound <= enough) | ((boxes.least > self.target) & close))
 

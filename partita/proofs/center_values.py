@@ -301,15 +301,13 @@ def _rough_cells(facts: GridFacts, jumps: RoughBoxes, reach: Sequence[float], no
             break
     else:
         return math.inf
-    tables = []
-    for i, s in enumerate(steps):
-        width = facts.axes[i].gap_max or float(hi[i] - lo[i])
-        tables.append(_AxisParts.of(facts.centers[i], facts.rates[i], width / parts, s, (float(lo[i]), float(hi[i]))))
+    widths = [(axis.gap_max or float(b - a)) / parts for axis, a, b in zip(facts.axes, lo, hi)]
     at_once = max(1, _SMALL_BOXES_AT_ONCE // math.prod(2 * s for s in steps))
-    total, counts = 0.0, [len(c) for c in facts.centers]
+    total = 0.0
     for start in range(0, len(labels[0]), at_once):
         some = [label[start : start + at_once] for label in labels]
-        total += _integral_around(jumps.graph, facts, tables, some, counts, norm)
+        tables = [_AxisParts.of(facts, i, *axis) for i, axis in enumerate(zip(some, widths, steps))]
+        total += _integral_around(jumps.graph, facts, tables, some, norm)
     return _root_up(float(up(total * (1 + 1e-9))), norm)
 
 
@@ -327,9 +325,9 @@ def _steps(axis: AxisGeometry, reach: float, parts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _AxisParts:
-    """Short intervals around every center of an axis, cut to the domain, and the integral of the center's weight over each.
+    """Short intervals around centers of an axis, cut to the domain, and the integral of the center's weight over each.
 
-    Shapes: `(centers, parts)`.
+    Shapes: `(labels, parts)`.
     """
 
     lo: Array
@@ -338,24 +336,27 @@ class _AxisParts:
 
     @classmethod
     @np.errstate(over="ignore", invalid="ignore")
-    def of(cls, centers: Array, rate: float, width: float, steps: int, ends: tuple[float, float]) -> _AxisParts:
+    def of(cls, facts: GridFacts, axis: int, labels: NDArray[np.int64], width: float, steps: int) -> _AxisParts:
         """`w_j(x) ≤ 1/(1 + e^{R(g d − g²/2)})`, d the distance from v_j towards a neighbour at distance g: falling in d."""
-        edges = np.clip(centers[:, None] + width * np.arange(-steps, steps + 1), *ends)
+        assert facts.ends is not None
+        centers, rate, ends = facts.centers[axis], facts.rates[axis], [float(end[axis]) for end in facts.ends]
+        used, place = np.unique(labels, return_inverse=True)
+        at = centers[used]
+        edges = np.clip(at[:, None] + width * np.arange(-steps, steps + 1), *ends)
         if len(centers) == 1:
             edges = np.array([[ends[0], centers[0], ends[1]]])
         fine = edges[:, :-1, None] + (edges[:, 1:] - edges[:, :-1])[:, :, None] * np.linspace(0, 1, _FINER + 1)
         weight = np.ones((*edges[:, 1:].shape, _FINER))
+        gaps = np.concatenate([[np.inf], np.diff(centers), [np.inf]])
         for side in (1, -1):
-            gap = np.full(len(centers), np.inf)
-            gap[: -1 if side > 0 else None][0 if side > 0 else 1 :] = np.diff(centers)
-            g = gap[:, None, None]
+            g = gaps[used + (side > 0)][:, None, None]
             nearest = fine[:, :, :-1] if side > 0 else fine[:, :, 1:]
-            d = side * (nearest - centers[:, None, None])
+            d = side * (nearest - at[:, None, None])
             rounded = 1e-15 * (np.abs(centers).max() + max(map(abs, ends)))  # of d
             exponent = np.where(np.isfinite(g), rate * g * (d - g / 2 - rounded), -np.inf)
             weight = np.minimum(weight, 1 / (1 + np.exp(exponent * (1 - 1e-12 * np.sign(exponent)) - 1e-12)))
         mass = (weight * np.diff(fine, axis=2)).sum(axis=2) * (1 + 1e-10)
-        return cls(edges[:, :-1], edges[:, 1:], mass)
+        return cls(edges[place, :-1], edges[place, 1:], mass[place])
 
 
 def _within_reach(facts: GridFacts, jumps: RoughBoxes, reach: Array) -> list[NDArray[np.int64]] | None:
@@ -386,17 +387,16 @@ def _integral_around(
     facts: GridFacts,
     tables: Sequence[_AxisParts],
     labels: Sequence[NDArray[np.int64]],
-    counts: Sequence[int],
     norm: float,
 ) -> float:
     """`Σ_j ∫ w_j Σ_outputs |f − V_j|^p` over these cells."""
     m, n = len(tables), len(labels[0])
     shape = (n, *(t.mass.shape[1] for t in tables))
     mass, ends = np.ones(shape), []
-    for i, (table, label) in enumerate(zip(tables, labels)):
+    for i, table in enumerate(tables):
         place = (slice(None), *(None,) * i, slice(None), *(None,) * (m - 1 - i))
-        mass = mass * table.mass[label][place]
-        ends.append([np.broadcast_to(end[label][place], shape).ravel() for end in (table.lo, table.hi)])
+        mass = mass * table.mass[place]
+        ends.append([np.broadcast_to(end[place], shape).ravel() for end in (table.lo, table.hi)])
     kept = np.flatnonzero(mass.ravel() > 0)
     if not len(kept):
         return 0.0
@@ -406,7 +406,7 @@ def _integral_around(
         at = np.stack([facts.centers[i][label] for i, label in enumerate(labels)], axis=1)
         held = graph.enclose(at, at).mid
     else:
-        held = facts.values[np.ravel_multi_index(tuple(labels), counts)]
+        held = facts.values[np.ravel_multi_index(tuple(labels), [len(c) for c in facts.centers])]
     value = np.repeat(held, math.prod(shape[1:]), axis=0)[kept]
     off = np.maximum(up(f.hi - value), up(value - f.lo))
     return float((mass.ravel()[kept] * (off**norm).sum(axis=1)).sum())

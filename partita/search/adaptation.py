@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import report
-from partita.errors import BudgetSpentError, DomainError, NonFiniteValueError, ToleranceError, UnsupportedError
+from partita.errors import (
+    BudgetSpentError,
+    DomainError,
+    NonFiniteValueError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
@@ -31,6 +38,9 @@ _ALARM = 0.97  # of the tolerance: errors above are learned from
 _REHEARSALS, _PROOFS = 2, 24
 _CHECKS = {True: 4, False: 12}  # of expressions, which are proved afterwards, and of black boxes
 _FRESH = 8  # points per leaf of a check
+_MANY = 2048  # leaves beyond which coarse cells are rehearsed once only, and hopeless ones are not stored
+_POLISHED = 256  # keys up to which fewer are tried for after a success: another round costs as much as the first
+_PER_CELL = 4  # places where a cell is mended after one proof
 _NEAR_CELLS = 64  # a guess, for what sums will round
 
 
@@ -79,6 +89,11 @@ class AdaptiveDraft:
         """Stored scalars."""
         parts = (self.centers, self.powers, self.values, self.slopes)
         return sum(p.size for p in parts if p is not None) + 1
+
+    @property
+    def power_table(self) -> Array:
+        """The powers, also where they are equal, `(N,)`."""
+        return np.zeros(self.keys) if self.powers is None else self.powers
 
     @property
     def holds(self) -> bool:
@@ -144,16 +159,30 @@ class Adaptation:
     def _search(self, affine: bool, found: list[AdaptiveDraft]) -> None:
         for _ in range(1 + self.box.dimension):
             layout = Layout(self._tree(affine), self.tolerance)
+            if layout.tree.overflows:
+                found.append(self._given_up(layout))
+                break
             layout.pieces()
             self._rehearse(layout)
             for _ in range(1 + self.budget.polish):
                 layout.coarsen()
-                draft, lost = self._proved(layout)
+                draft, lost = self._proved(layout, min((d.keys for d in found if d.holds), default=None))
                 found.append(draft)
-                if lost or not draft.holds or layout.on_a_line:
+                if lost or not draft.holds or layout.on_a_line or draft.keys > _POLISHED:
                     break
             if not lost:  # else a direction that seemed not to matter does: start again with what was learned
                 break
+
+    def _given_up(self, layout: Layout) -> AdaptiveDraft:
+        """The leaves as they are, where there are not enough: what they reach says how far it is. SizeError if they are many."""
+        leaves = layout.tree.leaves
+        if len(leaves) > _MANY:
+            raise SizeError(
+                f"{len(leaves):,} leaves still err by {float(leaves.errors.max()):.3g}, and the {self.budget.keys:,} allowed are "
+                "not enough",
+                "Use a larger tolerance.",
+            )
+        return self._prove(self._stored(layout, layout.fitted(), math.inf), layout.tree.sampler.frame)
 
     def _goal(self) -> float:
         """What the tolerance leaves to the proof when sums have rounded."""
@@ -180,7 +209,7 @@ class Adaptation:
         if frame.active == 1 or len(tree.leaves) == 1:
             return tree
         grid = self._rooted(frame, affine, slabs=True)
-        grid.grow(len(tree.leaves))
+        grid.grow(None if tree.failed else len(tree.leaves))
         return min(tree, grid, key=lambda t: (t.failed, len(t.leaves)))
 
     def _rooted(self, frame: Frame, affine: bool, *, slabs: bool = False) -> LeafTree:
@@ -212,7 +241,7 @@ class Adaptation:
 
     def _rehearse(self, layout: Layout) -> None:
         """Learn where coarse cells would err before any are mended: so that the next coarsening knows."""
-        for _ in range(0 if layout.on_a_line else _REHEARSALS):
+        for _ in range(0 if layout.on_a_line else 1 if len(layout.tree.leaves) > _MANY else _REHEARSALS):
             layout.coarsen()
             pieces = layout.fitted()
             points, answers = self._fresh(layout, pieces)
@@ -231,8 +260,11 @@ class Adaptation:
         parts.append((sampler.frame.enter(self.scan), self.scanned))
         return np.concatenate([p for p, _ in parts]), np.concatenate([a for _, a in parts])
 
-    def _proved(self, layout: Layout) -> tuple[AdaptiveDraft, bool]:
-        """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found."""
+    def _proved(self, layout: Layout, most: int | None = None) -> tuple[AdaptiveDraft, bool]:
+        """The best of several rounds of proof and repair, and whether the frame is too small for what a proof has found.
+
+        Repairs add cells: with `most` of them no smaller head can come of it.
+        """
         pieces, seen = self._checked(layout)
         best = self._stored(layout, pieces, seen)
         if self.target.graph is None:
@@ -242,6 +274,8 @@ class Adaptation:
         for _ in range(_PROOFS):
             if draft.holds or tree.failed or (draft.proof is not None and draft.proof.bound <= self.goal):
                 break  # met, hopeless, or missed by what running rounds, which other cells do not change
+            if most is not None and draft.keys >= most:
+                return best, False
             if not self._learn(layout, draft):
                 return best, True
             draft = self._prove(self._stored(layout, layout.pieces(), seen), tree.sampler.frame)
@@ -253,7 +287,8 @@ class Adaptation:
         if draft.proof is None:
             return True
         tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, draft.proof.missed
-        chosen = np.argsort(-least, kind="stable")[: _lessons(draft)]
+        owner = PowerCells(draft.centers, draft.power_table, draft.rate).rank(z, 1, progress=self.progress).labels[:, 0]
+        chosen = _worst_of_each(owner, least)[: _lessons(draft)]
         points, answers = tree.sampler.ask(frame.enter(z[chosen]))
         self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
         if frame.active < self.box.dimension:
@@ -326,6 +361,16 @@ def _lessons(draft: AdaptiveDraft) -> int:
     return max(256, draft.keys // 2)
 
 
+def _worst_of_each(owner: NDArray[np.int64], least: Array) -> NDArray[np.int64]:
+    """The worst places of every cell, the worst of all first, so that one bad cell does not hide the others."""
+    order = np.lexsort((-least, owner))
+    starts = np.flatnonzero(np.append(True, np.diff(owner[order]) > 0))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    kept = order[rank < _PER_CELL]
+    out: NDArray[np.int64] = kept[np.argsort(-least[kept], kind="stable")]
+    return out
+
+
 def _usable_box(target: Target) -> Box:
     """The box around the domain, if its squared sides are ordinary numbers."""
     box = target.box
@@ -371,7 +416,7 @@ def adaptive_cells(
 
     Raises:
         UnsupportedError: the domain is a point cloud. ToleranceError: the tolerance is below the rounding errors of the dtype.
-        NonFiniteValueError: f is NaN or infinite, or has no finite bound.
+        NonFiniteValueError: f is NaN or infinite, or has no finite bound. SizeError: thousands of leaves are not nearly enough.
 
     >>> from partita.functions.target import make_target
     >>> draft = adaptive_cells(make_target("abs(x + 0.7*y)", Box([-1, -1], [1, 1])), tolerance=0.01)

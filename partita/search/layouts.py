@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 from partita.search.leaves import NARROWEST, LeafTree
-from partita.search.power_cells import Affine, Fits, PowerCells, Ranking, coarsen, fit_cells, minimax_fits
+from partita.search.power_cells import Affine, FitMemory, Fits, PowerCells, Ranking, coarsen, fit_cells, minimax_fits
 
 __all__ = ["Layout", "Pieces"]
 
@@ -63,6 +63,7 @@ class Layout:
         self.extra, self.told = np.zeros((0, tree.hints.shape[1])), np.zeros((0, tree.told.shape[1]))
         self.on_a_line = tree.sampler.frame.active == 1
         self.edges = np.zeros(0)
+        self.hard_fits, self.soft_fits = FitMemory(), FitMemory()
         if self.on_a_line:
             self._cut(1)
 
@@ -90,9 +91,10 @@ class Layout:
         points, answers = self.samples()
         cells = self._interval_cells() if self.on_a_line else self._leaf_cells().take(self.tree.leaves.used)
         ranking = cells.rank(points, progress=self.progress)
-        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine, progress=self.progress)
+        common: dict[str, Any] = {"affine": self.tree.affine, "progress": self.progress}
+        fits = fit_cells(cells, ranking, points, answers, known=self.hard_fits, **common)
         cells = replace(cells, rate=_rate(cells, fits, ranking, self.tolerance))
-        fits = fit_cells(cells, ranking, points, answers, affine=self.tree.affine, progress=self.progress)
+        fits = fit_cells(cells, ranking, points, answers, known=self.soft_fits, **common)
         return Pieces(cells, fits, Pieces(cells, fits).errors(points, answers, ranking))
 
     def pieces(self) -> Pieces:

@@ -213,7 +213,7 @@ class LeafTree:
             failing = failing[: max(most - len(self.leaves), 0)]
             if self.slabs:
                 failing = failing[errors[failing] > 0.5 * errors.max()]
-            if not len(failing):
+            if not len(failing) or (most == self.limits.leaves and self.overflows):
                 return
             self.split(np.isin(np.arange(len(self.leaves)), failing))
 
@@ -221,6 +221,13 @@ class LeafTree:
     def failed(self) -> bool:
         """Whether pieces do not fit although leaves cannot be halved any more."""
         return bool(self.leaves.errors.max() > self.limits.level)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the leaves that must still be halved exceed the budget, and the worst errs by more than twice the level."""
+        errors = self.leaves.errors
+        left = int(((errors > self.limits.level) & self._divisible).sum())
+        return len(self.leaves) + left > self.limits.leaves and bool(errors.max() > 2 * self.limits.level)
 
     def split(self, chosen: NDArray[np.bool_]) -> None:
         """Halve these leaves, each along the axis that helps most; in a grid, the slabs that they lie in. The halves come last."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from partita.arithmetic.progress import Progress, report
 from partita.geometry.domains import Array
 
-__all__ = ["Affine", "Fits", "PowerCells", "Ranking", "coarsen", "fit_cells", "minimax_fits"]
+__all__ = ["Affine", "FitMemory", "Fits", "PowerCells", "Ranking", "coarsen", "fit_cells", "minimax_fits"]
 
 Labels = NDArray[np.int64]
 Affine = bool | NDArray[np.bool_]  # whether functions have slopes, or along which axes, `(m,)`
@@ -130,6 +130,45 @@ def _solve(starts: Labels, basis: Array, weight: Array, answers: Array) -> Array
     return np.linalg.solve(normal, right.reshape(len(normal), q, -1))
 
 
+class FitMemory:
+    """The fits of the last groups of samples: after a repair most cells have the samples they had, and the same fit."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, tuple[Array, Array, float]] = {}
+
+    def fits(
+        self,
+        starts: Labels,
+        points: Array,
+        answers: Array,
+        centers: Array,
+        *,
+        affine: Affine,
+        progress: Progress | None = None,
+    ) -> Fits:
+        """`minimax_fits`, made for the groups that were not there the last time."""
+        ends = np.append(starts[1:], len(points))
+        rows = np.column_stack([points, answers, np.repeat(centers, ends - starts, axis=0)])
+        keys = [rows[a:b].tobytes() for a, b in zip(starts, ends)]
+        new = np.array([k not in self.known for k in keys])
+        if new.any():
+            counts = (ends - starts)[new]
+            part = np.repeat(new, ends - starts)
+            made = minimax_fits(
+                np.cumsum(counts) - counts,
+                points[part],
+                answers[part],
+                centers[new],
+                affine=affine,
+                progress=progress,
+            )
+            found = zip(made.values, made.slopes, made.errors)
+            self.known.update(zip((k for k, is_new in zip(keys, new) if is_new), found))
+        self.known = {k: self.known[k] for k in keys}
+        values, slopes, errors = map(np.array, zip(*self.known.values()))
+        return Fits(values, slopes, errors)
+
+
 def fit_cells(
     cells: PowerCells,
     ranking: Ranking,
@@ -138,8 +177,9 @@ def fit_cells(
     *,
     affine: Affine = True,
     progress: Progress | None = None,
+    known: FitMemory | None = None,
 ) -> Fits:
-    """Fits of all cells. Cells without samples hold the value of the nearest one."""
+    """Fits of all cells. Cells without samples hold the value of the nearest one. Fits that are `known` are not made again."""
     sample, column = np.nonzero(0.5 * cells.rate * ranking.gaps <= _SAY)
     owner = ranking.labels[sample, column]
     lonely = np.flatnonzero(np.bincount(owner, minlength=len(cells)) == 0)
@@ -149,7 +189,8 @@ def fit_cells(
     order = np.argsort(owner, kind="stable")
     starts = np.searchsorted(owner[order], np.arange(len(cells)))
     sample = sample[order]
-    return minimax_fits(starts, points[sample], answers[sample], cells.centers, affine=affine, progress=progress)
+    memory = FitMemory() if known is None else known
+    return memory.fits(starts, points[sample], answers[sample], cells.centers, affine=affine, progress=progress)
 
 
 def coarsen(

@@ -17,7 +17,7 @@ from partita.functions.moduli import Modulus
 from partita.functions.regularity import AxisLipschitz, Known, RoughBoxes
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.geometry.moments import AxisGeometry, moment_bounds, window_for
+from partita.geometry.moments import AxisGeometry, distance_bounds, window_for
 from partita.proofs.center_values import AVERAGED_UP_TO, GridFacts, grid_terms
 from partita.proofs.certificate import Term, total
 
@@ -113,8 +113,7 @@ class SpacingRule:
         return 1.0 if math.isinf(self.norm) else (self.box.volume * self.outputs) ** (1 / self.norm)
 
     def _unit(self, power: float) -> float:
-        moments = moment_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)
-        return float(moments[(self.norm <= AVERAGED_UP_TO)] ** (1 / power))
+        return distance_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)[self.norm <= AVERAGED_UP_TO]
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
         return [
@@ -126,11 +125,8 @@ class SpacingRule:
         if modulus.constant == 0:
             return (1,) * self.box.dimension
         power = max(modulus.exponent * self.norm, 2.0) if (self.norm <= AVERAGED_UP_TO) else 2.0
-        if modulus.expression:
-            radius = modulus.reach(_quotient(tolerance, self._factor)) / self._unit(power)
-        else:
-            radius = _quotient(tolerance, modulus.constant * self._factor) ** (1 / modulus.exponent) / self._unit(power)
-        ratios = self.box.sides / radius  # Σ (ratio/count)² ≤ 1
+        allowed, unit = _quotient(tolerance, self._factor), self._unit(power)
+        ratios = self.box.sides / (modulus.reach(allowed) / unit)  # Σ (ratio/count)² ≤ 1
         return _fewest(np.ceil(ratios * math.sqrt(len(ratios))), ratios, power=2)
 
     def _per_axis(self, lipschitz: AxisLipschitz, tolerance: float) -> tuple[int, ...]:
