@@ -52,6 +52,10 @@ def request_for(
     Args:
         declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
     """
+    if method not in method_names():
+        raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
+    if accept not in ACCEPT:
+        raise UnsupportedError(f"accept is {accept!r}; expected one of {', '.join(map(repr, ACCEPT))}.")
     try:
         power = math.inf if norm == "inf" else math.nan if isinstance(norm, bool) else float(norm)
     except (TypeError, ValueError):
@@ -61,10 +65,6 @@ def request_for(
     if not (is_number(tolerance) and 0 < tolerance < math.inf):
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
     require_dtype(dtype, "To use another dtype, cast the finished head; the certificate does not cover it then.")
-    if method not in method_names():
-        raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
-    if accept not in ACCEPT:
-        raise UnsupportedError(f"accept is {accept!r}; expected one of {', '.join(map(repr, ACCEPT))}.")
     if sharpness is not None:
         _require_sharpness(sharpness, method)
     if not (is_number(max_bytes) and 1 <= max_bytes < math.inf):

@@ -271,21 +271,6 @@ def _region_cover(
     half = float(np.sqrt((box.sides**2).sum())) / 2
     moved = 2 * request.precision.unit * float(np.sqrt((np.maximum(np.abs(box.lo), np.abs(box.hi)) ** 2).sum()))
     allowed = min(shares.radius(modulus, request.aim), 2 * half) - (moved if request.precision.rounds_inputs else 0.0)
-<<<<<<< HEAD
-    cover = region_cover(region, allowed, request.precision, max_balls=most, progress=progress) if allowed > 0 else None
-    if cover is not None:
-        return cover
-    for factor in (1.5, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0):
-        if factor * max(allowed, moved) < half and region_cover(
-            region, factor * allowed, request.precision, max_balls=most
-        ):
-            hint = (
-                f"A tolerance that fits is about {request.stated(factor * request.tolerance):.4g}; or raise max_bytes."
-            )
-            break
-    else:
-        hint = "Use a larger tolerance."
-=======
     if allowed > 0 and not _is_too_large(region, allowed, most):
         cover = region_cover(region, allowed, request.precision, max_balls=most, progress=progress)
         if cover is not None:
@@ -295,8 +280,7 @@ def _region_cover(
     hint = "Use a larger tolerance."
     if allowed < radius < half:
         fits = shares.tolerance(modulus, radius + moved) * request.domain_factor
-        hint = f"A tolerance that fits is about {fits:.4g}; or raise max_bytes."
->>>>>>> slow12
+        hint = f"A tolerance that fits is about {request.stated(fits):.4g}; or raise max_bytes."
     return Refusal(
         f"tolerance {request.asked:g} needs more than the {most:,} keys that are allowed, or points of the region that "
         f"{request.precision.name} holds are too far from its edge",

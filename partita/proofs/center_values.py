@@ -342,7 +342,7 @@ class _AxisParts:
         centers, rate, ends = facts.centers[axis], facts.rates[axis], [float(end[axis]) for end in facts.ends]
         used, place = np.unique(labels, return_inverse=True)
         at = centers[used]
-        edges = np.clip(at[:, None] + width * np.arange(-steps, steps + 1), *ends)
+        edges = np.clip(at[:, None] + width * np.arange(-steps, steps + 1), ends[0], ends[1])
         if len(centers) == 1:
             edges = np.array([[ends[0], centers[0], ends[1]]])
         fine = edges[:, :-1, None] + (edges[:, 1:] - edges[:, :-1])[:, :, None] * np.linspace(0, 1, _FINER + 1)
