@@ -163,9 +163,7 @@ def _fixed_power(nodes: Nodes, inner: int, poles: bool = False) -> tuple[int, Fr
     return None
 
 
-def rational(
-    nodes: Nodes, k: int, known: dict[int, Fraction | None] | None = None, depth: int = 0
-) -> Fraction | None:
+def rational(nodes: Nodes, k: int, known: dict[int, Fraction | None] | None = None, depth: int = 0) -> Fraction | None:
     """The value of a node that is made of literals by + − · / and integer powers, as a fraction; None for other nodes."""
     if k in (known := {} if known is None else known):
         return known[k]

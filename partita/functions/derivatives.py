@@ -256,8 +256,8 @@ class _Search:
         """Raises for a box over which f has no finite bound."""
         lo, hi = boxes.lo[0], boxes.hi[0]
         raise NonFiniteValueError(
-            f"f has no finite bound on the box from {lo} to {hi} ({when}); expected finite values. Keep the "
-            "domain away from poles, or write f so that they cancel."
+            f"f has no finite bound on the box from {lo} to {hi} ({when}); expected finite values",
+            "Keep the domain away from poles, or write f so that they cancel.",
         )
 
 

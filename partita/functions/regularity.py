@@ -15,6 +15,7 @@ from partita.arithmetic.rounding import add_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import (
     DomainError,
     LipschitzContradictedError,
+    NonFiniteValueError,
     NotContinuousError,
     NothingKnownError,
     PartitaError,
@@ -310,7 +311,16 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
             f"{target.label} is not proved to be bounded on the box around the region, and the region is not proved to be convex: "
             "slopes bound f along segments inside it only. Declare lipschitz=…, or use method='adaptive'."
         )
-    found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
+    try:
+        found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
+    except NonFiniteValueError as error:
+        if math.isinf(norm):
+            raise
+        hint = (
+            f"{error.hint} If f is in L{norm:g}, declare tail=pa.Tail(clip, norm): where to clip f, and a bound of what is "
+            "cut off. It is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
+        )
+        raise NonFiniteValueError(error.reason, hint) from None
     composed, reason = None, "its slopes are unbounded at the edge of the region"
     if region is None and _needs_composing(target, graph, norm, found):
         try:

@@ -124,7 +124,9 @@ class Target:
         object.__setattr__(self, "volume", domain.volume if isinstance(domain, Region) else self.box.volume)
         stated = self.graph if self.unclipped is None else self.unclipped
         object.__setattr__(self, "stated", stated)
-        object.__setattr__(self, "is_bent", stated is not None and not _BENT.isdisjoint(n.operation for n in stated.nodes))
+        object.__setattr__(
+            self, "is_bent", stated is not None and not _BENT.isdisjoint(n.operation for n in stated.nodes)
+        )
 
     @cached_property
     def fills_box(self) -> bool:
