@@ -8,7 +8,7 @@ import torch
 from flint import arb, ctx
 from scipy.optimize import linprog
 
-from partita.errors import NonFiniteValueError, ShapeError, ToleranceError, UnsupportedError
+from partita.errors import NonFiniteValueError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
@@ -19,8 +19,9 @@ from partita.proofs.box_lists import BoxList, View
 from partita.proofs.certificate import Certificate
 from partita.proofs.worst_point import search_worst
 from partita.search.adaptation import adaptive_cells as adaptive_recipe
+from partita.search.adaptation import worst_of_each
 from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
-from partita.search.power_cells import PowerCells, coarsen, fit_cells, minimax_fits
+from partita.search.power_cells import FitMemory, PowerCells, coarsen, fit_cells, minimax_fits
 
 SQUARE = Box([-1, -1], [1, 1])
 U64 = 2.0**-53
@@ -474,6 +475,40 @@ def test_a_spent_budget_is_data():
     assert largest_error(recipe.head(target), target) <= recipe.error_bound
     few = adaptive_recipe(target, tolerance=1e-3, max_evaluations=20_000, max_boxes=3000)
     assert not few.holds and few.evaluations < 60_000
+
+
+def test_thousands_of_leaves_that_are_not_nearly_enough_are_refused():
+    target = make_target("sin(60*x)*cos(70*y)", SQUARE)
+    with pytest.raises(SizeError, match="leaves still err by"):
+        adaptive_recipe(target, tolerance=1e-4, max_keys=6000)
+
+
+def test_remembered_fits_are_those_made_anew():
+    """Bit for bit, whatever was remembered, and only what is new is made."""
+    rng = np.random.default_rng(5)
+    points, answers, centers = rng.normal(size=(400, 2)), rng.normal(size=(400, 1)), rng.normal(size=(20, 2))
+    memory, made = FitMemory(), []
+    starts = np.append(0, np.sort(rng.choice(np.arange(1, 400), 19, replace=False)))
+    for gone in (0, 3):  # then the first groups become one
+        starts, centers = np.append(0, starts[1 + gone :]), centers[gone:]
+        got = memory.fits(starts, points, answers, centers, affine=True, progress=lambda *_: made.append(1))
+        want = minimax_fits(starts, points, answers, centers)
+        assert all(np.array_equal(getattr(got, n), getattr(want, n)) for n in ("values", "slopes", "errors"))
+    calls = len(made)
+    memory.fits(starts, points, answers, centers, affine=True, progress=lambda *_: made.append(1))
+    assert calls and len(made) == calls
+    changed = answers + (np.arange(400) == 399)[:, None]
+    memory.fits(starts, points, changed, centers, affine=True, progress=lambda *_: made.append(1))
+    assert len(made) > calls
+
+
+def test_every_bad_cell_teaches_something():
+    """The worst places of a cell with many do not hide those of the others."""
+    owner = np.repeat([0, 1, 2], [500, 2, 1])
+    least = np.concatenate([np.linspace(9, 10, 500), [3.0, 4.0], [1.0]])
+    chosen = worst_of_each(owner, least)
+    assert set(owner[chosen]) == {0, 1, 2} and len(chosen) < 10
+    assert list(least[chosen]) == sorted(least[chosen], reverse=True) and least[chosen[0]] == 10
 
 
 def test_black_boxes_get_an_estimate_and_no_bound():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from flint import arb
 from partita_check.cli import run
-from partita_check.limits import find_limits
+from partita_check.graph import parse as parse_again
+from partita_check.limits import find_limits, powers_of, rational
 
 import partita as pa
 from partita import errors
@@ -17,9 +19,15 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.singular import LogProduct, real_power
 from partita.functions import parse
 from partita.functions.continuity import composed_modulus
+from partita.functions.limits import constant
 from partita.functions.moduli import Modulus
+<<<<<<< HEAD
 from partita.functions.tails import clipped_for, find_singularities, norm_seen
 from partita.functions.target import make_target
+=======
+from partita.functions.operations import Node
+from partita.functions.tails import find_singularities
+>>>>>>> slow12
 from partita.geometry import Box
 
 VERIFIED = 0
@@ -55,7 +63,6 @@ def test_the_value_at_0_is_the_limit(text):
 
 
 def parse_by_the_checker(text):
-    from partita_check.graph import parse as parse_again
 
     return parse_again(text, ["x"])
 
@@ -484,3 +491,52 @@ def test_exponents_multiply_exactly(text, norm):
 def test_a_modulus_that_is_negative_at_zero_is_refused():
     with pytest.raises(pa.PartitaError, match="0 at t = 0"):
         pa.Modulus.of("1e12*t - 0.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "power"),
+    [
+        ("abs(x)^(-1/3)", Fraction(1, 3)),
+        ("x^(-1/4)", Fraction(1, 4)),
+        ("1/x^(1/4)", Fraction(1, 4)),
+        ("1/(abs(x)^(1/8))^3", Fraction(3, 8)),
+        ("x^(-(1 - 0.5^2)/5)", Fraction(3, 20)),
+    ],
+)
+def test_constant_exponents_are_folded_exactly(text, power):
+    """The last p with a finite norm is 1/α exactly: one is refused, anything below is not."""
+    found = find_singularities(parse(text, ["x"]), Box([0.0], [1.0]))
+    ((term,),) = found.terms
+    assert term.power == power
+    found.require_in(float(1 / power) * (1 - 1e-12))
+    with pytest.raises(errors.NonFiniteValueError, match="is not in L"):
+        found.require_in(math.nextafter(float(1 / power), math.inf))
+    again = parse_again(text, ["x"])
+    (parts,) = [powers_of(again.nodes, k, poles=True) for k in again.outputs]
+    assert [p for k, p in parts.items() if again.nodes[k][0] == "input"] == [-power]
+
+
+def test_only_constants_are_folded():
+    """Control: an exponent that moves, or is not rational, or divides by 0, is not a power."""
+    for text in ("x^(-y/3)", "x^(-sqrt(2)/3)", "x^(-1/(1 - 1))"):
+        graph = parse(text, ["x", "y"])
+        assert [constant(graph.nodes, k) for k, n in enumerate(graph.nodes) if n.operation == "div"] == [None]
+        nodes = parse_again(text, ["x", "y"]).nodes
+        assert [rational(nodes, k) for k, n in enumerate(nodes) if n[0] == "div"] == [None]
+    doubled = [("const", (), (1.0,)), *(("add", (k, k), ()) for k in range(400))]  # shared nodes are visited once
+    assert rational(doubled, 30) == 2**30 and rational(doubled, 400) is None
+    nodes = [Node(*n) for n in doubled]
+    assert constant(nodes, 30) == 2**30 and constant(nodes, 400) is None
+
+
+def test_folded_exponents_are_proved_and_verified(tmp_path):
+    c = pa.compile("x0**(-1/4)", Box([0.0], [1.0]), tolerance=0.3, norm=1)
+    assert c.certificate.kind == "proved" and run(c.save(tmp_path / "head"))[1] == VERIFIED
+
+
+def test_a_pole_without_a_formula_is_refused_and_the_tail_is_named():
+    with pytest.raises(errors.NonFiniteValueError, match=r"tail=pa\.Tail"):
+        pa.compile("x0**(-0.25)*log(x0)", Box([0.0], [1.0]), tolerance=0.3, norm=2)
+    with pytest.raises(errors.NonFiniteValueError) as error:
+        pa.compile("x0**(-0.25)*log(x0)", Box([0.0], [1.0]), tolerance=0.3)
+    assert "tail" not in str(error.value)  # there is none in the supremum norm

@@ -488,7 +488,7 @@ class Ball(Region):
         DomainError: a number is not finite, or the radius is not positive.
 
     >>> import partita as pa
-    >>> c = pa.compile("sqrt(1 - x**2 - y**2)", pa.Ball([0, 0], 1), tolerance=0.1)
+    >>> c = pa.compile("sqrt(1.5 - x**2 - y**2)", pa.Ball([0, 0], 1), tolerance=0.1)  # undefined at (1, 1)
     >>> c.certificate.kind, c.error_bound <= 0.1
     ('proved', True)
     """

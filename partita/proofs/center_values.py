@@ -339,7 +339,8 @@ class _AxisParts:
     def of(cls, facts: GridFacts, axis: int, labels: NDArray[np.int64], width: float, steps: int) -> _AxisParts:
         """`w_j(x) ≤ 1/(1 + e^{R(g d − g²/2)})`, d the distance from v_j towards a neighbour at distance g: falling in d."""
         assert facts.ends is not None
-        centers, rate, ends = facts.centers[axis], facts.rates[axis], [float(end[axis]) for end in facts.ends]
+        centers, rate = facts.centers[axis], facts.rates[axis]
+        ends = float(facts.ends[0][axis]), float(facts.ends[1][axis])
         used, place = np.unique(labels, return_inverse=True)
         at = centers[used]
         edges = np.clip(at[:, None] + width * np.arange(-steps, steps + 1), ends[0], ends[1])

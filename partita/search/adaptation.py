@@ -29,7 +29,7 @@ from partita.search.layouts import Layout, Pieces
 from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
 from partita.search.power_cells import PowerCells, fit_cells
 
-__all__ = ["Adaptation", "AdaptiveDraft", "Budget", "adaptive_cells"]
+__all__ = ["Adaptation", "AdaptiveDraft", "Budget", "adaptive_cells", "worst_of_each"]
 
 _SCANNED = 1 << 14  # points at random, to find out where f does something
 _PROBED = 128  # leaves after which the directions that matter are known
@@ -288,7 +288,7 @@ class Adaptation:
             return True
         tree, frame, (z, least) = layout.tree, layout.tree.sampler.frame, draft.proof.missed
         owner = PowerCells(draft.centers, draft.power_table, draft.rate).rank(z, 1, progress=self.progress).labels[:, 0]
-        chosen = _worst_of_each(owner, least)[: _lessons(draft)]
+        chosen = worst_of_each(owner, least)[: _lessons(draft)]
         points, answers = tree.sampler.ask(frame.enter(z[chosen]))
         self.scan, self.scanned = np.concatenate([self.scan, z[chosen]]), np.concatenate([self.scanned, answers])
         if frame.active < self.box.dimension:
@@ -313,7 +313,7 @@ class Adaptation:
             region=self.target.region,
             target=self.goal,
             degree=DEGREE,
-            max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 10_000 + 500 * draft.keys),
+            max_boxes=self.budget.boxes if patient else min(self.budget.boxes, 100_000 + 500 * draft.keys),
             give_up=None if patient else _lessons(draft),
             unit_roundoff=Precision.of(draft.dtype).unit,
             axes=axes,
@@ -361,7 +361,7 @@ def _lessons(draft: AdaptiveDraft) -> int:
     return max(256, draft.keys // 2)
 
 
-def _worst_of_each(owner: NDArray[np.int64], least: Array) -> NDArray[np.int64]:
+def worst_of_each(owner: NDArray[np.int64], least: Array) -> NDArray[np.int64]:
     """The worst places of every cell, the worst of all first, so that one bad cell does not hide the others."""
     order = np.lexsort((-least, owner))
     starts = np.flatnonzero(np.append(True, np.diff(owner[order]) > 0))
