@@ -21,13 +21,9 @@ from partita.functions import parse
 from partita.functions.continuity import composed_modulus
 from partita.functions.limits import constant
 from partita.functions.moduli import Modulus
-<<<<<<< HEAD
+from partita.functions.operations import Node
 from partita.functions.tails import clipped_for, find_singularities, norm_seen
 from partita.functions.target import make_target
-=======
-from partita.functions.operations import Node
-from partita.functions.tails import find_singularities
->>>>>>> slow12
 from partita.geometry import Box
 
 VERIFIED = 0

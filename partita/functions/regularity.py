@@ -317,19 +317,9 @@ def _from_graph(target: Target, graph: Graph, norm: float, said: Known | None, p
     try:
         found = lipschitz_bounds(graph, lo, hi, rough_resolution=resolution, region=region, progress=progress)
     except NonFiniteValueError as error:
-<<<<<<< HEAD
         raise NonFiniteValueError(
             error.reason, f"{error.hint}{_way_out(target, graph, norm, 'nan' in error.reason)}"
         ) from None
-=======
-        if math.isinf(norm):
-            raise
-        hint = (
-            f"{error.hint} If f is in L{norm:g}, declare tail=pa.Tail(clip, norm): where to clip f, and a bound of what is "
-            "cut off. It is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
-        )
-        raise NonFiniteValueError(error.reason, hint) from None
->>>>>>> slow12
     composed, reason = None, "its slopes are unbounded at the edge of the region"
     if region is None and _needs_composing(target, graph, norm, found):
         try:
@@ -384,7 +374,10 @@ def _way_out(target: Target, graph: Graph, norm: float, undefined: bool) -> str:
         integrable = all(term.power < 1 for terms in known.terms for term in terms)
         return " Or use norm=1: f is unbounded and integrable." if integrable else ""
     use = "use norm=1 and declare" if math.isinf(norm) else "declare"
-    return f" Or, if f is unbounded and integrable, {use} tail=Tail(clip, norm of what is cut off)."
+    return (
+        f" Or, if f is unbounded and integrable, {use} tail=pa.Tail(clip, norm): where to clip f, and a bound of what is cut off. It "
+        "is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
+    )
 
 
 def _needs_composing(target: Target, graph: Graph, norm: float, found: LipschitzBounds) -> bool:
