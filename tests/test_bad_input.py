@@ -457,8 +457,8 @@ SQUARE = [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]
     [
         ("log(x0)", LINE, "inf", r"Or use norm=1: f is unbounded and integrable\.$"),
         ("abs(x0)**-0.25", LINE, "inf", r"Or use norm=1"),
-        ("log(x0**2 + x1**2)", BOX, 1, r"integrable, declare tail=Tail\(clip"),
-        ("log(x0**2 + x1**2)", BOX, "inf", r"use norm=1 and declare tail=Tail\(clip"),
+        ("log(x0**2 + x1**2)", BOX, 1, r"integrable, declare tail=pa.Tail\(clip"),
+        ("log(x0**2 + x1**2)", BOX, "inf", r"use norm=1 and declare tail=pa.Tail\(clip"),
         ("1/x0", LINE, "inf", r"so that they cancel\.$"),  # control: not integrable
         (
             "sqrt(x0)*log(x0)",

@@ -336,7 +336,7 @@ def _require_tail(target: Target, tail: Tail, p: float) -> float:
         raise LipschitzContradictedError(
             f"{target.label} has ‖(|f| − {tail.clip:g})₊‖_{p:g} ≥ {seen:.4g} (from {_SAMPLES:,} points, six standard errors taken "
             f"off), more than the declared tail {tail.norm:g}",
-            f"Declare tail=Tail({tail.clip:g}, norm) with a norm above {seen:.4g}, or a larger clip.",
+            f"Declare tail=pa.Tail({tail.clip:g}, norm) with a norm above {seen:.4g}, or a larger clip.",
         )
     return seen / tail.norm if seen else 0.0
 
