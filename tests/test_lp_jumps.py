@@ -74,3 +74,14 @@ def test_few_samples_beside_a_jump_do_not_refute_a_proof():
     """Four of 4,096 points near the jump would be an error of twice the true one."""
     c = pa.compile("sign(x0)", pa.Box([-1], [1]), tolerance=0.01, norm=1)
     assert c.certificate.kind == "proved" and c.error_bound <= 0.01
+
+
+def test_cells_beside_a_jump_are_integrated_in_parts_of_any_size(monkeypatch):
+    """Only the centers in use are tabulated, so many or few at once."""
+    c = pa.compile("step(x0 - x1) + x0", SQUARE, tolerance=0.5, norm=2, method="hard")
+    monkeypatch.setattr(center_values, "_SMALL_BOXES_AT_ONCE", 1)
+    facts = center_values.GridFacts.of(c.head, SQUARE, c.certificate.model["value_error"])
+    known = pa.plan("step(x0 - x1) + x0", SQUARE, tolerance=0.5, norm=2, method="hard").knowledge.known
+    again = center_values.grid_terms(facts, known, 2.0)
+    for stated, found in zip(c.certificate.terms, again):
+        assert found.value == pytest.approx(stated.value, rel=1e-9)

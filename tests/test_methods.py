@@ -232,3 +232,22 @@ def test_expressions_that_jump_are_not_sampled_unasked(method):
         pa.compile(text, box, tolerance=0.2, method=method, dtype=torch.float32)
     asked = pa.compile(text, box, tolerance=0.2, method="fitted", dtype=torch.float32, accept="estimated")
     assert asked.certificate.kind == "estimated"
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "tolerance", "best"),
+    [
+        ("abs(x0) + x0**2", 1, 1e-2, "convex"),
+        ("clamp(exp(x0), 0.5, 2)", 1, 1e-2, "adaptive"),
+        ("max(x0**2, x1)", 2, 0.1, "convex"),
+    ],
+)
+def test_auto_is_as_small_as_the_best_method_where_f_has_kinks(text, dimension, tolerance, best):
+    def numbers(method):
+        try:
+            box = pa.Box([-1] * dimension, [1] * dimension)
+            return pa.plan(text, box, tolerance=tolerance, method=method).parameters
+        except errors.PartitaError:
+            return math.inf
+
+    assert numbers("auto") <= numbers(best) < numbers("fitted")

@@ -442,3 +442,22 @@ def test_the_command_line_takes_regions(tmp_path: Path) -> None:
 def test_numbers_out_of_range_are_named(make):
     with pytest.raises(pa.PartitaError, match=r"escale the variables|few floating-point"):
         make()
+
+
+def test_volumes_enclose_the_volume() -> None:
+    for m in (1, 2, 3):
+        ball, volume = pa.Ball([0.5] * m, 1.5), math.pi ** (m / 2) / math.gamma(m / 2 + 1) * 1.5**m
+        assert 0.6 * volume < ball.inner_volume <= volume * (1 + 1e-9) and volume <= ball.volume * (1 + 1e-9)
+
+
+def test_a_cover_that_needs_too_many_balls_is_refused_with_a_tolerance_that_fits() -> None:
+    def head(tolerance: float) -> pa.Compiled:
+        text = "sqrt(1.5 - x**2 - y**2)"
+        return pa.compile(text, pa.Ball([0, 0], 1), tolerance=tolerance, method="hard", max_bytes=40_000)
+
+    with pytest.raises(pa.errors.SizeError, match="A tolerance that fits") as error:
+        head(1e-4)
+    fits = float(str(error.value).split("is about ")[1].split(";")[0])
+    assert head(1.05 * fits).error_bound <= 1.05 * fits
+    with pytest.raises(pa.errors.SizeError):
+        head(fits / 3)

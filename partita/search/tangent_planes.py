@@ -21,6 +21,7 @@ _MIDPOINTS = 2048
 _STEP = 1e-6  # of a side, for differences
 _EQUALISED = 10  # halvings of the level
 _ROUNDS = 12  # of moving tangents to the middle of their cells
+_SPARE = 32  # tangents beyond the most, some of which may be dropped again
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ def _cutting_planes(samples: Samples, level: float, most: int, progress: Progres
     top = points @ slopes[0] + offsets[0]
     while float((f - top).max()) > 2 * level:
         report(progress, "tangents", len(chosen))
-        if len(chosen) >= most:
+        if len(chosen) >= most + min(most, _SPARE):
             return None
         chosen.append(int((f - top).argmax()))
         a, b = samples.tangents(points[chosen[-1:]])
@@ -169,7 +170,7 @@ def _cutting_planes(samples: Samples, level: float, most: int, progress: Progres
             break
     slopes, offsets = best
     gap = float((f - (points @ slopes.T + offsets).max(axis=1)).max())
-    return Planes(slopes, offsets + gap / 2, gap / 2)
+    return Planes(slopes, offsets + gap / 2, gap / 2) if len(offsets) <= most else None
 
 
 def _settled(samples: Samples, at: Array, level: float) -> tuple[Array, Array, Array]:
