@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from flint import arb
+from flint import acb, arb, arb_series
 from partita_check.cli import run
 from partita_check.graph import parse as parse_again
 from partita_check.limits import find_limits, powers_of, rational
@@ -44,7 +44,18 @@ VANISHING = [
     "abs(x)^0.3",
     "x^(1/3)",
     "x^1.5",
+    "2*x*log(abs(2*x))",
+    "-x*log(abs(-3*x/2))",
 ]
+QUOTIENTS = {  # with their values at 0
+    "sin(x)/x": 1.0,
+    "-3*sin(2*x)/(x/5)": -30.0,
+    "tan(x/2)/x": 0.5,
+    "tanh(4*x)/(-x)": -4.0,
+    "atan(x)/(2*x)": 0.5,
+    "erf(x)/x": 2 / math.sqrt(math.pi),
+    "sin(abs(x))/abs(x)": 1.0,
+}
 
 
 @pytest.mark.parametrize("text", VANISHING)
@@ -56,6 +67,45 @@ def test_the_value_at_0_is_the_limit(text):
     assert at.lo[0, 0] == at.hi[0, 0] == 0.0
     ball = parse_by_the_checker(text).evaluate([arb(0)])[0]
     assert ball.contains(0) and ball.rad() < 1e-12
+
+
+@pytest.mark.parametrize("text", QUOTIENTS)
+def test_quotients_have_their_limit_and_are_enclosed(text):
+    """Values, enclosures, Taylor models, slopes, and the checker's balls, on boxes that hold 0."""
+    graph, again, rng = parse(text, ["x"]), parse_by_the_checker(text), np.random.default_rng(0)
+    assert graph.evaluate([[0.0]])[0] == pytest.approx(QUOTIENTS[text], rel=1e-15)
+    assert graph.evaluate_torch(torch.zeros(1, 1, dtype=torch.float64)).item() == pytest.approx(QUOTIENTS[text])
+    for size in (0.5, 1e-3, 1e-9):
+        lo, hi = -size * rng.uniform(0.1, 1), size
+        x = np.sort(rng.uniform(lo, hi, 2000))
+        true, slopes = graph.evaluate(x[:, None]), np.diff(graph.evaluate(x[:, None])) / np.diff(x)
+        found, slope = graph.enclose_gradient([[lo]], [[hi]])
+        model = graph.taylor([[(lo + hi) / 2]], [[(hi - lo) / 2 * (1 + 1e-15)]], 2)
+        ball = again.evaluate([arb(lo).union(arb(hi))])[0]
+        series = again.evaluate([arb_series([arb(lo).union(arb(hi)), 1], 2)])[0]
+        noise = 1e-15 * abs(QUOTIENTS[text])
+        assert found.lo[0, 0] <= true.min() + noise and true.max() - noise <= found.hi[0, 0]
+        assert float(ball.lower()) <= true.min() + noise and true.max() - noise <= float(ball.upper())
+        assert found.hi[0, 0] - found.lo[0, 0] < 70 * size**2 + 1e-12 or "abs" in text or size == 0.5
+        t = (x - (lo + hi) / 2) / ((hi - lo) / 2)
+        at = model.coefficients[0, :, 0] @ np.stack([t**k for k in range(3)])
+        assert np.abs(at - true).max() <= model.remainder[0, 0] + noise
+        if size == 0.5:  # smaller boxes drown difference quotients in rounding
+            for low, high in (
+                (slope.lo.min(), slope.hi.max()),
+                map(float, (series[1].lower(), series[1].upper())),
+            ):
+                assert low <= slopes.min() + 1e-6 and slopes.max() - 1e-6 <= high
+    if "abs" not in text:
+        flat, at = (again.evaluate([x])[0] for x in (acb(arb(0, 0.2), arb(0, 0.2)), acb(0.1, -0.15)))
+        assert flat.is_finite() and flat.contains(at)
+
+
+def test_what_has_no_limit_is_no_quotient(tmp_path):
+    for text in ("cos(x)/x", "sin(x)/x^2", "sin(x)/(x - 1)", "sin(x)/(0*x)"):
+        assert not np.isfinite(parse(text, ["x"]).enclose([[-2.0]], [[2.0]]).hi[0, 0]), text
+    c = pa.compile("sin(3*x0)/x0 + x0*x0*log(abs(x0*x0))", LINE, tolerance=1e-3)
+    assert c.certificate.kind == "proved" and run(c.save(tmp_path / "head"))[1] == VERIFIED
 
 
 def parse_by_the_checker(text):

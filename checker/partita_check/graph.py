@@ -18,7 +18,7 @@ from typing import Any
 from flint import acb, arb, arb_series
 
 from partita_check.clock import clock
-from partita_check.limits import LogProduct, Power, find_limits
+from partita_check.limits import Limit, find_limits
 
 __all__ = ["Graph", "Malformed", "need", "parse", "read_graph", "read_hex"]
 
@@ -42,7 +42,7 @@ _KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
 NAN = arb("nan")
 Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
 Choices = Mapping[tuple[int, int], bool]
-Step = tuple[int, tuple[int, ...], Callable[..., Any] | None, Callable[..., Any] | None, Power | LogProduct | None]
+Step = tuple[int, tuple[int, ...], Callable[..., Any] | None, Callable[..., Any] | None, Limit | None]
 
 
 class Malformed(Exception):
@@ -109,7 +109,7 @@ class Graph:
         return {}
 
     @cached_property
-    def limits(self) -> Mapping[int, Power | LogProduct]:
+    def limits(self) -> Mapping[int, Limit]:
         """Nodes that have a limit where their parts have none."""
         return find_limits(self.nodes)
 
@@ -203,7 +203,7 @@ def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: 
     return arb_series([_value(left).union(_value(right)), NAN if jumps else slopes[0].union(slopes[1])], 2)
 
 
-def _step(position: int, node: Node, limit: Power | LogProduct | None) -> Step:
+def _step(position: int, node: Node, limit: Limit | None) -> Step:
     """How one node is computed: from its arguments, or, at kinks, from choices and arguments; inputs in neither way."""
     name, args, params = node
     plain, kink = _PLAIN.get(name), None

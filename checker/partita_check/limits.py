@@ -1,18 +1,19 @@
-"""Powers and logarithms at 0: what `v^e`, written exp(e·log v), and `w^s·log(c·w^r)` are there, and how far they can be from it.
+"""Limits at 0: what `v^e`, written exp(e·log v), `w^s·log(c·w^r)` and `sin(w)/w` are there, and how far they can be from it.
 
 Derived here from the graph alone, in balls. A value is the limit where the operations themselves have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from flint import arb, arb_series, fmpq
+from flint import acb, arb, arb_series, fmpq
 
 __all__ = [
+    "Limit",
     "LogProduct",
     "Power",
     "ball",
@@ -80,6 +81,41 @@ class LogProduct:
         return q * abs(self.scale.log()) + ball(self.inner / self.power) * curve
 
 
+@dataclass(frozen=True)
+class Quotient:
+    """`φ(a·w)/(b·w)` with φ(0) = 0: `(a/b)∫₀¹ φ'(s·a·w) ds`, whose slope in w is `(a²/b)∫₀¹ s·φ''(s·a·w) ds`."""
+
+    base: int
+    argument: int
+    function: str
+    ratio: Fraction
+    factor: Fraction
+
+    def value(self, plain: Any, values: Sequence[Any]) -> Any:
+        w, v = values[self.base], values[self.argument]
+        inside = v[0] if isinstance(v, arb_series) else v
+        if not inside.is_finite() or not inside.contains(0):
+            return plain
+        first, second = SLOPES[self.function](inside.union(arb(0)) if isinstance(inside, arb) else rectangle(inside))
+        if not isinstance(w, arb_series):
+            return ball(self.ratio) * first
+        return arb_series([ball(self.ratio) * first, ball(self.ratio * self.factor) * second / 2 * w[1]], 2)
+
+
+def rectangle(v: acb) -> acb:
+    """The rectangle that holds v and 0: convex, so that it holds all s·v."""
+    return acb(v.real.union(arb(0)), v.imag.union(arb(0)))
+
+
+SLOPES: dict[str, Callable[[Any], tuple[Any, Any]]] = {  # φ' and φ''
+    "sin": lambda v: (v.cos(), -v.sin()),
+    "tan": lambda v: (1 + v.tan() ** 2, 2 * v.tan() * (1 + v.tan() ** 2)),
+    "tanh": lambda v: (1 - v.tanh() ** 2, -2 * v.tanh() * (1 - v.tanh() ** 2)),
+    "atan": lambda v: (1 / (1 + v**2), -2 * v / (1 + v**2) ** 2),
+    "erf": lambda v: (2 * (-(v**2)).exp() / arb.pi().sqrt(), -4 * v * (-(v**2)).exp() / arb.pi().sqrt()),
+}
+
+
 def real_part(x: Any) -> arb | None:
     """The value of a real ball or series; None for complex ones, which need an analytic function."""
     found = x[0] if isinstance(x, arb_series) else x
@@ -102,9 +138,12 @@ def power_of(v: arb, e: arb) -> arb:
     return arb(0).union(top**e) if top > 0 else arb(0)
 
 
-def find_limits(nodes: Nodes) -> Mapping[int, Power | LogProduct]:
+Limit = Power | LogProduct | Quotient
+
+
+def find_limits(nodes: Nodes) -> Mapping[int, Limit]:
     """The nodes with such a limit, by position."""
-    fixed, found = list[bool](), dict[int, Power | LogProduct]()
+    fixed, found = list[bool](), dict[int, Limit]()
     for position, (name, args, _) in enumerate(nodes):
         fixed.append(name != "input" and all(fixed[k] for k in args))
         if fixed[-1]:
@@ -114,12 +153,40 @@ def find_limits(nodes: Nodes) -> Mapping[int, Power | LogProduct]:
             for e, other in ((first, second), (second, first)):
                 if fixed[e] and nodes[other][0] == "log" and position not in found:
                     found[position] = Power(nodes[other][1][0], e)
+        if name == "div" and (quotient := _quotient(nodes, *args)) is not None:
+            found[position] = quotient
         if name == "mul":
             for log, other in ((args[1], args[0]), (args[0], args[1])):
                 if nodes[log][0] == "log" and position not in found:
                     product = _log_product(nodes, nodes[log][1][0], other)
                     found |= {} if product is None else {position: product}
     return found
+
+
+def _quotient(nodes: Nodes, top: int, bottom: int) -> Quotient | None:
+    factor, top = _multiple(nodes, top)
+    if nodes[top][0] not in SLOPES:
+        return None
+    argument = nodes[top][1][0]
+    (a, w), (b, below) = _multiple(nodes, argument), _multiple(nodes, bottom)
+    return Quotient(w, argument, nodes[top][0], factor * a / b, a) if w == below else None
+
+
+def _multiple(nodes: Nodes, k: int) -> tuple[Fraction, int]:
+    """(c, u) of the node c·u, c a literal that is not 0."""
+    factor = Fraction(1)
+    while nodes[k][0] in ("mul", "div", "neg"):
+        name, args, _ = nodes[k]
+        left, right = rational(nodes, args[0]), rational(nodes, args[-1])
+        if name == "neg":
+            factor, k = -factor, args[0]
+        elif right:
+            factor, k = factor * right if name == "mul" else factor / right, args[0]
+        elif left and name == "mul":
+            factor, k = factor * left, args[1]
+        else:
+            break
+    return factor, k
 
 
 def _log_product(nodes: Nodes, argument: int, other: int) -> LogProduct | None:

@@ -2,6 +2,7 @@
 
     v^e            written exp(e·log v), e a constant: 0 at v = 0 for e > 0, a pole for e < 0
     w^s·log(c·w^r) s, r > 0, also with |w|, roots, and further factors: 0 at w = 0, the limit
+    φ(u)/u         φ = sin, tan, tanh, atan or erf, also with multiples of u: φ'(0) at u = 0, the limit
     a/b            b ≥ 0: where b reaches 0 it has no bound on one side only, so that it can be clipped
     √(Σ c_i u_i²)  has a value at 0, and slopes at most those of the vector u: no limit is needed, but its slopes are bounded
 Values elsewhere are those of the operations themselves. Nothing is simplified: x·(1 + log x) is not recognised.
@@ -21,10 +22,11 @@ import torch
 
 from partita.arithmetic import Dual
 from partita.arithmetic.interval import Interval
-from partita.arithmetic.singular import LogProduct, real_power, root_slopes
+from partita.arithmetic.rounding import down, up
+from partita.arithmetic.singular import LogProduct, quotient, real_power, root_slopes
 from partita.functions.operations import Node
 
-__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Root", "atom", "constant", "factors", "limits"]
+__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Quotient", "Root", "atom", "constant", "factors", "limits"]
 
 _MOST_FACTORS = 32
 _LARGEST = 1 << 256  # numerator or denominator of a constant
@@ -127,6 +129,43 @@ class Root:
 
 
 @dataclass(frozen=True)
+class Quotient:
+    """`φ(a·w)/(b·w)`, φ(0) = 0: the nodes of w and of a·w, with `ratio = a/b` and `factor = a`."""
+
+    base: int
+    argument: int
+    function: str
+    ratio: Fraction
+    factor: Fraction
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.base, self.argument
+
+    def at(self, rule: str, value: Any, values: Mapping[int, Any]) -> Any:
+        """The value of the node, (a/b)·φ'(0) where w is 0."""
+        w, at_zero = values[self.base], float(self.ratio) * _AT_ZERO[self.function]
+        if rule == "numpy":
+            return np.where(w == 0.0, at_zero, value)
+        if rule == "torch":
+            return torch.where(w == 0.0, torch.full_like(value, at_zero), value)
+        inside = w.enclosure
+        touched = (inside.lo <= 0.0) & (inside.hi >= 0.0) & ~w.is_entire
+        if not touched.any():
+            return value
+        found, slope = quotient(self.function, values[self.argument].enclosure.hull(Interval.point(0.0)))
+        ratio, steep = (_enclosed(x) for x in (self.ratio, self.ratio * self.factor))
+        return value.or_else(touched, w.through(ratio * found, steep * slope, np.zeros(found.shape, dtype=bool)))
+
+
+_AT_ZERO = {"sin": 1.0, "tan": 1.0, "tanh": 1.0, "atan": 1.0, "erf": 2 / math.sqrt(math.pi)}
+
+
+def _enclosed(x: Fraction) -> Interval:
+    return Interval(np.asarray(down(float(x))), np.asarray(up(float(x))))
+
+
+@dataclass(frozen=True)
 class Pole:
     """`a/b` with b ≥ 0, as it is |·|, a root, a power or an even power: where b reaches 0 the quotient has one sign, that of a."""
 
@@ -151,7 +190,7 @@ class Pole:
         return value.or_else(touched, values[self.bottom].through(found, unknown, np.ones(found.shape, dtype=bool)))
 
 
-Limit = Power | LogLimit | Root | Pole
+Limit = Power | LogLimit | Root | Quotient | Pole
 
 
 @dataclass(frozen=True)
@@ -187,9 +226,38 @@ def _limit(nodes: Sequence[Node], node: Node, fixed: Sequence[bool]) -> Limit | 
         return _power(nodes, node.arguments[0], fixed)
     if node.operation == "mul" and not fixed[-1]:
         return _log_limit(nodes, node)
+    if node.operation == "div" and (found := _quotient(nodes, *node.arguments)) is not None:
+        return found
     if node.operation == "div" and _is_nonnegative(nodes, node.arguments[1]):
         return Pole(*node.arguments)
     return _root(nodes, node.arguments[0]) if node.operation == "sqrt" and not fixed[-1] else None
+
+
+def _quotient(nodes: Sequence[Node], top: int, bottom: int) -> Quotient | None:
+    factor, top = _multiple(nodes, top)
+    function = nodes[top].operation
+    if function not in _AT_ZERO:
+        return None
+    argument = nodes[top].arguments[0]
+    (a, w), (b, below) = _multiple(nodes, argument), _multiple(nodes, bottom)
+    return Quotient(w, argument, function, factor * a / b, a) if w == below else None
+
+
+def _multiple(nodes: Sequence[Node], k: int) -> tuple[Fraction, int]:
+    """A node as a multiple of another, by a factor that is not 0."""
+    factor = Fraction(1)
+    while nodes[k].operation in ("mul", "div", "neg"):
+        node = nodes[k]
+        left, right = (constant(nodes, j) for j in (node.arguments[0], node.arguments[-1]))
+        if node.operation == "neg":
+            factor, k = -factor, node.arguments[0]
+        elif right:
+            factor, k = factor * right if node.operation == "mul" else factor / right, node.arguments[0]
+        elif left and node.operation == "mul":
+            factor, k = factor * left, node.arguments[1]
+        else:
+            break
+    return factor, k
 
 
 def _is_nonnegative(nodes: Sequence[Node], k: int) -> bool:
@@ -260,13 +328,15 @@ def atom(nodes: Sequence[Node], k: int) -> Factor:
     return Factor(k, Fraction(1), True)
 
 
-def factors(nodes: Sequence[Node], k: int) -> tuple[float, list[tuple[int, int]]]:
-    """The sign and the factors of a product, each a node with its power 1 or −1; divisors are not taken apart."""
+def factors(nodes: Sequence[Node], k: int, whole: int | None = None) -> tuple[float, list[tuple[int, int]]]:
+    """The sign and the factors of a product, each a node with its power 1 or −1; divisors and `whole` are not taken apart."""
     sign, found, waiting = 1.0, list[tuple[int, int]](), [k]
     while waiting:
         k = waiting.pop()
         node = nodes[k]
-        if node.operation == "neg":
+        if k == whole:
+            found.append((k, 1))
+        elif node.operation == "neg":
             sign = -sign
             waiting.append(node.arguments[0])
         elif node.operation == "mul" and len(found) + len(waiting) < _MOST_FACTORS:
@@ -301,8 +371,10 @@ def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | N
             return None
     if inner is None or sign < 0:
         return None
+    inner, size = _without_constants(nodes, inner)
+    scale = scale + size
     half_line = inner.half_line or inner.odd
-    sign, parts = factors(nodes, other)
+    sign, parts = factors(nodes, other, whole=inner.node)
     rest, total, odd = list[tuple[int, int]](), Fraction(0), False
     for k, power in parts:
         part = atom(nodes, k)
@@ -316,6 +388,14 @@ def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | N
         return None  # intervals take powers that are floats
     product = LogProduct(float(total), odd, float(inner.power), scale, half_line)
     return LogLimit(inner.node, argument, tuple(rest), sign, product)
+
+
+def _without_constants(nodes: Sequence[Node], factor: Factor) -> tuple[Factor, Interval]:
+    """`|c·w|^r` as `|w|^r`, and an enclosure of r·log|c|; c > 0 where the sign of c·w matters."""
+    c, node = _multiple(nodes, factor.node)
+    if c < 0 and factor.odd:
+        return factor, Interval.point(0.0)
+    return replace(factor, node=node), float(factor.power) * _enclosed(abs(c)).log()
 
 
 def _root(nodes: Sequence[Node], argument: int) -> Root | None:

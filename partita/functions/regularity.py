@@ -366,8 +366,8 @@ def _way_out(target: Target, graph: Graph, norm: float, undefined: bool) -> str:
         return " A tail covers points where f is infinite, and none where it is 0·∞: leave those out with a region."
     if undefined:
         return (
-            " f has values nearby. If it has a limit, write it with u**s*log(abs(u)) or abs(u)**s, s > 0, which are known to be 0 "
-            "at u = 0."
+            " f has values nearby. If it has a limit, write it with u**s*log(abs(u)), abs(u)**s or sin(u)/u, whose limits at u = 0 "
+            "are known."
         )
     known = None if isinstance(target.domain, PointCloud) else find_singularities(graph, target.box)
     if math.isinf(norm) and known is not None:
@@ -375,8 +375,8 @@ def _way_out(target: Target, graph: Graph, norm: float, undefined: bool) -> str:
         return " Or use norm=1: f is unbounded and integrable." if integrable else ""
     use = "use norm=1 and declare" if math.isinf(norm) else "declare"
     return (
-        f" Or, if f is unbounded and integrable, {use} tail=pa.Tail(clip, norm): where to clip f, and a bound of what is cut off. It "
-        "is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
+        f" Or, if f is unbounded and integrable, {use} tail=pa.Tail(clip, norm): where to clip f, and a bound of what is cut "
+        "off. It is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
     )
 
 
