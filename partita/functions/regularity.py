@@ -375,8 +375,8 @@ def _way_out(target: Target, graph: Graph, norm: float, undefined: bool) -> str:
         return " Or use norm=1: f is unbounded and integrable." if integrable else ""
     use = "use norm=1 and declare" if math.isinf(norm) else "declare"
     return (
-        f" Or, if f is unbounded and integrable, {use} tail=pa.Tail(clip, norm): where to clip f, and a bound of what is cut off. It "
-        "is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
+        f" Or, if f is unbounded and integrable, {use} tail=pa.Tail(clip, norm): where to clip f, and a bound of what is cut off. "
+        "It is found without being declared for sums of C·|u|^-a and C·log|u|, u affine in one variable."
     )
 
 
