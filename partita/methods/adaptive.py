@@ -52,7 +52,9 @@ class Adaptive(Method):
         provable = target.graph is not None and (request.knowledge is not None or target.tail is not None)
         if target.region is not None and best == math.inf:
             return None  # nothing else is proved there: f may be undefined around the region, or steep at its edge
-        bent = target.is_bent and target.domain.dimension <= _FEW_BENT and best > _SMALL_BENT
+        bent = (
+            target.is_bent and len(target.domains) == 1 and target.domain.dimension <= _FEW_BENT and best > _SMALL_BENT
+        )
         wanted = best > _SMALL or bent or request.is_steep or target.tail is not None
         if provable and target.domain.dimension <= _FEW and wanted:
             return None
