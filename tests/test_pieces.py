@@ -59,14 +59,15 @@ def exact_values(graph, points):
         "relu": lambda a: max(a, fmpq(0)),
     }
     out = []
+    constants = [rational(node.parameters[0]) if node.operation == "const" else None for node in graph.nodes]
     for x in points:
         values = []
-        for node in graph.nodes:
+        for node, constant in zip(graph.nodes, constants):
             a = [values[k] for k in node.arguments]
             if node.operation == "input":
                 values.append(rational(x[node.parameters[0]]))
-            elif node.operation == "const":
-                values.append(rational(node.parameters[0]))
+            elif constant is not None:
+                values.append(constant)
             elif node.operation == "clamp":
                 lo, hi = map(rational, node.parameters)
                 values.append(min(max(a[0], lo), hi))

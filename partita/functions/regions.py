@@ -121,8 +121,8 @@ class Region:
     >>> ring = pa.Region(pa.Box([-2, -2], [2, 2]), "1 <= x**2 + y**2 <= 2")
     >>> ring.contains(np.array([[1.0, 0.0], [0.0, 0.0]])).tolist()
     [True, False]
-    >>> c = pa.compile("1/(x**2 + y**2)", ring, tolerance=0.05)
-    >>> c.certificate.kind, c.error_bound <= 0.05
+    >>> c = pa.compile("1/(x**2 + y**2)", ring, tolerance=0.2)
+    >>> c.certificate.kind, c.error_bound <= 0.2
     ('proved', True)
     """
 
