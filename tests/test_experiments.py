@@ -790,7 +790,12 @@ def test_ramp_verdicts_say_yes_where_the_claims_are_true():
         assert e.verdict({n: Table(c) for n, c in good.items()}).outcome == outcome
     e = EXPERIMENTS["attention-maps"]
     columns = dict(e.control(0)["columns"].columns)
-    for share, nearest, outcome in ((0.95, 0.95, "holds"), (0.95, 0.1, "mixed"), (0.7, 0.95, "mixed"), (0.4, 0.1, "fails")):
+    for share, nearest, outcome in (
+        (0.95, 0.95, "holds"),
+        (0.95, 0.1, "mixed"),
+        (0.7, 0.95, "mixed"),
+        (0.4, 0.1, "fails"),
+    ):
         columns["share_above_0.9"] = (share,) * len(columns["range"])
         columns["share_nearest"] = (nearest,) * len(columns["range"])
         assert e.verdict({"columns": Table(columns)}).outcome == outcome

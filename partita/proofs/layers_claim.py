@@ -96,7 +96,8 @@ def _require(
     precision = Precision.of(network.dtype)
     known = f"is proved to be at most {bound:.4g}" if estimate is None else f"is estimated at {reached:.4g}"
     steps = ["dtype=torch.float64"] if precision.rounds_inputs else []
-    steps += ["form='indexed', which takes no logarithms"] if network.form == "log" else []
+    if network.form == "log" and rounded.score_error < 1:  # both forms have these scores: beyond, neither selects cells
+        steps.append("form='indexed', which takes no logarithms")
     steps += ["smaller encodings"] if network.form == "tokenwise" else []
     steps += ["a head with fewer keys, compiled with a larger tolerance"]
     raise ToleranceError(
