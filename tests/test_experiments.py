@@ -296,6 +296,13 @@ def test_wrong_requests_are_refused_with_a_hint():
         assert isinstance(CliRunner().invoke(app, arguments).exception, UnsupportedError)
 
 
+def test_the_report_says_which_criteria_were_changed_after_the_data_had_been_seen():
+    text = (Path(__file__).parent.parent / "docs/reproduction/report.md").read_text()
+    changed = {name for name, e in EXPERIMENTS.items() if e.amended}
+    assert changed == {"attention-maps", "weight-scale", "step-function"}
+    assert all(EXPERIMENTS[name].amended in text for name in changed) and "fixed before the run" not in text
+
+
 def test_the_report_tells_everything_and_loads_nothing(tmp_path):
     done = []
     for name in ("stability", "partition"):

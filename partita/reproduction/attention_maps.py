@@ -242,6 +242,9 @@ EXPERIMENT = Experiment(
         "queries inside [a, b] the nearest interpolation point has the largest weight, both for every width: holds. Neither for "
         "more than half, averaged over the widths: fails. Otherwise: mixed."
     ),
+    amended=(
+        "The part about the nearest interpolation point was added. By the first part alone the verdict is mixed as well."
+    ),
     method=(
         "The authors' head: 30 tokens of dimension 10, width 11, no added tokens, the last key channel overwritten by k(L_k + "
         "L_0) − 2k and one random value channel by L_k, scores times β = 25 over √11, 100 epochs of Adam at 10⁻³, seeds from 1234; "

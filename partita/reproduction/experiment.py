@@ -75,7 +75,8 @@ class Experiment:
         source: paper and place.
         claim: what is said there, in our words.
         quotations: what is said there, in the paper's words; the verdict is about these sentences.
-        criterion: what `verdict` computes, fixed before the run.
+        criterion: what `verdict` computes.
+        amended: what of the criterion was changed after the data had been seen, and the verdict without it; empty if nothing was.
         method: what is run, and what the paper leaves open.
         run: Setup to tables.
         verdict: tables to Verdict.
@@ -102,6 +103,7 @@ class Experiment:
     needs_data: bool = False
     digest: Callable[[Tables], Table] | None = None
     quotations: tuple[Quotation, ...] = ()
+    amended: str = ""
 
     def __post_init__(self) -> None:
         if set(self.settings) != set(SIZES) or set(self.seconds) != set(SIZES):

@@ -37,8 +37,9 @@ def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]
     blocks: list[Block] = [
         Heading(1, _TITLE),
         Text(
-            f"Every verdict below was computed from the tables beside it by a criterion fixed before the run: {counts['holds']} "
-            f"claims hold, {counts['mixed']} hold in part, {counts['fails']} fail. Neither paper publishes tables, so trends are "
+            f"Every verdict below was computed from the tables beside it by the criterion of its section: {counts['holds']} claims "
+            f"hold, {counts['mixed']} hold in part, {counts['fails']} fail. Where a criterion was changed after the data had been "
+            "seen, the section says so, with the verdict of the earlier one. Neither paper publishes tables, so trends are "
             "what can be matched. Each criterion has a synthetic control for which the claim is false, and the tests check that "
             "the criterion rejects it. Times are for one processor core unless a device is named."
         ),
@@ -65,6 +66,7 @@ def _section(experiment: Experiment, finished: Finished, out: Path) -> list[Bloc
         *(Text(str(quotation), "Quoted.") for quotation in experiment.quotations),
         Text(experiment.method, "Run."),
         Text(experiment.criterion, "Criterion."),
+        *([Text(experiment.amended, "Changed after the data had been seen.")] if experiment.amended else []),
     ]
     figure = out / experiment.name / "figure.svg"
     if figure.exists():
