@@ -12,6 +12,7 @@ from flint import acb, arb, arb_series
 from partita_check.cli import run
 from partita_check.graph import parse as parse_again
 from partita_check.limits import find_limits, powers_of, rational
+from partita_check.moduli import Expression as DeclaredToChecker
 
 import partita as pa
 from partita import errors
@@ -248,12 +249,41 @@ def test_moduli_are_recognised_and_are_what_they_say(text):
             "log(t)",
         ),
         *("t*(1 - log(t))", "min(t, 2)*(1 - log(min(t, 2)))", "-1/log(min(t, 1)/2)", "1/(1 - log(min(t, 1)))"),
-        *("-1/log(min(t, 1)/8) - 1", "min(t*(1 - log(t)), 1)"),
+        *("-1/log(min(t, 1)/8) - 1", "min(t*(1 - log(t)), 1)", "t*log(1 + 3/t) + 1"),
+        *(
+            "log(8*t)",
+            "log(min(t, 1)) + 9",
+            "log(t) + sqrt(t) + t",
+            "-(-2 - log(min(t, 1)))",
+            "3/(3 - log(min(t, 1))) - 0.5",
+        ),
     ],
 )
 def test_other_functions_are_refused_as_moduli(text):
     with pytest.raises((errors.DomainError, errors.ExpressionError)):
         Modulus.of(text)
+
+
+def test_the_checker_reads_moduli_itself(tmp_path):
+    """It recognises fewer, and none that is not one; a head with another modulus is unknown to it, not malformed."""
+    for text in ("sqrt(t) + 2*t", "log(1 + 3*t)", "t/(2 + t)", "min(t, log(1 + sqrt(t)))"):
+        assert DeclaredToChecker.read(text) is not None, text
+    wrong = (
+        "min(t, 1/(1 + t))",
+        "min(t, 2/(2 + t))",
+        "log(t)",
+        "min(t, log(0.5 + t))",
+        "t/(t + t)",
+        "t/(1 + 2*t + t)",
+        "t + 0.1",
+        "t^2",
+    )
+    for text in wrong:
+        assert DeclaredToChecker.read(text) is None, text
+    for text, code in (("log(1 + t)", VERIFIED), ("-1/log(min(t, 1)/8)", 2)):
+        f = Modulus.of(text).at
+        c = pa.compile(lambda z, f=f: f(np.abs(z[:, 0])), LINE, tolerance=0.4, modulus=text, method="hard", trace=False)
+        assert run(c.save(tmp_path / str(code)))[1] == code
 
 
 def test_a_modulus_that_is_not_hölder_is_an_assumption():

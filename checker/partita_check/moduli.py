@@ -147,22 +147,21 @@ class Composed:
 
 @dataclass(frozen=True)
 class Expression:
-    """A declared modulus, an expression in t that is built from nondecreasing concave functions; `Malformed` if it is not."""
+    """A declared modulus, an expression in t that is built from nondecreasing concave functions."""
 
     text: str
     graph: Graph
     axes: list[arb] | None = None
 
     @classmethod
-    def read(cls, text: Any) -> Expression:
+    def read(cls, text: Any) -> Expression | None:
+        """The modulus; None if it is not recognised as one: it may be one all the same."""
         need(isinstance(text, str), "known: a modulus is a text or a constant with an exponent")
         graph = parse(text, ["t"])
         need(graph.shape == (), "known: a modulus has one value")
-        found = _concave(graph, graph.outputs[0])
-        need(found is not None, f"known: {text} is not recognised as nondecreasing and concave")
         start = graph.evaluate([arb(0)])[0]
-        need(start.is_finite() and start.contains(0) and start.abs_upper() < 1e-9, f"known: {text} is not 0 at t = 0")
-        return cls(text, graph)
+        zero = start.is_finite() and start.contains(0) and start.abs_upper() < 1e-9
+        return cls(text, graph) if zero and _concave(graph, graph.outputs[0]) is not None else None
 
     def at(self, distance: arb) -> arb:
         found: arb = self.graph.evaluate([distance.upper()])[0] if distance > 0 else arb(0)
@@ -204,7 +203,18 @@ def _times(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
 
 
 def _over(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
-    return tops[0] / tops[1] if graph.nodes[args[1]][0] == "const" and tops[1] > 0 else None
+    """Over a constant, or u/(a + u) with a > 0."""
+    name, parts, _ = graph.nodes[args[1]]
+    if name == "const":
+        return tops[0] / tops[1] if tops[1] > 0 else None
+    others = [graph.nodes[j] for j in parts if j != args[0]] if name == "add" and args[0] in parts else []
+    return arb(1) if len(others) == 1 and others[0][0] == "const" and arb(others[0][2][0]) > 0 else None
+
+
+def _log(graph: Graph, args: Sequence[int], tops: list[arb]) -> arb | None:
+    """log u with u ≥ 1, which it is everywhere if it is at t = 0."""
+    least = graph.all_values([arb(0)])[args[0]]
+    return None if not least >= 1 else tops[0].log() if tops[0].is_finite() else tops[0]
 
 
 _SHAPES: dict[str, Callable[[Graph, Sequence[int], list[arb]], arb | None]] = {
@@ -213,6 +223,7 @@ _SHAPES: dict[str, Callable[[Graph, Sequence[int], list[arb]], arb | None]] = {
     "min": lambda g, a, x: min(x, key=up),
     "mul": _times,
     "div": _over,
+    "log": _log,
     "sqrt": lambda g, a, x: x[0].sqrt() if x[0].is_finite() else x[0],
     "abs": lambda g, a, x: x[0],
     "relu": lambda g, a, x: x[0],

@@ -335,6 +335,8 @@ class Checker:
         known, per_axis = self.claim.known.get("modulus"), self.claim.known.get("per_axis")
         if known is not None and "expression" in known:
             stated = Expression.read(known["expression"])
+            if stated is None:
+                return Modulus(INF)
             self.assume(f"|f(x) − f(y)|_∞ ≤ ω(|x − y|₂), ω(t) = {stated.text}")
             return stated
         found = Modulus(INF)

@@ -26,7 +26,20 @@ from partita.arithmetic.rounding import down, up
 from partita.arithmetic.singular import LogProduct, quotient, real_power, root_slopes
 from partita.functions.operations import Node
 
-__all__ = ["Factor", "Limit", "LogLimit", "Pole", "Power", "Quotient", "Root", "atom", "constant", "factors", "limits"]
+__all__ = [
+    "Factor",
+    "Limit",
+    "LogLimit",
+    "Pole",
+    "Power",
+    "Quotient",
+    "Root",
+    "atom",
+    "constant",
+    "factors",
+    "limits",
+    "multiple",
+]
 
 _MOST_FACTORS = 32
 _LARGEST = 1 << 256  # numerator or denominator of a constant
@@ -234,16 +247,16 @@ def _limit(nodes: Sequence[Node], node: Node, fixed: Sequence[bool]) -> Limit | 
 
 
 def _quotient(nodes: Sequence[Node], top: int, bottom: int) -> Quotient | None:
-    factor, top = _multiple(nodes, top)
+    factor, top = multiple(nodes, top)
     function = nodes[top].operation
     if function not in _AT_ZERO:
         return None
     argument = nodes[top].arguments[0]
-    (a, w), (b, below) = _multiple(nodes, argument), _multiple(nodes, bottom)
+    (a, w), (b, below) = multiple(nodes, argument), multiple(nodes, bottom)
     return Quotient(w, argument, function, factor * a / b, a) if w == below else None
 
 
-def _multiple(nodes: Sequence[Node], k: int) -> tuple[Fraction, int]:
+def multiple(nodes: Sequence[Node], k: int) -> tuple[Fraction, int]:
     """A node as a multiple of another, by a factor that is not 0."""
     factor = Fraction(1)
     while nodes[k].operation in ("mul", "div", "neg"):
@@ -392,7 +405,7 @@ def _vanishing(nodes: Sequence[Node], argument: int, other: int) -> LogLimit | N
 
 def _without_constants(nodes: Sequence[Node], factor: Factor) -> tuple[Factor, Interval]:
     """`|c·w|^r` as `|w|^r`, and an enclosure of r·log|c|; c > 0 where the sign of c·w matters."""
-    c, node = _multiple(nodes, factor.node)
+    c, node = multiple(nodes, factor.node)
     if c < 0 and factor.odd:
         return factor, Interval.point(0.0)
     return replace(factor, node=node), float(factor.power) * _enclosed(abs(c)).log()

@@ -15,13 +15,16 @@ from partita.arithmetic.rounding import mul_up, pow_up
 from partita.errors import DomainError, ExpressionError
 from partita.functions.expressions import parse
 from partita.functions.graph import Graph
-from partita.functions.limits import LogLimit, Power
+from partita.functions.limits import LogLimit, Power, constant, multiple
 from partita.functions.operations import Node
 from partita.geometry.domains import Array
 
 __all__ = ["Modulus"]
 
 _ZERO = 1e-12  # of ω(1): what enclosing ω(0) = 0 may leave
+_NEAR, _SMALL = 2.0**-1000, 0.01  # an ω without a value at 0 is at most this part of ω(1) so near to 0
+# of nonnegative numbers these are nonnegative
+_KEEP_THE_SIGN = ("add", "sum", "mul", "div", "min", "max", "pow", "sqrt", "abs", "relu", "tanh", "atan", "erf")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Modulus:
         ω must be nondecreasing and concave for t ≥ 0 with ω(0) = 0, which is proved from its parts: sums, positive multiples and
         `min` of such functions, and nondecreasing concave functions of them, each on the range that interval arithmetic finds;
         `u/(a + u)`, `u*(a - b*log(u))`, `a/(b - log(u))` and `t*log(1 + a/t)`. An ω without a value at t = 0, such as
-        `-1/log(min(t, 1)/8)`, counts as 0 there.
+        `-1/log(min(t, 1)/8)`, counts as 0 there; it must be proved to be ≥ 0, and close to 0 for tiny t.
 
         Args:
             expression: in t, for example `"0.5*sqrt(t) + t"` or `"min(t, 1)*(1 - log(min(t, 1)))"`.
@@ -174,15 +177,16 @@ def _require_modulus(text: str, graph: Graph) -> None:
     """A DomainError unless ω is proved to be nondecreasing and concave on [0, ∞) with ω(0) = 0."""
     if graph.output_shape != ():
         raise DomainError(f"Modulus: {text} has several values; expected one expression in t.")
-    start, one = (graph.enclose([[t]], [[t]]) for t in (0.0, 1.0))
-    size, undefined = float(one.hi[0, 0]), bool(start.is_entire[0, 0])
+    shape = _shapes(graph)[graph.outputs[0]]
+    start, near, one = (graph.enclose([[t]], [[t]]) for t in (0.0, _NEAR, 1.0))
+    size = float(one.hi[0, 0])
     zero = float(start.magnitude[0, 0]) <= _ZERO * max(abs(size), 1e-300) and start.lo[0, 0] <= 0 <= start.hi[0, 0]
-    if not math.isfinite(size) or not (zero or (undefined and one.lo[0, 0] >= 0)):
+    tends = bool(start.is_entire[0, 0]) and shape.lo >= 0 and near.hi[0, 0] <= _SMALL * size
+    if not math.isfinite(size) or not (zero or tends):
         raise DomainError(
             f"Modulus: ω(t) = {text} is not proved to be 0 at t = 0: it lies between {start.lo[0, 0]:.6g} and "
             f"{start.hi[0, 0]:.6g}; expected ω(0) = 0."
         )
-    shape = _shapes(graph)[graph.outputs[0]]
     wrong = "nondecreasing" if shape.rise not in (0, 1) else "concave" if shape.curve not in (0, -1) else ""
     if wrong:
         raise DomainError(
@@ -229,6 +233,8 @@ def _shapes(graph: Graph) -> list[_Shape]:
         lo, hi = float(every.lo[0, k]), float(every.hi[0, k])
         if node.operation == "log" and _is_at_least_one(nodes[node.arguments[0]], nodes, found):
             lo = max(lo, 0.0)  # rounding outward took it below
+        if node.operation in _KEEP_THE_SIGN and all(found[j].lo >= 0 for j in node.arguments):
+            lo = max(lo, 0.0)  # for t > 0 all are finite, and 0·∞ is not met
         if rise is None and curve is not None:  # on [0, ∞) a concave function with a lower bound cannot fall
             rise = 1 if curve <= 0 and lo > -math.inf else -1 if curve >= 0 and hi < math.inf else None
         found.append(_Shape(rise, curve, lo, hi))
@@ -303,13 +309,13 @@ def _paired(graph: Graph, node: Node, found: Sequence[_Shape]) -> tuple[int | No
     """
     nodes, (i, j) = graph.nodes, node.arguments
     if node.operation == "div":
-        top, bottom = _multiple(nodes, i), _multiple(nodes, j)
-        parts = nodes[bottom.node].arguments if nodes[bottom.node].operation == "add" else ()
-        for constant, other in (parts, parts[::-1]) if parts else ():
-            same = _multiple(nodes, other)
-            if same.node == top.node and found[constant].rise == 0 and found[constant].lo > 0:
-                signs = found[top.node].lo >= 0 and same.factor > 0 and top.factor * bottom.factor > 0
-                return _through(found[top.node], 1, -1) if signs else (None, None)
+        (above, top), (below, bottom) = multiple(nodes, i), multiple(nodes, j)
+        parts = nodes[bottom].arguments if nodes[bottom].operation == "add" else ()
+        for fixed, other in (parts, parts[::-1]) if parts else ():
+            factor, same = multiple(nodes, other)
+            if same == top and found[fixed].rise == 0 and found[fixed].lo > 0:
+                signs = found[top].lo >= 0 and factor > 0 and above * below > 0
+                return _through(found[top], 1, -1) if signs else (None, None)
         affine = _affine_in_log(nodes, j)
         if affine is not None and found[i].rise == 0 and found[i].lo * found[i].hi > 0:
             u, falls = found[affine.node], found[i].lo * affine.factor < 0
@@ -326,8 +332,8 @@ def _paired(graph: Graph, node: Node, found: Sequence[_Shape]) -> tuple[int | No
 
 
 @dataclass(frozen=True)
-class _Multiple:
-    """`factor · u`, or `constant + factor · log(scale · u)`, with the node of u."""
+class _AffineInLog:
+    """`constant + factor · log(scale · u)`, with the node of u."""
 
     node: int
     factor: Fraction
@@ -344,45 +350,22 @@ class _Multiple:
         )
 
 
-def _multiple(nodes: Sequence[Node], k: int) -> _Multiple:
-    """A node as a multiple of another, by a factor that is not 0."""
-    factor = Fraction(1)
-    while True:
-        node = nodes[k]
-        left, right = (
-            (_constant(nodes, j) for j in node.arguments) if node.operation in ("mul", "div") else (None, None)
-        )
-        if node.operation == "mul" and left:
-            factor, k = factor * left, node.arguments[1]
-        elif right:
-            factor, k = factor * right if node.operation == "mul" else factor / right, node.arguments[0]
-        elif node.operation == "neg":
-            factor, k = -factor, node.arguments[0]
-        else:
-            return _Multiple(k, factor)
-
-
-def _constant(nodes: Sequence[Node], k: int) -> Fraction | None:
-    number = nodes[k].parameters[0] if nodes[k].operation == "const" else math.nan
-    return Fraction(number) if math.isfinite(number) else None
-
-
-def _affine_in_log(nodes: Sequence[Node], k: int) -> _Multiple | None:
-    """`constant + factor · log(scale · u)`, if the node is that."""
-    outer = _multiple(nodes, k)
-    node = nodes[outer.node]
+def _affine_in_log(nodes: Sequence[Node], k: int) -> _AffineInLog | None:
+    """The node as `constant + factor · log(scale · u)`, if it is that."""
+    outer, k = multiple(nodes, k)
+    node = nodes[k]
     if node.operation == "log":
-        inner = _multiple(nodes, node.arguments[0])
-        return _Multiple(inner.node, outer.factor, scale=inner.factor) if inner.factor > 0 else None
+        scale, u = multiple(nodes, node.arguments[0])
+        return _AffineInLog(u, outer, scale=scale) if scale > 0 else None
     if node.operation in ("add", "sub"):
         (i, j), sign = node.arguments, 1 if node.operation == "add" else -1
         for c, inside, signs in (
-            (_constant(nodes, i), _affine_in_log(nodes, j), (1, sign)),
-            (_constant(nodes, j), _affine_in_log(nodes, i), (sign, 1)),
+            (constant(nodes, i), _affine_in_log(nodes, j), (1, sign)),
+            (constant(nodes, j), _affine_in_log(nodes, i), (sign, 1)),
         ):
             if c is not None and inside is not None:
-                constant = outer.factor * (signs[0] * c + signs[1] * inside.constant)
-                return replace(inside, factor=outer.factor * signs[1] * inside.factor, constant=constant)
+                total = outer * (signs[0] * c + signs[1] * inside.constant)
+                return replace(inside, factor=outer * signs[1] * inside.factor, constant=total)
     return None
 
 
