@@ -6,6 +6,7 @@ __all__ = [
     "CurvatureContradictedError",
     "DataFileError",
     "DomainError",
+    "EvaluationsSpentError",
     "ExpressionError",
     "ExpressionLimitError",
     "FormatError",
@@ -27,6 +28,7 @@ __all__ = [
     "TamperedFileError",
     "TargetFailedError",
     "ToleranceError",
+    "ToleranceMissedWarning",
     "TruncatedFileError",
     "UnsupportedError",
 ]
@@ -74,6 +76,10 @@ class OutsideDomainError(PartitaError):
 
 class ToleranceError(PartitaError):
     """A tolerance that is not positive, or smaller than the dtype or the available knowledge of f allows."""
+
+
+class ToleranceMissedWarning(UserWarning):
+    """A head whose error is above the tolerance, returned because time or evaluations ran out before a better one was found."""
 
 
 class SizeError(PartitaError):
@@ -126,6 +132,10 @@ class ProofRefutedError(PartitaError):
 
 class BudgetSpentError(PartitaError):
     """Work that was stopped because its time budget is spent."""
+
+
+class EvaluationsSpentError(BudgetSpentError):
+    """Work that was stopped because the function may not be evaluated more often."""
 
 
 class CurvatureContradictedError(PartitaError):

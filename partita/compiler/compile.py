@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -11,16 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.progress import report
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
 from partita.compiler.request_options import request_for
 from partita.errors import (
+    BudgetSpentError,
+    CurvatureContradictedError,
     LipschitzContradictedError,
     NotContinuousError,
     PartitaError,
     ProofRefutedError,
     SizeError,
     ToleranceError,
+    ToleranceMissedWarning,
     UnsupportedError,
 )
 from partita.functions.moduli import Modulus
@@ -32,13 +37,15 @@ from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
-from partita.proofs.certificate import Certificate
-from partita.proofs.claim import Construction, with_tail
+from partita.proofs.certificate import Certificate, Witness
+from partita.proofs.claim import Construction, estimated, with_tail
 from partita.proofs.proof import Progress
 
 __all__ = ["build", "compile", "plan"]
 
-_TO_PLAN = 0.67  # of a budget
+_TO_EVALUATE, _TO_PLAN = 0.4, 0.67  # of a budget: when planning stops evaluating a black box, and when planning ends
+_USELESS = 10.0  # times the sampled error, beyond which the bound of a proof that was stopped is not stated
+_ATTACK, _SAMPLES = 2048, 4096  # random points of the attack on a finished head, and of its mean error
 
 
 def compile(
@@ -62,6 +69,7 @@ def compile(
     vectorize: bool = False,
     trace: bool | None = None,
     budget: float | None = None,
+    max_evaluations: int | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
@@ -101,7 +109,11 @@ def compile(
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
         budget: seconds. Planning stops after two thirds of them with the best plan so far; a proof stops with the valid
-            bound that it has reached.
+            bound that it has reached. If that is above the tolerance, the head is returned all the same, with a
+            `ToleranceMissedWarning`, and `c.tolerance_met` is False.
+        max_evaluations: the largest number of points at which the function may be evaluated, for functions that are slow.
+            If it is reached, the best head so far is returned as with `budget`. A limit also grants evaluations: what is
+            declared about a black box is then tested at more points.
         progress: called as `progress(what, done, of)`.
         seed: random seed of the attack on the finished head, ≥ 0.
 
@@ -136,11 +148,14 @@ def compile(
         vectorize=vectorize,
         trace=trace,
         query_values=query_values,
+        max_evaluations=max_evaluations,
+        best_effort=budget is not None,
+        asking=clock.until(_TO_EVALUATE),
         progress=planning,
     )
     planned = best_plan(request, progress=planning)
-    first = constructed(planned, building, seed)
-    return _finished_or_next(planned, first, outside, building, seed)
+    request.target.calls.progress = building
+    return _finished_or_next(planned, outside, building, seed)
 
 
 def plan(
@@ -162,11 +177,13 @@ def plan(
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
+    max_evaluations: int | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Size, sharpness and error of the head that `compile` would build, and the reasons.
 
-    "hard" heads are planned without evaluating f. The other methods sample f inside the domain.
+    "hard" heads are planned without evaluating f. The other methods evaluate f inside the domain. `plan.evaluations` says how often
+    a black box is evaluated in all if the head is built; `print(report)` of the candidates compares the methods.
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
@@ -189,6 +206,7 @@ def plan(
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
+        max_evaluations: the largest number of points at which the function may be evaluated, building included.
         progress: called as `progress(what, done, of)`.
 
     Returns:
@@ -216,6 +234,8 @@ def plan(
         vectorize=vectorize,
         trace=trace,
         query_values=query_values,
+        max_evaluations=max_evaluations,
+        asking=progress,
         progress=progress,
     )
     return best_plan(request, progress=progress)
@@ -241,34 +261,66 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
     >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
     7
     """
-    return _finished_or_next(plan, constructed(plan, progress, seed), outside, progress, seed)
+    return _finished_or_next(plan, outside, progress, seed)
 
 
-def _finished_or_next(
-    plan: Plan, first: tuple[Construction, Plan], outside: str, progress: Progress | None, seed: int
-) -> Compiled:
-    """The first head that meets the tolerance: of this plan, or, if the method was left open, of the plans without it."""
+def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
+    """The first head that meets the tolerance: of this plan, or, if the method was left open, of the plans without it.
+
+    If time or evaluations run out first, the best head that was built.
+    """
     missed: list[Candidate] = []
     errors: list[PartitaError] = []
-    construction, plan = first
+    built: list[tuple[Construction, Plan]] = []
     while True:
         try:
-            return _finished(construction, plan, outside, seed, missed)
+            built.append(constructed(plan, progress, seed))
+            return _finished(*built[-1], outside, seed, missed)
         except (SizeError, ToleranceError) as error:
             errors.append(error)
             missed.append(plan.as_candidate(error.reason))
-        if not plan.request.is_auto:
-            raise errors[0]
+        except BudgetSpentError as error:
+            if not built:
+                if plan.fallback is None or not plan.request.best_effort:
+                    raise
+                built.append(constructed(replace(plan.fallback, candidates=plan.candidates), progress, seed))
+            errors.append(error)
         try:  # what was only forecast, or makes a weaker claim, has its turn now
+            if not plan.request.is_auto or isinstance(errors[-1], BudgetSpentError):
+                raise errors[0]
+            report(progress, "next method")
             plan = best_plan(plan.request, without=frozenset(c.method for c in missed), progress=progress)
-            construction, plan = constructed(plan, progress, seed)
         except NotContinuousError:
             raise  # says more than that a tolerance was missed
         except PartitaError:
+            if plan.request.best_effort:
+                return _best_of(built, outside, seed, missed)
             raise errors[0] from None
 
 
-def _finished(construction: Construction, plan: Plan, outside: str, seed: int, missed: Sequence[Candidate]) -> Compiled:
+def _best_of(
+    built: Sequence[tuple[Construction, Plan]], outside: str, seed: int, missed: Sequence[Candidate]
+) -> Compiled:
+    """The head with the smallest error, which misses the tolerance, with a warning; an estimate where the proof got nowhere."""
+    construction, plan = min(built, key=lambda pair: pair[0].certificate.error)
+    if construction.certificate.kind != "estimated":
+        sampled = estimated(construction, plan.target, seed=seed)
+        if construction.certificate.error > _USELESS * sampled.certificate.error:
+            construction = sampled
+    compiled = _finished(construction, plan, outside, seed, missed, must_meet=False)
+    warnings.warn(ToleranceMissedWarning(_missed(plan, compiled.certificate)), stacklevel=4)
+    return compiled
+
+
+def _finished(
+    construction: Construction,
+    plan: Plan,
+    outside: str,
+    seed: int,
+    missed: Sequence[Candidate],
+    *,
+    must_meet: bool = True,
+) -> Compiled:
     """The head, attacked; or the error that says why it cannot be handed out."""
     certificate, request = construction.certificate, plan.request
     size = sum(t.numel() * t.element_size() for t in construction.head.state_dict().values())
@@ -278,7 +330,7 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
             "Use a larger tolerance, or raise max_bytes.",
         )
     error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
-    if error > request.tolerance:
+    if must_meet and error > request.tolerance:
         raise _missed(plan, certificate)
     if request.target.tail is not None:
         certificate = with_tail(certificate, request.target)
@@ -290,20 +342,36 @@ def _finished(construction: Construction, plan: Plan, outside: str, seed: int, m
     largest = certificate.facts.get("largest_value", plan.largest)
     note = "the next best" if missed else notes[0] if notes else ""
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
-    witness = compiled.attack(samples=2048, seed=seed)
+    witness = _attacked(compiled, seed)
     seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed)
     if not seen <= certificate.error_bound:  # NaN refutes as well
         raise _refuted(plan, certificate, seen, witness.point)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(error, witness.error))
-        if certificate.error > certificate.tolerance:
+        if must_meet and certificate.error > certificate.tolerance:
             raise _missed(plan, certificate)
         error = certificate.error
     chosen = Candidate(
         plan.method, certificate.kind, note, plan.keys, plan.parameters, largest, rounding, error, chosen=True
     )
+    if request.target.calls.rows:
+        certificate = replace(certificate, facts={**certificate.facts, "evaluations": float(request.target.calls.rows)})
+    chosen = replace(chosen, evaluations=None if request.target.graph is not None else request.target.calls.rows)
     certificate = replace(certificate, witness=witness, seed=seed)
     return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
+
+
+def _attacked(compiled: Compiled, seed: int) -> Witness:
+    """The worst point of a search; of a black box that was only sampled the worst sample, which was drawn for that."""
+    target, certificate = compiled.target, compiled.certificate
+    if target.graph is not None:
+        return compiled.attack(samples=_ATTACK, seed=seed)
+    if certificate.kind == "estimated" and certificate.witness is not None:
+        return certificate.witness
+    points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
+    errors = compiled.errors_at(points)
+    worst = int(errors.argmax())
+    return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
@@ -339,7 +407,8 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
         return ProofRefutedError(
             found, "This is a bug in partita: please report the function, the domain and the tolerance."
         )
-    return LipschitzContradictedError(
+    contradicted = CurvatureContradictedError if certificate.rests_on("curvature") else LipschitzContradictedError
+    return contradicted(
         found, "A declared property of the function is false, or the function does not always return the same value."
     )
 
@@ -347,7 +416,8 @@ def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[
 def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
     """The L_p error over uniform samples less six standard errors, by the largest output only: an estimate from below."""
     box, domain = compiled.target.box, compiled.target.domain
-    points = box.sample(4096, np.random.default_rng(seed))
+    count = _SAMPLES if compiled.target.graph is not None else compiled.target.calls.allowance(_SAMPLES)
+    points = box.sample(count, np.random.default_rng(seed))
     inside = domain.contains(points)
     if isinstance(domain, Region):  # points within roundings of the edge do not count
         points = domain.clamp(points)

@@ -135,6 +135,29 @@ class Compiled:
         return self.require_unchanged().certificate.error_estimate
 
     @property
+    def tolerance_met(self) -> bool:
+        """Whether the bound, or the estimate, is within the tolerance. False only where `budget` or `max_evaluations` ended the search.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> c.tolerance_met
+        True
+        """
+        return self.certificate.error <= self.certificate.tolerance
+
+    @property
+    def evaluations(self) -> int:
+        """How many points the caller's function received until the head was finished, the first probes included. 0 for expressions.
+
+        >>> import partita as pa
+        >>> c = pa.compile(lambda z: z[:, 0].round(3), pa.Box([0], [1]), tolerance=0.1)
+        >>> 0 < c.evaluations < 500
+        True
+        """
+        text = self.certificate.function.get("type") == "graph" and not self.target.calls.rows
+        return 0 if text else int(self.certificate.facts.get("evaluations", 0))
+
+    @property
     def num_keys(self) -> int:
         """The number of keys, which is the number of cells, ghosts included.
 

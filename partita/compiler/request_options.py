@@ -12,6 +12,7 @@ from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
 from partita.errors import DomainError, ToleranceError, UnsupportedError
+from partita.functions.probing import Calls
 from partita.functions.regions import Domain
 from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.tails import clipped_for
@@ -22,6 +23,7 @@ from partita.methods import METHODS, Request
 __all__ = ["ACCEPT", "method_names", "request_for"]
 
 ACCEPT = ("strongest", "estimated")
+_LEAST_EVALUATIONS, _RESERVED = 100, 272
 
 
 def method_names() -> list[str]:
@@ -43,6 +45,9 @@ def request_for(
     declared: dict[str, Any],
     vectorize: bool,
     trace: bool | None,
+    max_evaluations: int | None = None,
+    best_effort: bool = False,
+    asking: Progress | None = None,
     query_values: bool = False,
     tail: Tail | None = None,
     progress: Progress | None = None,
@@ -50,7 +55,7 @@ def request_for(
     """The request with what is known about f, or the error that says which option is wrong.
 
     Args:
-        declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
+        asking: called while f is evaluated. declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
     """
     if method not in method_names():
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
@@ -73,7 +78,17 @@ def request_for(
         raise UnsupportedError(
             "query_values is True for a single domain; expected a pair of boxes", "Leave query_values out."
         )
-    target, said = make_target(function, domain, vectorize=vectorize, trace=trace), Declared(**declared)
+    calls = Calls(progress=asking)
+    if max_evaluations is not None:
+        if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
+            raise UnsupportedError(
+                f"max_evaluations is {max_evaluations!r}; expected a number ≥ {_LEAST_EVALUATIONS}: some are needed to find out how "
+                "to call f, and some to check the finished head."
+            )
+        calls.most, calls.reserved = int(max_evaluations), min(_RESERVED, int(max_evaluations) // 4)
+    report(progress, "first evaluations of f" if callable(function) else "reading f")
+    target = make_target(function, domain, vectorize=vectorize, trace=trace, calls=calls)
+    said = Declared(**declared)
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
@@ -93,6 +108,7 @@ def request_for(
         said,
         progress,
         bool(query_values),
+        best_effort or max_evaluations is not None,
         seen,
         {"knowledge": found},
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from partita.arithmetic.progress import Progress, report
 from partita.errors import (
+    EvaluationsSpentError,
     MutatedInputError,
     NonFiniteValueError,
     NotDeterministicError,
@@ -22,9 +26,12 @@ from partita.errors import (
 from partita.functions.regions import Domain
 from partita.geometry.domains import Array
 
-__all__ = ["Asker", "probe", "require_finite", "split_flat"]
+__all__ = ["Asker", "Calls", "probe", "probe_points", "require_finite", "split_flat"]
 
-_PROBES = 17
+_PROBES = 11
+_KEPT = 1 << 18  # answers
+_AT_ONCE = 0.25  # seconds in f between two reports of progress
+_TEST = 128  # evaluations that a test takes unless more are granted
 
 
 def split_flat(points: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
@@ -44,21 +51,65 @@ def require_finite(values: Array, points: Array, label: str) -> None:
         )
 
 
+@dataclass(eq=False)
+class Calls:
+    """How often the user's function was evaluated, and how often it may be.
+
+    Attributes:
+        rows: points that the function received, those of failed calls included.
+        most: the largest number that the caller grants; infinite if nothing was said.
+        reserved: of these, kept for the final check of the head.
+        progress: called after every batch. seconds: spent in the function.
+    """
+
+    rows: int = 0
+    most: float = math.inf
+    reserved: int = 0
+    progress: Progress | None = None
+    seconds: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """Points that the function may still receive."""
+        return max(self.most - self.reserved - self.rows, 0)
+
+    def allowance(self, wanted: int) -> int:
+        """How many points a test may use: a few, or up to `wanted` and a quarter of what is left if the caller set a limit."""
+        return min(wanted, _TEST if math.isinf(self.most) else int(self.left // 4))
+
+    def take(self, count: int) -> None:
+        """Count points that the function is about to receive.
+
+        Raises:
+            EvaluationsSpentError: they are more than are left.
+        """
+        if count > self.left:
+            raise EvaluationsSpentError(
+                f"f was evaluated {self.rows:,} times, and {count:,} more exceed the {self.most:,.0f} of max_evaluations"
+            )
+        self.rows += count
+
+
 class Asker:
-    """Calls the user's function with arrays of one kind and returns `(n, out)` float64."""
+    """Calls the user's function with arrays of one kind and returns `(n, out)` float64. Every answer is kept."""
 
     def __init__(
-        self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str
+        self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str, calls: Calls
     ) -> None:
         self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
+        self.calls = calls
+        self._answers: dict[bytes, Array] = {}
 
     def raw(self, points: Array) -> np.ndarray:
         """The function's answer as an array whose first axis is the batch; its input must stay unchanged."""
         number = np.float32 if self.kind == "torch float32" else np.float64
         inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
         given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
+        self.calls.take(len(points))
+        start = time.perf_counter()
         with torch.no_grad():
             answer = self.function(*given)
+        self.calls.seconds += time.perf_counter() - start
         if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
             raise MutatedInputError(f"{self.label} writes into its input; work on a copy: z = z.clone() or z.copy().")
         array = answer.detach().cpu().numpy() if isinstance(answer, torch.Tensor) else np.asarray(answer)
@@ -67,9 +118,46 @@ class Asker:
         return array.astype(np.float64)
 
     def __call__(self, points: Array) -> Array:
+        """Values `(n, out)` at flat points `(n, m)`: those that were asked for before come from memory."""
+        points = np.ascontiguousarray(points, dtype=np.float64)
+        keys = [row.tobytes() for row in points]
+        new = {k: i for i, k in enumerate(keys) if k not in self._answers}
+        if len(new) == len(points):
+            answers = self._in_batches(points)
+        elif new:
+            asked = dict(zip(new, self._in_batches(points[list(new.values())])))
+            answers = np.stack([asked[k] if k in asked else self._answers[k] for k in keys])
+        else:
+            answers = np.stack([self._answers[k] for k in keys])
+        return answers
+
+    def remember(self, points: Array, answers: Array) -> None:
+        """Keep values `(n, out)` of f at points `(n, m)`."""
+        if len(self._answers) < _KEPT:
+            self._answers |= {row.tobytes(): answer for row, answer in zip(points, answers)}
+
+    def answered(self) -> tuple[Array, Array]:
+        """All points `(n, m)` that are remembered, and their values `(n, out)`."""
+        points = [np.frombuffer(k) for k in self._answers]
+        return np.stack(points), np.stack(list(self._answers.values()))
+
+    def _in_batches(self, points: Array) -> Array:
+        """f at all points; if f is slow, in batches of a fraction of a second, so that progress is seen and budgets are kept."""
+        speed = self.calls.rows / max(self.calls.seconds, 1e-9)
+        step = max(1, int(_AT_ONCE * speed))
+        parts = []
+        for start in range(0, len(points), step):
+            some = points[start : start + step]
+            parts.append(self.fresh(some))
+            self.remember(some, parts[-1])
+            report(self.calls.progress, f"{self.calls.rows:,} evaluations of f")
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def fresh(self, points: Array) -> Array:
+        """f at the points, whether it was evaluated there before or not."""
         try:
             answer = self.raw(points)
-        except MutatedInputError:
+        except (MutatedInputError, EvaluationsSpentError):
             raise
         except Exception as error:
             raise TargetFailedError(
@@ -90,15 +178,20 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return batched
 
 
+def probe_points(domains: tuple[Domain, ...]) -> Array:
+    """The first points at which a function is evaluated, `(n, m)`: its values there identify it."""
+    rng = np.random.default_rng(0)
+    return np.column_stack([d.sample(_PROBES, rng) for d in domains])
+
+
 def probe(
-    function: Callable[..., Any], domains: tuple[Domain, ...], label: str, *, vectorize: bool
+    function: Callable[..., Any], domains: tuple[Domain, ...], label: str, calls: Calls, *, vectorize: bool
 ) -> tuple[Asker, tuple[int, ...]]:
     """A way to call the function, checked on a few points, and the shape of its values."""
     shapes = tuple(d.shape for d in domains)
     call = _one_by_one(function) if vectorize else function
-    rng = np.random.default_rng(0)
-    points = np.column_stack([d.sample(_PROBES, rng) for d in domains])
-    asker, answer = _choose_kind(call, shapes, label, points, torch_only=isinstance(function, nn.Module))
+    points = probe_points(domains)
+    asker, answer = _choose_kind(call, shapes, label, points, calls, torch_only=isinstance(function, nn.Module))
     if answer.shape[:1] != (_PROBES,):
         raise NotVectorizedError(
             f"{label} returned shape {answer.shape} for a batch of {_PROBES} points of shape {shapes}; expected ({_PROBES}, …): "
@@ -114,7 +207,7 @@ def probe(
 
 
 def _choose_kind(
-    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, *, torch_only: bool
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, calls: Calls, *, torch_only: bool
 ) -> tuple[Asker, np.ndarray]:
     """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
     answers: dict[str, tuple[Asker, np.ndarray]] = {}
@@ -122,12 +215,12 @@ def _choose_kind(
     for kind in ("numpy", "torch", "torch float32"):  # float32 only for modules with float32 weights
         if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
             continue
-        asker = Asker(function, shapes, kind, label)
+        asker = Asker(function, shapes, kind, label, calls)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 answers[kind] = (asker, asker.raw(points))
-        except MutatedInputError:
+        except (MutatedInputError, EvaluationsSpentError):
             raise
         except Exception as error:
             failures[kind] = error
@@ -165,7 +258,7 @@ def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, 
 
 
 def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
-    again = ask(points)
+    again = ask.fresh(points)
     require_finite(answer, points, ask.label)
     if not np.array_equal(answer, again):
         i = int(np.abs(answer - again).max(axis=1).argmax())
@@ -173,7 +266,7 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
             f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
             "expected the same value twice. Fix its random seed inside, average the noise out, or call .eval() on a module."
         )
-    single = np.concatenate([ask(points[i : i + 1]) for i in (0, 7)] + [ask(points[3:6])])
+    single = np.concatenate([ask.fresh(points[i : i + 1]) for i in (0, 7)] + [ask.fresh(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]
     scale = 1e-6 * np.abs(answer).max()
     if not np.allclose(single, batch, rtol=1e-6, atol=scale):
@@ -183,3 +276,4 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
             f"its own, at the same point; "
             "rows must not depend on each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
         )
+    ask.remember(points, answer)

@@ -268,10 +268,11 @@ def gather(
 
 def _as_declared(target: Target, said: Known) -> Knowledge:
     """What the caller declares, and nothing else."""
-    points = target.domain.sample(64, np.random.default_rng(2))
-    box = target.box
+    box, (_, values) = target.box, target.answered()
+    if not len(values):
+        values = target(target.domain.sample(64, np.random.default_rng(2)))
     diagonal = float(np.sqrt((box.sides**2).sum()))
-    magnitude = float(np.abs(target(points)).max()) + _largest_move(said, diagonal, box.sides)
+    magnitude = float(np.abs(values).max()) + _largest_move(said, diagonal, box.sides)
     return Knowledge(said, True, magnitude, "declared by the caller")
 
 
@@ -419,11 +420,13 @@ def _largest_move(known: Known, diagonal: float, sides: np.ndarray) -> float:
 
 
 def _suggestion(target: Target) -> str:
-    x, y = sample_pairs(target.domain)
-    slopes = np.abs(target(x) - target(y)).max(axis=1) / np.sqrt(((x - y) ** 2).sum(axis=1)) if len(x) else np.zeros(1)
+    points, values = target.answered()
+    i, j = np.triu_indices(len(points), 1)
+    distance = np.sqrt(((points[i] - points[j]) ** 2).sum(axis=1))
+    slopes = np.abs(values[i] - values[j]).max(axis=1) / np.maximum(distance, 1e-300)
     return (
         f"nothing is known about {target.label}, so nothing can be proved. Declare lipschitz=L with "
-        f"|f(x) − f(y)| ≤ L|x − y| ({len(x):,} sampled pairs show slopes up to {slopes.max():.4g}, an estimate), "
+        f"|f(x) − f(y)| ≤ L|x − y| ({len(points):,} points show slopes up to {slopes.max(initial=0.0):.4g}, an estimate), "
         "or give f as an expression and L is computed."
     )
 

@@ -17,10 +17,10 @@ from partita.errors import DomainError, NonFiniteValueError, NotTraceableError, 
 from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
-from partita.functions.probing import Asker, probe, require_finite
+from partita.functions.probing import Asker, Calls, probe, require_finite
 from partita.functions.regions import Domain, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
-from partita.functions.tracing import compare, trace
+from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
 
 __all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
@@ -28,7 +28,8 @@ __all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sa
 _POINTS_AT_ONCE = 1 << 17
 _BENT = frozenset(("abs", "max", "min", "relu", "clamp", "where"))
 _SHORT = 60  # nodes, of formulas that are shown
-_COMPARED, _FEW = 10_000, 7  # points at which a trace is compared with its function
+_COMPARED, _COMPARED_IF_SLOW, _FEW = 10_000, 256, 7  # points at which a trace is compared with its function
+_SLOW = 1e-3  # seconds for one point
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Target:
         label: the text that is shown for f.
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
+        calls: how often the caller's function was evaluated, and how often it may be; for an expression never.
+        interpolated: whether this is a polynomial in place of a black box, for searching: it costs nothing to evaluate.
         tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
             of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
             tail_ratio: seen/declared in the attack on a declared tail; None if it was not attacked.
@@ -103,6 +106,8 @@ class Target:
     tail_declared: bool = False
     tail_ratio: float | None = None
     unclipped: Graph | None = None
+    calls: Calls = field(default_factory=Calls)
+    interpolated: bool = False
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)
     domain: Domain = field(init=False)
@@ -130,6 +135,12 @@ class Target:
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
 
+    def answered(self) -> tuple[Array, Array]:
+        """Points of the domain `(n, m)` at which a black box was evaluated before, and its values `(n, out)`."""
+        if isinstance(self.ask, Asker):
+            return self.ask.answered()
+        return np.zeros((0, self.box.dimension)), np.zeros((0, self.num_outputs))
+
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""
         if not len(points):
@@ -153,7 +164,12 @@ def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
 
 
 def make_target(
-    function: Any, domain: Domain | tuple[Box, Box], *, vectorize: bool = False, trace: bool | None = None
+    function: Any,
+    domain: Domain | tuple[Box, Box],
+    *,
+    vectorize: bool = False,
+    trace: bool | None = None,
+    calls: Calls | None = None,
 ) -> Target:
     """A target from an expression, a Graph, a sympy tree, or a torch or numpy function of a batch.
 
@@ -166,6 +182,7 @@ def make_target(
         domain: a Box, a PointCloud, a Region, or a pair of boxes (keys, queries).
         vectorize: whether the function takes single points; it is then called once per point.
         trace: True makes a function that cannot be traced an error, False traces nothing.
+        calls: counts and limits the evaluations of the function.
 
     Raises:
         NotTraceableError: with `trace=True`, the reason why the function cannot be traced.
@@ -191,15 +208,15 @@ def make_target(
             f"the target is a {type(function).__name__}; expected an expression (text, a Graph, a sympy tree) or a function of a "
             "batch of points."
         )
-    return _from_function(function, domains, vectorize=vectorize, trace_it=trace)
+    return _from_function(function, domains, calls or Calls(), vectorize=vectorize, trace_it=trace)
 
 
 def _from_function(
-    function: Callable[..., Any], domains: tuple[Domain, ...], *, vectorize: bool, trace_it: bool | None
+    function: Callable[..., Any], domains: tuple[Domain, ...], calls: Calls, *, vectorize: bool, trace_it: bool | None
 ) -> Target:
     function = _as_written(function)
     label = getattr(function, "__name__", type(function).__name__)
-    asker, output_shape = probe(function, domains, label, vectorize=vectorize)
+    asker, output_shape = probe(function, domains, label, calls, vectorize=vectorize)
     origin = f"{label} is evaluated as a black box (not traced)"
     if trace_it is not False:
         try:
@@ -208,7 +225,7 @@ def _from_function(
             if trace_it:
                 raise
             origin = f"evaluated as a black box: {error}"
-    return Target(domains, output_shape, None, asker, label, origin)
+    return Target(domains, output_shape, None, asker, label, origin, calls=calls)
 
 
 def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,9 +242,11 @@ def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, .
     if asker.one_by_one:
         raise NotTraceableError(f"{label} cannot be traced: it is called once per point (vectorize=True).")
     dtype = torch.float32 if asker.kind == "torch float32" else torch.float64
+    asker.calls.take(TRACED_ROWS)
     graph = trace(function, asker.shapes, dtype=dtype)
     rng = np.random.default_rng(1)
-    points = np.column_stack([d.sample(_COMPARED, rng) for d in domains])
+    slow = asker.calls.seconds > _SLOW * asker.calls.rows or asker.calls.left < 4 * _COMPARED
+    points = np.column_stack([d.sample(_COMPARED_IF_SLOW if slow else _COMPARED, rng) for d in domains])
     if all(isinstance(d, Box) and d.dimension <= 12 for d in domains):
         points = np.concatenate([points, _corners(domains)])
     answers = asker(points)
@@ -240,6 +259,7 @@ def _traced(function: Callable[..., Any], asker: Asker, domains: tuple[Domain, .
     number = str(dtype).removeprefix("torch.")
     return replace(
         graph_target(graph, domains, shown),
+        calls=asker.calls,
         origin=f"traced through torch: {len(graph.nodes):,} operations, compared with {label} at {len(points):,} points",
         meaning=f"f is what {label} computes in exact arithmetic: torch's own rounding in {number} is not part of it",
     )

@@ -30,9 +30,9 @@ from partita.functions.torch_operators import COMPARISONS, LOGIC, MOVES, RULES, 
 from partita.functions.torch_rules import Rules
 from partita.geometry.domains import Array
 
-__all__ = ["compare", "trace"]
+__all__ = ["TRACED_ROWS", "compare", "trace"]
 
-_ROWS = 2
+TRACED_ROWS = 2
 _AGREE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest value
 _PLACE, _UNWRITTEN = -1, -2  # positions of numbers that no node stands for
 _UNREADABLE = {_PLACE: "it uses the index of a maximum or minimum", _UNWRITTEN: "it reads memory before writing to it"}
@@ -352,11 +352,11 @@ def trace(
     'sin(x0) + 1'
     """
     m = sum(math.prod(s) for s in shapes)
-    rules = Rules(GraphBuilder(_ROWS * m))
+    rules = Rules(GraphBuilder(TRACED_ROWS * m))
     run = _Run(rules, dtype)
-    inputs = torch.tensor([rules.add("input", parameters=(i,)) for i in range(_ROWS * m)]).reshape(_ROWS, m)
+    inputs = torch.tensor([rules.add("input", parameters=(i,)) for i in range(TRACED_ROWS * m)]).reshape(TRACED_ROWS, m)
     parts = torch.split(inputs, [math.prod(s) for s in shapes], dim=1)
-    given = [Traced.of(p.reshape(_ROWS, *s), run, dtype) for p, s in zip(parts, shapes)]
+    given = [Traced.of(p.reshape(TRACED_ROWS, *s), run, dtype) for p, s in zip(parts, shapes)]
     label = getattr(function, "__name__", type(function).__name__)
     try:
         with torch.no_grad(), _uncompiled(), _Watch(run):
@@ -389,11 +389,11 @@ def _rows(answer: Any, rules: Rules, m: int) -> Graph:
         raise UnsupportedError(
             f"it returns a {type(answer).__name__} that torch operations did not compute from its input"
         )
-    if answer.ndim == 0 or len(answer) != _ROWS:
-        raise UnsupportedError(f"it returns shape {tuple(answer.shape)} for a batch of {_ROWS}")
+    if answer.ndim == 0 or len(answer) != TRACED_ROWS:
+        raise UnsupportedError(f"it returns shape {tuple(answer.shape)} for a batch of {TRACED_ROWS}")
     positions = _numbers(answer)
     graphs = []
-    for row in range(_ROWS):
+    for row in range(TRACED_ROWS):
         found = rules.builder.finish(positions[row].reshape(-1).tolist(), tuple(positions.shape[1:]))
         nodes = [_renamed(node, row * m, m) for node in found.nodes]
         if not any(node.operation == "input" for node in nodes):

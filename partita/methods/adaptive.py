@@ -13,13 +13,13 @@ from partita.errors import NonFiniteValueError, PartitaError, SizeError, Toleran
 from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
 from partita.geometry.partitions import PowerDiagram
-from partita.methods.method import Method, Plan, Refusal, size_text
+from partita.methods.method import Method, Plan, Refusal, search_text, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots
 from partita.proofs.bisection import BisectionProof
 from partita.proofs.center_values import lp_factor
 from partita.proofs.certificate import Kind
-from partita.proofs.claim import Construction, claim, describe_function
+from partita.proofs.claim import Construction, claim, function_of
 from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
 from partita.search.adaptation import AdaptiveDraft, adaptive_cells
@@ -29,7 +29,6 @@ __all__ = ["Adaptive", "adaptive_construction"]
 _MOST_KEYS = 2_500
 _SMALL, _FEW = 2000, 3  # stored numbers up to which, and variables beyond which, "auto" looks for no adaptive head
 _SMALL_BENT, _FEW_BENT = 24, 2  # the same for functions with kinks, which equal cells do not suit
-_REMEMBERED = 256  # answers by which a black box is known
 
 
 class Adaptive(Method):
@@ -105,7 +104,7 @@ class Adaptive(Method):
             why=(
                 f"{draft.keys:,} key{'' if draft.keys == 1 else 's'}",
                 f"adaptive: affine values on scattered centers, placed where needed; {draft.leaves:,} leaves were tried",
-                f"f was evaluated {draft.evaluations:,} times, and varies in {directions}",
+                f"{search_text(target, draft.evaluations)}, and varies in {directions}",
                 f"{draft.parameters:,} stored numbers, {size_text(draft.parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_bound=factor * draft.error_bound,
@@ -128,8 +127,6 @@ def adaptive_construction(
         seed: of the samples that an estimate rests on.
     """
     head = draft.head(target)
-    points = (target.region or target.box).clamp(draft.centers[:_REMEMBERED])
-    answers = target(points) if target.graph is None else np.zeros((len(points), target.num_outputs))
     common: dict[str, Any] = {
         "dtype": draft.dtype,
         "norm": norm,
@@ -141,7 +138,7 @@ def adaptive_construction(
             "active_directions": float(draft.active),
         },
     }
-    function, partition = describe_function(target, points, answers), PowerDiagram(draft.centers, draft.powers)
+    function, partition = function_of(target), PowerDiagram(draft.centers, draft.powers)
     if draft.proof is None:
         seen = sampled_error(head, target, norm, seed=seed)
         certificate = claim(head, function, target.domains, (), theorem="ball-cells", seen=seen, **common)

@@ -57,6 +57,7 @@ class BallCover(Method):
     """
 
     name = "hard"
+    exact = True
     least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:

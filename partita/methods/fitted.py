@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -55,10 +56,12 @@ class Fitted(SoftValues):
             return self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
         if not fit.values.size:
             return Refusal(fit.status)
+        best = self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
         return Refusal(
             f"{fit.status}: the best of the grids tried leaves an error of {fit.error_estimate:.3g}",
             keys=fit.num_cells,
             reached=fit.error_estimate,
+            best=best if best.bytes <= request.max_bytes and math.isfinite(fit.error_estimate) else None,
         )
 
 

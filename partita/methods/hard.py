@@ -43,6 +43,7 @@ class Hard(Method):
     """
 
     name = "hard"
+    exact = True
     least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:

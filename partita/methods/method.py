@@ -16,15 +16,17 @@ from partita.methods.request import Request
 from partita.proofs.certificate import Kind
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
+from partita.proofs.sampled import fresh_points
 
-__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "needs_box", "size_text"]
+__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "needs_box", "search_text", "size_text"]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to make the head, as the report shows it; None where a figure is not known.
 
-    `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built.
+    `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built. `evaluations`: how often a
+    black box is evaluated in all if this one is built; None for expressions.
     """
 
     method: str
@@ -36,6 +38,7 @@ class Candidate:
     rounding: float | None = None
     error: float | None = None
     chosen: bool = False
+    evaluations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Refusal:
         reason: as a row of the report shows it. hint: what to do about it.
         error: the exception that is raised if no other method has a head either; None leaves that to the planner.
         keys, parameters, reached: how large a head was found and what error it reached, if that is known.
+        best: the head itself as a plan, to be built where nothing better was found before a budget was spent.
     """
 
     reason: str
@@ -70,6 +74,7 @@ class Refusal:
     parameters: int | None = None
     largest: float | None = None
     reached: float | None = None
+    best: Plan | None = None
 
     @classmethod
     def of_a_search(cls, reason: str, *, most: int, room: int) -> Refusal:
@@ -108,6 +113,7 @@ class Plan:
         rounding: the part of the error that comes from running in floating point; None if it is computed when the head is built.
         candidates: every method that was considered.
         caveat: what a reader of the report must know about the head; empty for most.
+        fallback: a head that misses the tolerance, for a budget that is spent before this one is built.
 
     >>> import partita as pa
     >>> plan = pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")
@@ -130,6 +136,7 @@ class Plan:
     counts: tuple[int, ...] | None = None
     candidates: tuple[Candidate, ...] = ()
     caveat: str = ""
+    fallback: Plan | None = None
 
     @property
     def method(self) -> str:
@@ -161,7 +168,16 @@ class Plan:
         error = self.error_bound if self.error_estimate is None else self.error_estimate
         note = "; ".join(text for text in (note, self.caveat) if text)
         return Candidate(
-            self.method, self.kind, note, self.keys, self.parameters, self.largest, self.rounding, error, chosen
+            self.method,
+            self.kind,
+            note,
+            self.keys,
+            self.parameters,
+            self.largest,
+            self.rounding,
+            error,
+            chosen,
+            self.evaluations,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -180,9 +196,23 @@ class Plan:
             "dtype": self.request.precision.name,
             "error_bound": None if math.isinf(self.error_bound) else self.error_bound,
             "error_estimate": self.error_estimate,
+            "evaluations": self.evaluations,
             "why": list(self.why),
             "candidates": [asdict(c) for c in self.candidates],
         }
+
+    @property
+    def evaluations(self) -> int | None:
+        """How often a black box is evaluated in all, planning included, if this head is built: a forecast. None for expressions.
+
+        >>> import partita as pa
+        >>> plan = pa.plan(lambda z: z[:, 0].round(3), pa.Box([0.0], [1.0]), tolerance=0.1)
+        >>> plan.evaluations < 500
+        True
+        """
+        if self.target.graph is not None:
+            return None
+        return self.target.calls.rows + self.maker.evaluations_to_build(self)
 
     @property
     def explanation(self) -> tuple[str, ...]:
@@ -202,6 +232,7 @@ class Method(ABC):
         estimates: whether its claims about expressions fall back to an estimate where no proof is possible.
         most_keys: forecasts beyond are not planned under "auto".
         least_sharpness: the smallest κ that a caller may choose; None if the method chooses its own.
+        exact: whether its claim needs values of f itself, so that an interpolant will not do.
     """
 
     name: ClassVar[str]
@@ -209,6 +240,11 @@ class Method(ABC):
     estimates: ClassVar[bool] = False
     most_keys: ClassVar[int | None] = None
     least_sharpness: ClassVar[float | None] = None
+    exact: ClassVar[bool] = False
+
+    def evaluations_to_build(self, plan: Plan) -> int:
+        """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""
+        return fresh_points(plan.target) + (plan.keys if self.exact else 0)
 
     @abstractmethod
     def applies(self, request: Request) -> Refusal | None:
@@ -251,6 +287,12 @@ def needs_box(request: Request) -> Refusal | None:
     if any(x is not None for x in (declared.lipschitz, declared.modulus, declared.hessian, declared.jumps)):
         return Refusal("what is declared of f holds on the region only, and this method needs the box around it")
     return None
+
+
+def search_text(target: Target, evaluations: int) -> str:
+    """How often f was evaluated, by a search that may have had an interpolant in its place."""
+    what = "an interpolant of f" if target.interpolated else "f"
+    return f"{what} was evaluated {evaluations:,} times"
 
 
 def keys_text(counts: Sequence[int]) -> str:

@@ -49,6 +49,7 @@ class Paper(Method):
     """
 
     name = "paper"
+    exact = True
     most_keys = 0  # under "auto" a row of the report, by formula
 
     def applies(self, request: Request) -> Refusal | None:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partita.arithmetic.rounding import add_up
-from partita.errors import BudgetSpentError, DomainError, PartitaError, SizeError, ToleranceError
+from partita.errors import (
+    BudgetSpentError,
+    DomainError,
+    EvaluationsSpentError,
+    PartitaError,
+    SizeError,
+    ToleranceError,
+)
 from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, size_text
+from partita.proofs.assumptions import vouched
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
 __all__ = ["best_plan", "constructed", "report"]
 
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
+_MOST_EVALUATIONS = 1 << 17  # of a black box that "auto" chooses to make, unless max_evaluations grants more
 
 
 def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progress: Progress | None = None) -> Plan:
     """The best of the methods asked for; `without` names methods that were built and missed the tolerance.
 
+    If time or evaluations run out before a head is found that meets the tolerance, the plan is that of the best head so far.
+
     Raises:
         PartitaError: what stood in the way, if no method has a head.
     """
     request = replace(request, progress=progress)
+    if request.target.graph is None and request.knowledge is not None:
+        vouched(request.target, request.knowledge.known, declared=True)  # contradictions are found before f is evaluated at length
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -43,6 +57,10 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         else:
             rows.append(found.row(name))
             refusals += [found] if isinstance(found, Refusal) else []
+    missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
+    fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
+    if not plans and spent is not None and request.best_effort and fallback is not None:
+        plans = [fallback]
     if not plans:
         raise _no_head(request, refusals, rows, spent)
     best, *others = sorted(plans, key=lambda p: _rank(p, request))
@@ -52,23 +70,28 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
         note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
-    return replace(best, why=_why(best), candidates=table)
+    return replace(best, why=_why(best), candidates=table, fallback=fallback)
 
 
 def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> tuple[Construction, Plan]:
     """The plan's head, and the plan it was built from: planned again for a smaller share where a proof misses the tolerance."""
-    construction = plan.maker.build(plan, progress, seed)
-    for share in plan.maker.shares[1:]:
-        certificate = construction.certificate
-        error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
-        if error <= plan.request.tolerance:
+    maker, request, trial = plan.maker, plan.request, 0
+    best = plan.maker.build(plan, progress, seed), plan
+    shares = list(maker.shares)
+    while best[0].certificate.error > request.tolerance:
+        if not request.distrust():
+            shares = shares[1:]
+        trial += 1
+        try:
+            again = _planned(maker, request, shares[0], progress) if shares else None
+            if not isinstance(again, Plan) or again.bytes > request.max_bytes:
+                break
+            plan = replace(again, why=_why(again), candidates=plan.candidates)
+            found = maker.build(plan, progress, seed + trial), plan  # an estimate needs points that no plan has seen
+        except BudgetSpentError:
             break
-        again = plan.maker.plan(plan.request, share, progress)
-        if not isinstance(again, Plan) or again.bytes > plan.request.max_bytes:
-            break
-        plan = replace(again, why=_why(again), candidates=plan.candidates)
-        construction = plan.maker.build(plan, progress, seed)
-    return construction, plan
+        best = min(best, found, key=lambda pair: pair[0].certificate.error)
+    return best
 
 
 def _why(plan: Plan) -> tuple[str, ...]:
@@ -101,10 +124,11 @@ def _proposal(
         return Refusal(f"f may jump, so the effect of rounding its inputs to {request.precision.name} has no bound")
     try:
         if request.is_auto:
-            forecast = method.worth(request, plans) or method.forecast(request)
+            seen = request if method.exact else request.for_search()
+            forecast = method.worth(seen, plans) or method.forecast(seen)
             if isinstance(forecast, Refusal) or (forecast is not None and _is_beaten(forecast, method, plans, request)):
                 return forecast
-        found = method.plan(_limited(request, plans), method.shares[0], progress)
+        found = _planned(method, request, method.shares[0], progress, plans)
     except (SizeError, ToleranceError, DomainError) as error:
         found = Refusal.of(error)
         if request.target.tail is not None:  # a search knows the clipped function only
@@ -112,12 +136,39 @@ def _proposal(
             found = replace(found, reason=f"{found.reason} (of the tolerance {asked:g}, the tail takes {tail:.3g})")
     if isinstance(found, Plan):
         given, cut = request.target.tail_declared and found.kind == "proved", request.target.tail
-        found = replace(found, request=request, kind="proved_given" if given else found.kind)
+        found = replace(found, kind="proved_given" if given else found.kind)
         if cut is not None:
             found = replace(found, error_bound=add_up(found.error_bound, cut.norm))
         if found.bytes > request.max_bytes:
             return _too_large(found)
+        if found.maker.exact and (found.evaluations or 0) > _granted(request):
+            return _too_many(found)
     return found
+
+
+def _planned(
+    method: Method, request: Request, share: float, progress: Progress | None, plans: Sequence[Plan] = ()
+) -> Plan | Refusal:
+    """A plan for the request; where the method allows it, found with an interpolant in place of a black box."""
+    found = method.plan(_limited(request if method.exact else request.for_search(), plans), share, progress)
+    return replace(found, request=request) if isinstance(found, Plan) else found
+
+
+def _granted(request: Request) -> float:
+    """How often a black box may be evaluated for a claim that the caller's declarations make possible."""
+    most = request.target.calls.most
+    return _MOST_EVALUATIONS if request.is_auto and math.isinf(most) else most
+
+
+def _too_many(found: Plan) -> Refusal:
+    return Refusal(
+        f"its head of {found.keys:,} keys needs {found.evaluations:,} evaluations of f, and {_granted(found.request):,} are granted",
+        "Use a larger tolerance, or raise max_evaluations.",
+        EvaluationsSpentError,
+        found.kind,
+        found.keys,
+        found.parameters,
+    )
 
 
 def _inputs_unbounded(request: Request) -> bool:
@@ -183,20 +234,20 @@ def _no_head(
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:
     """A table of what was considered, the chosen one marked. Only the bound of a head that was built is proved."""
-    rows: list[tuple[str, ...]] = [
-        ("", "method", "claim", "keys", "stored numbers", "max |V|", "rounding", "error", "")
-    ]
+    asks = any(c.evaluations is not None for c in candidates)  # an expression is not evaluated by the caller
+    names = ("keys", "stored numbers", *("evaluations",) * asks, "max |V|", "rounding", "error", "")
+    rows: list[tuple[str, ...]] = [("", "method", "claim", *names)]
     for c in candidates:
         sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
         figures = (
             "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
-            for x in (c.keys, c.parameters, c.largest, c.rounding)
+            for x in (c.keys, c.parameters, *(c.evaluations,) * asks, c.largest, c.rounding)
         )
         error = "" if c.error is None else f"{sign}{c.error:.3g}"
         rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, error, c.note))
-    widths = [max(len(r[i]) for r in rows) for i in range(8)]
+    widths = [max(len(x) for x in column) for column in zip(*(r[:-1] for r in rows))]
     lines = (
-        (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:8], widths[3:])), r[8])
+        (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:-1], widths[3:])), r[-1])
         for r in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)

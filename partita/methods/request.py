@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,22 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from partita.arithmetic.precision import PRECISIONS, Precision
-from partita.arithmetic.progress import Progress
+from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError
+from partita.functions.probing import Calls
 from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.search.averaged_values import Slopes
+from partita.search.interpolant import interpolate
 
 __all__ = ["DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "Request"]
 
 HARD_SHARPNESS = 64.0  # κ = R h²: two centers per axis hold all but 1e-13 of the mass
 DEFAULT_MAX_BYTES = 4 << 30
+_STAND_IN_SHARE = 0.1  # of the tolerance, by which an interpolant may differ from f
+_STAND_IN_POINTS = 20_000  # at which f is evaluated for it
+_TRIALS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,7 @@ class Request:
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
         declared: what the caller declares about f.
         query_values: for a pair of boxes, whether values may be affine in z_Q too. Such a head is not cross-attention.
+        best_effort: whether a head that misses the tolerance is better than none: the caller limited time or evaluations.
         precision: of the head's dtype. hard_sharpness: κ of a hard head. is_auto: whether the planner chooses the method.
         box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
         domain_factor: `(volume · outputs)^{1/p}`, what carries a supremum over to L_p.
@@ -56,6 +62,7 @@ class Request:
     declared: Declared = field(default_factory=Declared)
     progress: Progress | None = None
     query_values: bool = False
+    best_effort: bool = False
     _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
     precision: Precision = field(init=False)
@@ -132,6 +139,58 @@ class Request:
             )
         found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
         return found
+
+    def for_search(self) -> Request:
+        """The request with an interpolant in place of a black box, and the tolerance that the interpolant leaves.
+
+        Searches evaluate f hundreds of thousands of times. The interpolant needs tens to thousands of evaluations, and what it
+        misses is found when the finished head is compared with f. The request itself, if f is an expression, or has no
+        interpolant: on regions and point clouds, and where f is too rough.
+        """
+        target = self.target
+        if target.graph is not None or target.ask is None or not isinstance(target.domain, Box) or target.interpolated:
+            return self
+        if "interpolant" not in self._found:
+            self._found["interpolant"] = self._interpolated()
+        found = self._found["interpolant"]
+        if found is None:
+            return self
+        function, spare = found
+        return replace(self, target=function, tolerance=self.tolerance - spare * self.domain_factor)
+
+    def _interpolated(self) -> tuple[Target, float] | None:
+        """A target whose function is an interpolant of f, and how far it is from f."""
+        target, calls = self.target, self.target.calls
+        trial: int = self._found.setdefault("trials", 0)
+        if trial == _TRIALS and math.isinf(calls.most):
+            return None
+        share = _STAND_IN_SHARE * self.aim / 4**trial
+
+        def watch(error: float) -> None:
+            report(self.progress, f"{calls.rows:,} evaluations of f, interpolated within {error:.2g}")
+
+        found = interpolate(
+            target,
+            self.box,
+            outputs=target.num_outputs,
+            tolerance=share,
+            most=int(min(_STAND_IN_POINTS, calls.left)),
+            known=target.answered(),
+            watch=watch,
+        )
+        if not found.resolved and math.isinf(calls.most) and not found.stopped:
+            return None
+        spare = min(0.5 * found.error, 0.5 * self.aim)
+        return replace(target, ask=found, calls=Calls(), interpolated=True), spare
+
+    def distrust(self) -> bool:
+        """Have the interpolant made again, closer to f, after a head that was found with it missed the tolerance; False if there is none."""
+        if self._found.get("interpolant") is None or self._found["trials"] == _TRIALS:
+            return False
+        self._found["trials"] += 1
+        for name in ("interpolant", "slopes"):
+            self._found.pop(name, None)
+        return True
 
     @property
     def slopes(self) -> Slopes:

@@ -23,6 +23,7 @@ from partita.proofs.cell_proof import ANSWER, OVERLAP, CurvatureProof, largest_v
 from partita.proofs.certificate import Assumption
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Given, Progress
+from partita.proofs.sampled import fresh_points
 from partita.search.affine_cells import SHARPNESS
 
 __all__ = ["Tangents"]
@@ -40,7 +41,11 @@ class Tangents(Method):
     """
 
     name = "affine"
+    exact = True
     shares = (1.0, 0.85, 0.6)  # slopes across cells without slopes are known only when the head is built
+
+    def evaluations_to_build(self, plan: Plan) -> int:
+        return fresh_points(plan.target) + plan.keys * (1 + 2 * plan.request.box.dimension)
 
     def applies(self, request: Request) -> Refusal | None:
         if request.declared.curvature is None or request.target.graph is not None:
@@ -79,14 +84,15 @@ class Tangents(Method):
         """
         request, box = plan.request, plan.request.box
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
-        ratio = _attack(target, box, curvature, seed)
+        attacks = target.calls.allowance(3 * _ATTACKS) // 3
+        ratio = _attack(target, box, curvature, attacks, seed)
         values, slopes, step, across = _tangents(target, grid, request.value_axes, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
         scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
         known: dict[str, Any] = {"curvature": curvature.constant, "differences": step, "scale": scale}
         known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
-        lines = f"second differences along {_ATTACKS:,} random lines"
+        lines = f"second differences along {attacks:,} random lines"
         repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
         certificate = claim(
             head,
@@ -159,11 +165,11 @@ def _tangents(
     return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest, across.tolist()
 
 
-def _attack(target: Target, box: Box, curvature: Curvature, seed: int) -> float:
+def _attack(target: Target, box: Box, curvature: Curvature, count: int, seed: int) -> float:
     """The largest `|f(x + d) − 2f(x) + f(x − d)|/(M|d|²)` on random lines; an error above 1, rounding aside."""
     rng = np.random.default_rng(seed)
-    ends = box.sample(_ATTACKS, rng), box.sample(_ATTACKS, rng)
-    share = 10.0 ** -rng.integers(0, 4, size=(_ATTACKS, 1)).astype(float)
+    ends = box.sample(count, rng), box.sample(count, rng)
+    share = 10.0 ** -rng.integers(0, 4, size=(count, 1)).astype(float)
     first, middle, last = _evenly(box, ends[0], ends[0] + share * (ends[1] - ends[0]))
     answers = [target(z) for z in (first, middle, last)]
     bend = np.abs(answers[0] - 2 * answers[1] + answers[2]).max(axis=1)

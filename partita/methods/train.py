@@ -9,7 +9,7 @@ import torch
 
 from partita.heads.head import count_text
 from partita.heads.train_head import TrainHead
-from partita.methods.method import Method, Plan, Refusal, needs_box, size_text
+from partita.methods.method import Method, Plan, Refusal, needs_box, search_text, size_text
 from partita.methods.request import Request
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Progress
@@ -71,7 +71,7 @@ class Train(Method):
             draft=fit,
             why=(
                 f"{shape} = {count_text(keys)} keys, kept as a tensor train of rank {max(fit.ranks)}",
-                f"train: values by cross approximation from {fit.evaluations:,} evaluations of f",
+                f"train: values by cross approximation; {search_text(request.target, fit.evaluations)}",
                 f"the held-out error is {fit.error_estimate:.3g}",
                 "nothing is proved: the error was sampled at fresh points, at corners, and where f is large or small",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
@@ -85,9 +85,10 @@ class Train(Method):
         request, fit = plan.request, plan.draft
         target, head = request.target, _head(request, fit)
         seen = sampled_error(head, target, seed=seed)
-        held_out = held_out_error(head, target, request.box, seed=seed + 1)
-        if held_out.error > seen.estimate:
-            seen = SampledError(held_out.error, seen.samples, held_out.point)
+        if target.graph is not None:
+            held_out = held_out_error(head, target, request.box, seed=seed + 1)
+            if held_out.error > seen.estimate:
+                seen = SampledError(held_out.error, seen.samples, held_out.point)
         certificate = claim(
             head,
             describe_function(target, *some_answers(target)),

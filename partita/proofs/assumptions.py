@@ -17,6 +17,8 @@ __all__ = ["PairTable", "undefined_roots", "vouched", "worst_ratio"]
 
 
 _PLACES = 4096  # boxes in which f is looked for a value
+_PAIRS = 1024
+_REMEMBERED = 512  # points, of which all pairs are tested
 
 
 def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | None = None) -> list[Assumption]:
@@ -30,7 +32,7 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
     if not declared:
         off = "" if known.jumps is None else f", {known.jumps}"
         return [Assumption(" and ".join(statements) + off, "interval arithmetic", about="regularity"), *partial]
-    tables = [t for t in (_sampled_table(target), table) if t is not None]
+    tables = [t for t in (_answered_table(target), _sampled_table(target), table) if t is not None]
     ratio = max((worst_ratio(target.label, known, t) for t in tables), default=0.0)
     attack = " and ".join(t.name for t in tables)
     if known.jumps is not None:
@@ -81,11 +83,20 @@ class PairTable:
 
 
 def _sampled_table(target: Target) -> PairTable | None:
-    x, y = sample_pairs(target.domain)
+    x, y = sample_pairs(target.domain, pairs=_PAIRS if target.graph is not None else target.calls.allowance(2 * _PAIRS) // 2)
     if not len(x):
         return None
     f_x, f_y = target(x), target(y)
     return PairTable(x, y, np.abs(f_x - f_y).max(axis=1), float(np.abs(f_x).max()), f"{len(x):,} pairs")
+
+
+def _answered_table(target: Target) -> PairTable | None:
+    """All pairs of points at which a black box was evaluated anyway."""
+    points, values = (part[:_REMEMBERED] for part in target.answered())
+    i, j = np.triu_indices(len(points), 1)
+    moved = np.abs(values[i] - values[j]).max(axis=1, initial=0.0)
+    name = f"all pairs of {len(points):,} points"
+    return PairTable(points[i], points[j], moved, float(np.abs(values).max()), name) if len(i) else None
 
 
 def worst_ratio(label: str, known: Known, table: PairTable) -> float:

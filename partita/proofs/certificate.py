@@ -145,7 +145,7 @@ class Certificate:
         for a in self.assumptions:
             attacked = "" if a.worst_ratio is None else f"; attacked ({a.attack}): worst ratio {a.worst_ratio:.4g}"
             lines.append(f"  assumes {a.statement}  [{a.vouched_by}{attacked}]")
-        if self.witness:
+        if self.witness and not (self.kind == "estimated" and self.witness.samples == self.samples):
             what = "worst error seen" if self.norm == "inf" else "largest pointwise error seen"
             what += " in a second search" if self.kind == "estimated" else ""
             lines.append(

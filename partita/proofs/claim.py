@@ -16,14 +16,15 @@ from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up
 from partita.errors import DomainError
 from partita.functions.limits import LogLimit
+from partita.functions.probing import probe_points
 from partita.functions.regions import Domain
 from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
 from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead
-from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, model_digest, total
-from partita.proofs.sampled import SampledError
+from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, Witness, model_digest, total
+from partita.proofs.sampled import SampledError, sampled_error
 
 __all__ = [
     "Construction",
@@ -100,6 +101,7 @@ def claim(
         error_estimate=None if seen is None else seen.estimate,
         samples=0 if seen is None else seen.samples,
         proof=proof or {},
+        witness=None if seen is None or not math.isinf(norm) else Witness(seen.point, seen.estimate, seen.samples),
     )
 
 
@@ -135,6 +137,23 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
         more["meaning"] = "; ".join(meanings)
     graph = target.stated
     return {"type": "graph", "text": target.label, "graph": graph.to_json(), "sha256": graph.sha256, **more}
+
+
+def estimated(construction: Construction, target: Target, *, seed: int = 0) -> Construction:
+    """The same head with an estimate of its error, where its proof was stopped before it reached a bound."""
+    before = construction.certificate
+    seen = sampled_error(construction.head, target, float(before.norm), seed=seed)
+    certificate = replace(
+        before,
+        kind="estimated",
+        error_bound=math.inf,
+        terms=(seen.term(),),
+        assumptions=(_SAME_ANSWERS,),
+        error_estimate=seen.estimate,
+        samples=seen.samples,
+        proof={},
+    )
+    return replace(construction, certificate=certificate)
 
 
 def with_tail(certificate: Certificate, target: Target) -> Certificate:
@@ -174,7 +193,7 @@ _NO_POINTS = np.zeros((0, 1))
 
 def some_answers(target: Target) -> tuple[Array, Array]:
     """Some values of a black box, which identify it in a certificate; none for a graph, which is stored itself."""
-    points = target.domain.sample(256, np.random.default_rng(0))[: 0 if target.graph is not None else None]
+    points = probe_points(target.domains)[: 0 if target.graph is not None else None]
     return points, target(points)
 
 

@@ -10,13 +10,26 @@ import torch
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
+from partita.errors import BudgetSpentError, EvaluationsSpentError
 from partita.functions.target import Target
+from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
 
-__all__ = ["SampledError", "sampled_error"]
+__all__ = ["SampledError", "fresh_points", "sampled_error"]
 
-_SAMPLES = 1 << 14
+_SAMPLES, _FEWEST = 1 << 14, 256
+_CORNERS = 16  # of the domain of a black box
+_LEAST = 32  # below which a budget that is spent leaves no estimate
+_PART = 1 / 8  # of the evaluations before, that are made again to check a head: a function that took many is rough
+
+
+def fresh_points(target: Target) -> int:
+    """How many random points an estimate of the error rests on: few for a black box, which may be slow."""
+    if target.graph is not None or target.interpolated:
+        return _SAMPLES
+    room = int(min(_SAMPLES, target.calls.most - target.calls.rows))
+    return max(min(_FEWEST, room), min(room, int(_PART * target.calls.rows)))
 
 
 @dataclass(frozen=True)
@@ -34,9 +47,14 @@ class SampledError:
 
 
 def sampled_error(
-    head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int = _SAMPLES, seed: int = 0
+    head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int | None = None, seed: int = 0
 ) -> SampledError:
     """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`.
+
+    Where a budget is spent on the way, the estimate rests on fewer points.
+
+    Args:
+        samples: random points; as many as `fresh_points` says if None.
 
     Raises:
         UnsupportedError: subnormal numbers are flushed to zero here. DomainError: the head overflows somewhere on the domain.
@@ -44,13 +62,40 @@ def sampled_error(
     domain = target.domain
     require_gradual_underflow()
     head.check_range(*PRECISIONS[str(head.dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel()))
-    points = np.concatenate([domain.sample(samples, np.random.default_rng([seed, 7])), domain.corners(256)])
+    fresh = domain.sample(fresh_points(target) if samples is None else samples, np.random.default_rng([seed, 7]))
+    points = np.concatenate([fresh, domain.corners(256 if target.graph is not None else _CORNERS)])
+    points, answers = _answers(target, points)
+    samples = min(len(fresh), len(points))
+    if math.isinf(norm):  # what is known already costs nothing
+        points, answers = (np.concatenate(pair) for pair in zip((points, answers), target.answered()))
     with torch.no_grad():
         got = head.evaluate(torch.from_numpy(points).to(head.dtype)).double().numpy()
-    error = np.abs(got - target(points))
+    error = np.abs(got - answers)
     worst = int(error.max(axis=1).argmax())
     estimate = float(error.max())
     if not math.isinf(norm) and estimate:
         mean = float(((error[:samples] / estimate) ** norm).sum(axis=1).mean())
         estimate *= (mean * target.volume) ** (1 / norm)
     return SampledError(estimate, samples, tuple(points[worst].tolist()))
+
+
+def _answers(target: Target, points: Array) -> tuple[Array, Array]:
+    """The points `(n, m)` and f there, `(n, out)`: the first of them only, if a budget is spent after that."""
+    if target.graph is not None:
+        return points, target(points)
+    calls, parts = target.calls, []
+    reserved, calls.reserved = calls.reserved, 0  # for this
+    points = points[: int(min(len(points), calls.left))]
+    step = max(_LEAST, len(points) // 16)
+    try:
+        for start in range(0, len(points), step):
+            parts.append(target(points[start : start + step]))
+    except BudgetSpentError:
+        if not parts:
+            raise
+    finally:
+        calls.reserved = reserved
+    if not parts:
+        raise EvaluationsSpentError(f"f was evaluated {calls.rows:,} times, and max_evaluations leaves none to check the head")
+    answers = np.concatenate(parts)
+    return points[: len(answers)], answers

@@ -25,7 +25,7 @@ from partita.search.tensor_fit import spread_of
 
 __all__ = ["GridFit", "Status", "fit_grid", "fit_values"]
 
-Status = Literal["fitted", "stagnates", "too many samples", "rounding"]
+Status = Literal["fitted", "stagnates", "too many samples", "rounding", "stopped"]
 
 _SAMPLES = 4_000_000
 
@@ -37,7 +37,8 @@ class GridFit:
     Attributes:
         status: "fitted"; "stagnates": a kink, a jump or noise keeps the error from falling, or an axis would need more
             keys than are considered (204 in one dimension, 128 in two, 48 in three); "too many samples": f would have
-            to be evaluated more often than allowed; "rounding": the dtype or the allowed spread has no room for such values.
+            to be evaluated more often than allowed; "rounding": the dtype or the allowed spread has no room for such values; "stopped":
+            a budget was spent.
         counts, ghosts, sharpness, rates: on each axis P_i (ghosts included), g_i at each end, κ_i = R_i h_i², R_i.
         values: `(ΠP_i, out)`, cells numbered as by ProductGrid; empty when nothing could be tried.
         error_estimate: the largest |f − net| seen at the fit's samples and at others kept out of it; infinite without values.
@@ -173,8 +174,9 @@ def _searched(
         try:
             status = work(search)
         except BudgetSpentError:
-            if not search.met:
-                raise
+            status = "stopped"
+            if search.best is None:
+                search.settle()
     if search is None:
         return _result(status, f, None)
     return _result("fitted" if search.met else status, f, search.best)

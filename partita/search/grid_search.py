@@ -171,6 +171,13 @@ class GridSearch:
             best = min(best, self.attempt(choices), key=self._excess)
         return best
 
+    def settle(self) -> None:
+        """One grid of a modest size without any search: for a budget that was spent before the first one was tried."""
+        self.watch = lambda _: None
+        m = self.f.box.dimension
+        self._degrees = (0,) * m
+        self.attempt([AxisChoice(_MODEST_KEYS[min(m, len(_MODEST_KEYS)) - 1] // 2 + 1, 1, 1.0)] * m)
+
     def balanced(self, axes: list[AxisSearch], vector: Sequence[int]) -> list[AxisChoice]:
         """Choices of small error whose values together stay small: on a product grid the spreads of the axes multiply."""
         chosen = [a.choices(p)[0] for a, p in zip(axes, vector)]
