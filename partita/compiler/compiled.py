@@ -136,7 +136,7 @@ class Compiled:
 
     @property
     def tolerance_met(self) -> bool:
-        """Whether the bound, or the estimate, is within the tolerance. False only where `budget` or `max_evaluations` ended the search.
+        """Whether the bound, or the estimate, is within the tolerance. False only if `budget` or `max_evaluations` was too small.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")

@@ -55,7 +55,8 @@ def request_for(
     """The request with what is known about f, or the error that says which option is wrong.
 
     Args:
-        asking: called while f is evaluated. declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
+        declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
+        best_effort: whether time is limited. asking: called while f is evaluated.
     """
     if method not in method_names():
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
@@ -82,8 +83,8 @@ def request_for(
     if max_evaluations is not None:
         if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
             raise UnsupportedError(
-                f"max_evaluations is {max_evaluations!r}; expected a number ≥ {_LEAST_EVALUATIONS}: some are needed to find out how "
-                "to call f, and some to check the finished head."
+                f"max_evaluations is {max_evaluations!r}; expected a number ≥ {_LEAST_EVALUATIONS}: some are needed to find "
+                "out how to call f, and some to check the finished head."
             )
         calls.most, calls.reserved = int(max_evaluations), min(_RESERVED, int(max_evaluations) // 4)
     report(progress, "first evaluations of f" if callable(function) else "reading f")

@@ -56,7 +56,10 @@ class Adaptive(Method):
         )
         wanted = best > _SMALL or bent or request.is_steep or target.tail is not None
         if provable and target.domain.dimension <= _FEW and wanted:
-            return None
+            pieces = 0.0 if target.region is not None else request.slopes.pieces_needed(request.box, request.aim)
+            if pieces <= _MOST_KEYS:
+                return None
+            return Refusal(f"needs more than {pieces:,.0f} cells; at most {_MOST_KEYS:,} are tried")
         return Refusal(
             f"for up to {_FEW} variables, if other proved heads store more than {_SMALL:,} numbers, or if f has kinks"
         )

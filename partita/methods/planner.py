@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from partita.arithmetic.rounding import add_up
 from partita.errors import (
@@ -38,7 +39,9 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     """
     request = replace(request, progress=progress)
     if request.target.graph is None and request.knowledge is not None:
-        vouched(request.target, request.knowledge.known, declared=True)  # contradictions are found before f is evaluated at length
+        vouched(
+            request.target, request.knowledge.known, declared=True
+        )  # contradictions are found before f is evaluated at length
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -59,8 +62,10 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
             refusals += [found] if isinstance(found, Refusal) else []
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
-    if not plans and spent is not None and request.best_effort and fallback is not None:
-        plans = [fallback]
+    if not plans and fallback is not None:
+        close = (fallback.error_estimate or 0.0) <= request.tolerance  # there is a chance that its bound is too
+        if close or (spent is not None and request.best_effort):
+            plans = [fallback]
     if not plans:
         raise _no_head(request, refusals, rows, spent)
     best, *others = sorted(plans, key=lambda p: _rank(p, request))
@@ -149,9 +154,19 @@ def _proposal(
 def _planned(
     method: Method, request: Request, share: float, progress: Progress | None, plans: Sequence[Plan] = ()
 ) -> Plan | Refusal:
-    """A plan for the request; where the method allows it, found with an interpolant in place of a black box."""
-    found = method.plan(_limited(request if method.exact else request.for_search(), plans), share, progress)
-    return replace(found, request=request) if isinstance(found, Plan) else found
+    """A plan for the request; where the method allows it, found with an interpolant in place of a black box.
+
+    What was refused once, with as much room, is refused again without a search.
+    """
+    limited = _limited(request if method.exact else request.for_search(), plans)
+    question = (method, share, limited.max_bytes, limited.target)
+    refusals: dict[Any, Refusal] = request.refusals
+    if question not in refusals:
+        found = method.plan(limited, share, progress)
+        if isinstance(found, Plan):
+            return replace(found, request=request)
+        refusals[question] = found
+    return refusals[question]
 
 
 def _granted(request: Request) -> float:
@@ -162,7 +177,7 @@ def _granted(request: Request) -> float:
 
 def _too_many(found: Plan) -> Refusal:
     return Refusal(
-        f"its head of {found.keys:,} keys needs {found.evaluations:,} evaluations of f, and {_granted(found.request):,} are granted",
+        f"its head of {found.keys:,} keys needs {found.evaluations:,} evaluations of f; granted are {_granted(found.request):,}",
         "Use a larger tolerance, or raise max_evaluations.",
         EvaluationsSpentError,
         found.kind,
@@ -229,7 +244,16 @@ def _no_head(
     if first is None:
         label, asked = request.target.label, f"with method={request.method!r}"
         return ToleranceError(f"tolerance {request.asked:g} is out of reach for {label} {asked}: {tried}.")
-    return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
+    reached = [(r.error, r.method) for r in rows if r.error is not None and request.tolerance < r.error < math.inf]
+    if reached:
+        least, method = min(reached)
+        advice = f"The smallest error that was reached is {request.stated(least):.3g} (method {method}): "
+        first = type(first)(first.reason, f"{advice}try tolerance={request.stated(1.2 * least):.2g}")
+    return (
+        type(first)(f"{first} Tried: {tried}." if str(first).endswith(".") else f"{first}. Tried: {tried}.")
+        if tried and len(rows) > 1
+        else first
+    )
 
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:

@@ -128,6 +128,12 @@ class Request:
         )
 
     @property
+    def refusals(self) -> dict[Any, Any]:
+        """What methods refused, by what they were asked: for the planner."""
+        found: dict[Any, Any] = self._found.setdefault("refusals", {})
+        return found
+
+    @property
     def obstacle(self) -> PartitaError | None:
         """Why nothing is known about f."""
         return self._gathered()[1]
@@ -184,7 +190,7 @@ class Request:
         return replace(target, ask=found, calls=Calls(), interpolated=True), spare
 
     def distrust(self) -> bool:
-        """Have the interpolant made again, closer to f, after a head that was found with it missed the tolerance; False if there is none."""
+        """Have the interpolant made again, closer to f, after a head found with it missed the tolerance; False if there is none."""
         if self._found.get("interpolant") is None or self._found["trials"] == _TRIALS:
             return False
         self._found["trials"] += 1

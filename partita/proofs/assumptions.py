@@ -83,7 +83,9 @@ class PairTable:
 
 
 def _sampled_table(target: Target) -> PairTable | None:
-    x, y = sample_pairs(target.domain, pairs=_PAIRS if target.graph is not None else target.calls.allowance(2 * _PAIRS) // 2)
+    x, y = sample_pairs(
+        target.domain, pairs=_PAIRS if target.graph is not None else target.calls.allowance(2 * _PAIRS) // 2
+    )
     if not len(x):
         return None
     f_x, f_y = target(x), target(y)

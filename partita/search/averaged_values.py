@@ -76,11 +76,15 @@ def sharpness_for(spacing: float, slope: float, curvature: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Estimates per axis of `sup |∂_i^k f|`, k = 1, 2, 4: from differences in the box and, if there is one, from the graph."""
+    """Estimates per axis of `sup |∂_i^k f|`, k = 1, 2, 4: from differences in the box and, if there is one, from the graph.
+
+    `bend` is the mean of `√|∂_ii f|`, by differences alone: an affine piece of length l errs by at least `l² ∂_ii f/16`.
+    """
 
     first: Array
     second: Array
     fourth: Array
+    bend: Array
 
     @classmethod
     @np.errstate(all="ignore")  # numbers out of range end in a refusal
@@ -89,13 +93,13 @@ class Slopes:
         radius = 1e-2 * box.sides  # wide enough that a kink is met
         unit = np.random.default_rng(seed).random((points, box.dimension))
         centers = box.lo.ravel() + 2 * radius + (box.sides - 4 * radius) * unit
-        found = np.zeros((box.dimension, 3))
+        found, bend = np.zeros((box.dimension, 3)), np.zeros(box.dimension)
         for i in range(box.dimension):
             report(progress, "slopes", i, box.dimension)
-            found[i] = _line_of_differences(target, centers, radius, i)
+            found[i], bend[i] = _line_of_differences(target, centers, radius, i)
             if target.graph is not None:
                 found[i] = np.maximum(found[i], _line_of_graph(target, centers, radius, i))
-        return cls(found[:, 0] / radius, found[:, 1] / radius**2, found[:, 2] / radius**4)
+        return cls(found[:, 0] / radius, found[:, 1] / radius**2, found[:, 2] / radius**4, bend / radius)
 
     @np.errstate(all="ignore")  # numbers out of range end in a refusal
     def cells_needed(self, box: Box, tolerance: float, sloped: NDArray[np.bool_] | None = None) -> Array:
@@ -106,9 +110,14 @@ class Slopes:
         moving = self.first * box.sides > 0.01 * tolerance
         need = np.minimum(box.sides * np.sqrt(self.second), 1e300)
         if sloped is not None:
+            moving &= ~sloped | (self.second * box.sides**2 > 0.01 * tolerance)  # slopes follow f where it is straight
             need = np.where(sloped, need, np.minimum(2 * box.sides * self.first / math.sqrt(tolerance), 1e300))
         need = np.where(moving, need, 0.0)
         return np.where(moving, np.maximum(need / need.max(), 0.05) if need.max() > 0 else 1.0, 0.0)
+
+    def pieces_needed(self, box: Box, tolerance: float) -> float:
+        """About how many affine pieces a line through the box needs at least, along the axis that needs most."""
+        return float((box.sides * self.bend).max()) / math.sqrt(16 * tolerance)
 
     @property
     def finite(self) -> bool:
@@ -128,12 +137,15 @@ def _line_of_graph(target: Target, centers: Array, radius: Array, axis: int) -> 
     return float(size[0]), 2 * float(size[1]), 24 * float(size[2])
 
 
-def _line_of_differences(target: Target, centers: Array, radius: Array, axis: int) -> tuple[float, float, float]:
+def _line_of_differences(
+    target: Target, centers: Array, radius: Array, axis: int
+) -> tuple[tuple[float, float, float], float]:
     step = np.eye(len(radius))[axis] * radius
     f = [target(centers + k * step) for k in (-2, -1, 0, 1, 2)]
     first, second = f[3] - f[1], f[3] - 2 * f[2] + f[1]
     fourth = f[0] - 4 * f[1] + 6 * f[2] - 4 * f[3] + f[4]
-    return float(np.abs(first).max()) / 2, float(np.abs(second).max()), float(np.abs(fourth).max())
+    sizes = float(np.abs(first).max()) / 2, float(np.abs(second).max()), float(np.abs(fourth).max())
+    return sizes, float(np.sqrt(np.abs(second).max(axis=1)).mean())
 
 
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
