@@ -120,6 +120,8 @@ def test_a_loss_that_is_no_number_is_named(loss, error, words):
     x = torch.randn(2, 4, 16)
     with pytest.raises(error, match=words):
         pa.inspect.harden(encoder().eval(), lambda model: loss(model(x)))
+    with pytest.raises(UnsupportedError, match="loss is Tensor; expected a function"):
+        pa.inspect.harden(encoder().eval(), x)
 
 
 @pytest.mark.parametrize(

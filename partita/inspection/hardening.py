@@ -254,7 +254,7 @@ def harden(
         NonFiniteValueError: the loss of the unchanged model is NaN or infinite.
         NotDeterministicError: dropout is on, and two calls of loss differ. The message names the module.
         ShapeError: loss returned a vector, or nothing.
-        UnsupportedError: no head can be replaced, a head does not exist, or factor is negative.
+        UnsupportedError: no head can be replaced, a head does not exist, factor is negative, or loss is not a function.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -269,6 +269,10 @@ def harden(
             number = _one_number(loss(model))
             return number, dict(met)
 
+    if not callable(loss):
+        raise UnsupportedError(
+            f"loss is {type(loss).__name__}; expected a function: loss(model) runs it and returns a number."
+        )
     chosen = _wanted(heads or (), factor)
     base, met = measured({})
     if not math.isfinite(base):

@@ -189,7 +189,7 @@ class _Watch:
 
     def require_integers(self, ids: Any) -> None:
         """Raises an UnsupportedError for token ids that are not integers."""
-        if isinstance(ids, Tensor) and ids.dtype.is_floating_point:
+        if isinstance(ids, Tensor) and (ids.dtype.is_floating_point or ids.dtype == torch.bool):
             raise UnsupportedError(
                 f"the token ids that reach the embedding {self.names.innermost_name or ''!r} are {_name_of(ids.dtype)}; "
                 "expected integers. Use ids.long(); save arrays with ids.astype('int64')."
