@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 $(VENV)/.ready: pyproject.toml checker/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(BIN)/pip show --quiet torch 2>/dev/null || $(PIP) torch==2.13.0  # a torch that is there is kept: the CPU build, say
 	$(PIP) -e ".[$(EXTRAS)]" -e ./checker
 	touch $@
 

@@ -175,4 +175,57 @@ class NewerVersionError(FormatError):
 
 
 class MissingExtraError(PartitaError, ImportError):
-    """An optional dependency that is not installed."""
+    """An optional dependency that is not installed. The message names the command that installs it.
+
+    Args:
+        reason: what is wrong.
+        hint: what to do about it.
+    """
+
+    @classmethod
+    def of(cls, who: str, extra: str) -> "MissingExtraError":
+        """The error for an extra that is not installed, with the command that fits how partita itself was installed.
+
+        Args:
+            who: what needs the extra, with its verb: "plots need".
+            extra: its name in pyproject.toml.
+        """
+        return cls(f"{who} the extra {extra!r}, which is not installed", f"Run: {_install_command(extra)}")
+
+
+def _install_command(extra: str) -> str:
+    """The command that adds an extra to this installation: editable, from a folder, a file, a repository, or an index."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from pathlib import Path
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        installed = distribution("partita")
+    except PackageNotFoundError:  # run from a folder of source files
+        root = Path(__file__).parent.parent
+        return (
+            f'pip install -e "{root}[{extra}]"'
+            if (root / "pyproject.toml").is_file()
+            else f'pip install "partita[{extra}]"'
+        )
+    pip = "uv pip install" if (installed.read_text("INSTALLER") or "").strip() == "uv" else "pip install"
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    url = origin.get("url", "")
+    if url.startswith("file:"):
+        place = Path(url2pathname(urlsplit(url).path))
+        if place.exists():
+            return f'{pip} {"-e " if origin.get("dir_info", {}).get("editable") else ""}"{place}[{extra}]"'
+        lines = [
+            line.partition(";") for line in installed.requires or []
+        ]  # the folder is gone: what the extra consists of
+        names = [
+            need.strip() for need, _, when in lines if f"extra=='{extra}'" in when.replace(" ", "").replace('"', "'")
+        ]
+        return f"{pip} " + " ".join(f'"{name}"' for name in names)
+    if not url:
+        return f'{pip} "partita[{extra}]"'
+    version = origin.get("vcs_info")
+    place_of = f"{version['vcs']}+{url}@{version['commit_id']}" if version else url
+    return f'{pip} "partita[{extra}] @ {place_of}"'

@@ -1,4 +1,10 @@
-"""The pages say what the commands print.
+"""The pages say what the commands print, and everything on them can be pasted.
+
+The blocks of a page run in order, in one namespace and one empty folder: ```python as Python, ```sh line by line as commands. A
+python block whose first line is `# name.py` is also saved under that name. Every other block is ```text. A comment before a
+block, with the reason, exempts it:
+
+    <!-- not run: needs the network -->
 
 A fenced block after one of these comments is the output of a command:
 
@@ -6,7 +12,7 @@ A fenced block after one of these comments is the output of a command:
     <!-- output of: partita-check head/ -->              what the command prints
     <!-- rows of: python benchmarks/lesson.py -->        a table whose rows this benchmark prints
 
-The python blocks of a page run in order, in one namespace and one empty folder. Text must match word for word, numbers within 1 %,
+Text must match word for word, numbers within 1 %,
 because the last digits differ between processors. Times and runs of spaces do not count.
 
 `python tests/test_docs.py` rewrites the blocks (not the rows of the lesson) from what the commands print now.
@@ -22,6 +28,7 @@ import math
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -37,25 +44,23 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from partita.cli import app
+from partita.errors import PartitaError
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
-    "docs/format.md",
-    "docs/in-context.md",
-    "docs/inspection.md",
-    "docs/positions.md",
-    "docs/weights.md",
+    "CONTRIBUTING.md",
+    "checker/README.md",
+    *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))),
 ]
-SNIPPETS_ONLY = ["docs/second-paper.md"]
-SLOW_SNIPPETS = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
+SLOW_PAGES = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
+MOST_EXEMPTIONS = 14  # benchmarks that take minutes, installations
 SLOW_ROWS = {("tuned", "0.001"), ("fitted", "1e-08")}
 
 _BLOCK = re.compile(
-    r"^```python\n(?P<code>.*?)^```$"
-    r"|^<!-- output of(?: the snippet above|: (?P<command>[^\n]+)) -->\n```text\n(?P<output>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
+    r"^(?:<!-- (?P<comment>[^\n]*) -->\n)?```(?P<language>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+_OUTPUT = re.compile(r"output of(?: the snippet above|: (?P<command>.+))")
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?(?!\w)")
 _SECONDS = re.compile(r"\b\d+(?:\.\d+)? (?:s|seconds)\b")
 
@@ -72,16 +77,25 @@ class Shown:
 
 
 def run_command(line: str) -> str:
-    """What `partita …` or `partita-check …` prints, run in this process."""
-    program, *arguments = shlex.split(line)
+    """What `partita …`, `partita-check …` or `printf …` prints; the first two are run in this process. They must succeed."""
+    program, *arguments = shlex.split(line, comments=True)
     if program == "partita":
-        return CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        if result.exit_code:
+            raise AssertionError(f"{line!r} ended with {result.exit_code}: {result.output}")
+        return result.stdout
+    if program == "printf":
+        return subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
     if program != "partita-check":
-        raise ValueError(f"{line!r}: only partita and partita-check can be run here")
+        raise ValueError(
+            f"{line!r}: only partita, partita-check and printf can be run here; for others use <!-- not run: reason -->"
+        )
     from partita_check.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(arguments)
+        code = main(arguments)
+    if code != (2 if "--sampled" in arguments else 0):  # a spot check proves nothing, and says so
+        raise AssertionError(f"{line!r} ended with {code}: {printed.getvalue()}")
     return printed.getvalue()
 
 
@@ -93,15 +107,45 @@ def run_page(page: str) -> list[Shown]:
     torch.manual_seed(0)  # snippets build untrained networks
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in _BLOCK.finditer(page):
-            if block["code"] is not None:
-                with contextlib.redirect_stdout(io.StringIO()) as out:
-                    exec(compile(block["code"], "snippet", "exec"), names)
-                printed = out.getvalue()
+            comment, body = block["comment"] or "", block["body"]
+            if comment.startswith("not run: "):
                 continue
-            source = block["command"] or "the snippet above"
-            text = run_command(source) if block["command"] else printed
-            found.append(Shown(block.start("output"), block.end("output"), source, block["output"], text))
+            if block["language"] == "python":
+                if name := re.match(r"# (\w+\.py)\n", body):
+                    Path(name[1]).write_text(body, encoding="utf-8")
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(compile(body, "snippet", "exec"), names)
+                printed = out.getvalue()
+            elif block["language"] == "sh":
+                printed = "".join(run_command(line) for line in body.splitlines())
+            elif output := _OUTPUT.fullmatch(comment):
+                source = output["command"] or "the snippet above"
+                text = run_command(source) if output["command"] else printed
+                found.append(Shown(block.start("body"), block.end("body"), source, body, text))
     return found
+
+
+def unread_blocks(page: str) -> list[str]:
+    """Blocks that are neither run nor text nor exempted with a reason, and fences that are not blocks of their own."""
+    found = [b[0] for b in _BLOCK.finditer(page) if b["language"] not in ("python", "sh", "text")]
+    found += [b[0] for b in _BLOCK.finditer(page) if re.fullmatch(r"not run:?\s*", b["comment"] or "")]
+    return found + re.findall(r"^[ >]*```.*$", _BLOCK.sub("", page), flags=re.MULTILINE)
+
+
+def exemptions(page: str) -> list[str]:
+    """The reasons why blocks of a page are not run."""
+    comments = [b["comment"] or "" for b in _BLOCK.finditer(page)]
+    return [c.removeprefix("not run: ") for c in comments if c.startswith("not run: ")]
+
+
+def undefined_names(pages: dict[str, str]) -> str:
+    """What ruff says about names that the python blocks of each page, read in order, do not define."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, page in pages.items():
+            code = "\n".join(b["body"] for b in _BLOCK.finditer(page) if b["language"] == "python")
+            (Path(folder) / f"{name.replace('/', '_')}.py").write_text(code, encoding="utf-8")
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821,E9", folder]
+        return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def differences(shown: str, printed: str) -> list[str]:
@@ -152,19 +196,35 @@ def _row_cases() -> list[object]:
     return cases
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_what_its_commands_print(name: str) -> None:
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_PAGES)) for n in PAGES])
+def test_everything_on_a_page_runs_and_prints_what_the_page_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # `partita inspect` adds folders, as Python does
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)  # of another page
     shown = run_page((ROOT / name).read_text(encoding="utf-8"))
-    assert shown, f"{name} shows no output"
     wrong = {s.source: found for s in shown if (found := differences(s.text, s.printed))}
     assert wrong == {}, f"{name} has drifted; `python tests/test_docs.py` rewrites it: {wrong}"
 
 
-@pytest.mark.parametrize("name", [*SNIPPETS_ONLY, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_SNIPPETS)])
-def test_the_snippets_of_a_page_run(name: str) -> None:
-    page = (ROOT / name).read_text(encoding="utf-8")
-    assert "```python" in page
-    run_page(page)
+def test_every_block_is_run_or_says_why_not() -> None:
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    assert {name: found for name, page in pages.items() if (found := unread_blocks(page))} == {}
+    assert sum(len(exemptions(page)) for page in pages.values()) <= MOST_EXEMPTIONS
+    assert undefined_names(pages) == "All checks passed!\n"
+    assert sum(len(_OUTPUT.findall(page)) for page in pages.values()) > 20  # outputs are shown, and compared
+
+
+def test_a_block_that_cannot_be_pasted_is_noticed() -> None:
+    for page in ("```\npartita --help\n```\n", "  ```python\n  1\n  ```\n", "<!-- not run: -->\n```sh\nls\n```\n"):
+        assert unread_blocks(page), page
+    marked = "<!-- not run: needs a GPU -->\n```sh\nrm -rf /\n```\n"
+    assert unread_blocks(marked) == [] and exemptions(marked) == ["needs a GPU"] and run_page(marked) == []
+    assert "undefined" in undefined_names({"a": "```python\nx = 1\n```\n```python\nprint(x, undefined)\n```\n"})
+    for wrong in ("partita verify a/ · partita bounds a/", "partita verify nowhere/", "partita-check nowhere/"):
+        with pytest.raises((AssertionError, PartitaError)):
+            run_page(f"```sh\n{wrong}\n```\n")
+    saved = "```python\n# held.py\nVALUE = 7\n```\n```python\nfrom pathlib import Path\nprint(Path('held.py').read_text())\n```\n"
+    (shown,) = run_page(saved + "<!-- output of the snippet above -->\n```text\n# held.py\nVALUE = 7\n\n```\n")
+    assert differences(shown.text, shown.printed) == []
 
 
 @pytest.mark.parametrize(("row", "method", "tolerance"), _row_cases())
@@ -227,17 +287,18 @@ def unknown_commands(page: str) -> list[str]:
 
 
 def _code(page: str) -> str:
-    """Fenced blocks without a language, and inline code."""
+    """Fenced blocks of commands, and inline code."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-    blocks = [text for language, text in fence.findall(page) if not language]
+    blocks = [text for language, text in fence.findall(page) if language in ("", "sh")]
     return "\n".join(blocks + re.findall(r"`([^`\n]+)`", fence.sub("", page)))
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+    "name",
+    [*PAGES, "docs/reproduction/report.md", *(f"examples/{p.name}" for p in sorted((ROOT / "examples").glob("*.py")))],
 )
-def test_commands_and_scripts_that_a_page_names_exist(path: Path) -> None:
-    assert unknown_commands(path.read_text(encoding="utf-8")) == []
+def test_commands_and_scripts_that_a_page_names_exist(name: str) -> None:
+    assert unknown_commands((ROOT / name).read_text(encoding="utf-8")) == []
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
@@ -274,4 +335,5 @@ def rewrite(name: str) -> None:
 if __name__ == "__main__":
     os.chdir(ROOT)
     for each in PAGES:
-        rewrite(each)
+        if _OUTPUT.search((ROOT / each).read_text(encoding="utf-8")):
+            rewrite(each)

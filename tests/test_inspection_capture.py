@@ -369,7 +369,8 @@ def test_dropout_draws_the_same_numbers(x):
     torch.manual_seed(1)
     before = model(x)
     torch.manual_seed(1)
-    with pa.inspect.capture(model) as heads:
+    named = r"train mode: dropout is on in 'layers.0.self_attn' \(MultiheadAttention, p = 0.1\) and 7 more"
+    with pytest.warns(UserWarning, match=named), pa.inspect.capture(model) as heads:
         assert torch.equal(model(x), before)
     assert len(heads) == 8
 

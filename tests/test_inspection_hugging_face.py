@@ -43,10 +43,12 @@ def gpt2():
     )
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [bert, llama, gpt2])
-def test_what_is_recorded_reproduces_the_models_own_attention_weights(make):
+def test_what_is_recorded_reproduces_the_models_own_attention_weights(make, implementation):
     torch.manual_seed(0)
     model = make().eval()
+    model.set_attn_implementation(implementation)
     ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0

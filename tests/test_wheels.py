@@ -1,6 +1,7 @@
 """What people install: both wheels, in an environment that holds nothing else of this repository."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,3 +75,24 @@ def test_the_demo_runs_where_only_the_wheels_are_installed(installed, tmp_path):
     assert "proved" in told and (tmp_path / "out" / "cells.svg").exists()
     run([installed / "partita-check", "out/head", "--function", "sin(3*x0) + x0*cos(2*x1)"], tmp_path)
     assert run([installed / "partita", "--version"], tmp_path).strip()
+
+
+def test_a_missing_extra_names_a_command_that_pip_accepts(installed, wheels, tmp_path):
+    code = (
+        "import sys; sys.modules['sklearn'] = None\ntry: import partita.learn\nexcept ImportError as e: print(e.hint)"
+    )
+    told = run([installed / "python", "-c", code], tmp_path).strip()
+    assert told == f'Run: pip install "{wheels["partita"]}[sklearn]"'
+    wanted = shlex.split(told)[3:]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        installed / "python",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--dry-run",
+    ]
+    assert "already installed" in run([*pip, *wanted], tmp_path)  # extras of what is installed, not another package

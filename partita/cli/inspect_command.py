@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +15,8 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from partita.cli.common import Seed, stderr, stdout
-from partita.errors import AlreadyExistsError, DomainError, PartitaError, TargetFailedError, UnsupportedError
+from partita.cli.own_code import names_own_code, object_named, run_own
+from partita.errors import AlreadyExistsError, DomainError, UnsupportedError
 from partita.inspection.captured_heads import capture
 from partita.plots.model_page import write_inspection
 
@@ -31,7 +28,8 @@ def inspect_command(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="FUNCTION() in your Python module MODULE returns the nn.Module to inspect. Your code is imported and run.",
+            help="FUNCTION() returns the nn.Module to inspect; MODULE is a Python module, or path/to/file.py. Your code is "
+            "imported and run.",
         ),
     ],
     inputs: Annotated[
@@ -39,7 +37,7 @@ def inspect_command(
         typer.Option(
             "--inputs",
             help="What to call the model with: a .npy file (one array), .npz or .safetensors (keyword arguments by name), or "
-            "MODULE:FUNCTION that returns a tensor, a tuple or a dict.",
+            "MODULE:FUNCTION (or path/to/file.py:FUNCTION) that returns a tensor, a tuple or a dict.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
@@ -70,13 +68,13 @@ def inspect_command(
     if out.exists() and not overwrite:
         raise AlreadyExistsError(f"{out} exists already; choose another name, or use --overwrite.")
     stderr.print(f"running your own code: {model}", highlight=False, markup=False, soft_wrap=True)
-    built = _call(model)
+    built = _given(model)
     if not isinstance(built, nn.Module):
         raise UnsupportedError(f"{model}() returned {type(built).__name__}; expected an nn.Module.")
     args, kwargs = load_inputs(inputs)
     built.eval()
     with torch.no_grad(), capture(built, layers=layers, heads=heads, tokens=tokens, batch=batch) as captured:
-        _own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
+        run_own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,9 +113,11 @@ def load_inputs(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return (), {name: _tensor(held[name]) for name in held}
         except (OSError, ValueError, EOFError, TypeError, SafetensorError) as error:
             raise DomainError(f"{text} cannot be read as arrays of numbers: {error}.") from None
-    if ":" not in text:
-        raise UnsupportedError(f"--inputs is {text!r}; expected a .npy, .npz or .safetensors file, or MODULE:FUNCTION.")
-    given = _call(text)
+    if not names_own_code(text):
+        raise UnsupportedError(
+            f"--inputs is {text!r}; expected a .npy, .npz or .safetensors file, MODULE:FUNCTION or path/to/file.py:FUNCTION."
+        )
+    given = _given(text)
     if isinstance(given, dict):
         return (), given
     return (given if isinstance(given, tuple) else (given,)), {}
@@ -127,36 +127,7 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _call(spec: str) -> Any:
-    """What FUNCTION() of MODULE returns; the current folder is searched first."""
-    module, _, function = spec.partition(":")
-    if not module or not function:
-        raise UnsupportedError(f"the name is {spec!r}; expected MODULE:FUNCTION, such as 'my_models:encoder'.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    found = _own(f"import {module}", lambda: _import(module))
-    if not callable(getattr(found, function, None)):
-        raise UnsupportedError(f"{module} has no function {function!r}.")
-    return _own(f"{spec}()", getattr(found, function))
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that theirs imports
-            raise
-        raise UnsupportedError(
-            f"there is no module {error.name!r}; expected a .py file here or an installed package."
-        ) from None
-
-
-def _own(what: str, call: Callable[[], Any]) -> Any:
-    """The user's code: what it raises is shown with its trace."""
-    try:
-        return call()
-    except PartitaError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        raise TargetFailedError(f"{what} raised {type(error).__name__}: {error}") from None
+def _given(spec: str) -> Any:
+    """What FUNCTION() returns; or the object itself if it is no function: a model, a tensor, a dict."""
+    found = object_named(spec)
+    return run_own(f"{spec}()", found) if callable(found) and not isinstance(found, nn.Module) else found

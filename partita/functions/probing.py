@@ -23,6 +23,7 @@ from partita.errors import (
     ShapeError,
     TargetFailedError,
 )
+from partita.functions.dropout import active_dropout
 from partita.functions.regions import Domain
 from partita.geometry.domains import Array
 
@@ -270,7 +271,12 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
         i = int(np.abs(answer - again).max(axis=1).argmax())
         raise NotDeterministicError(
             f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
-            "expected the same value twice. Fix its random seed inside, average the noise out, or call .eval() on a module."
+            "expected the same value twice. "
+            + (
+                f"Dropout is on in {dropout}: call .eval() first."
+                if (dropout := active_dropout(ask.function))
+                else "Fix its random seed inside, average the noise out, or call .eval() on a module."
+            )
         )
     single = np.concatenate([ask.fresh(points[i : i + 1]) for i in (0, 7)] + [ask.fresh(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]

@@ -87,7 +87,7 @@ def grid_sum(
         out: `(n, out)`, filled.
     """
     if not AVAILABLE:
-        raise MissingExtraError("the native kernel needs the extra 'fast': pip install 'partita[fast]'.")
+        raise MissingExtraError.of("the native kernel needs", "fast")
     axes = centers, firsts, counts, rates, widths
     tables = values.reshape(-1), slopes.reshape(-1), origin
     sum_part = _sum_whole if whole else _sum_windows

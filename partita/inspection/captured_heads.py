@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from partita.errors import SizeError, UnsupportedError
+from partita.functions.dropout import active_dropout
 from partita.inspection.calls import AttentionCall
+from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.interception import Reader, watching
 from partita.inspection.snapshots import Snapshot
 
@@ -61,11 +64,13 @@ class CapturedHeads:
 
     Attributes:
         bytes_held: memory of the recorded arrays, in bytes.
+        advice: what to change in the model if nothing was recorded. Usually empty.
     """
 
     _limits: _Limits
     _kept: dict[str, dict[int, list[Snapshot]]] = field(default_factory=dict)
     bytes_held: int = 0
+    advice: str = field(default="", repr=False)
 
     def __iter__(self) -> Iterator[HeadRecord]:
         for layer, heads in self._kept.items():
@@ -214,9 +219,10 @@ def capture(
     """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
 
     The model is not changed, and its outputs are bit for bit the same. Recorded are `F.scaled_dot_product_attention`,
-    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, including torch's fused encoder layers. Attention written
-    out by hand is recorded if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Flex attention is not recorded;
-    scripted models are recorded only where they call a fused operator. Compiled models run uncompiled inside the `with`.
+    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, including torch's fused encoder layers, and the attention of
+    Hugging Face models, also with `attn_implementation="eager"`. Other attention written out by hand is recorded if it calls
+    `pa.inspect.record(q, k, v)`, or through `readers`. Flex attention is not recorded; scripted models are recorded only where
+    they call a fused operator. Compiled models run uncompiled inside the `with`.
 
     Args:
         model: the module to record. None records every attention that this thread computes.
@@ -235,7 +241,10 @@ def capture(
 
     Raises:
         SizeError: the recording would exceed max_bytes. Raised in the forward pass, before more is copied.
-        UnsupportedError: an argument is invalid.
+        UnsupportedError: an argument is invalid, or floating-point token ids reach an embedding.
+
+    Warns:
+        UserWarning: dropout is on, so that the recorded heads are random. The warning names the module.
 
     >>> import partita as pa
     >>> attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -255,6 +264,11 @@ def capture(
     chosen = None if heads is None else tuple(sorted(set(heads)))
     if chosen and chosen[0] < 0:
         raise UnsupportedError(f"heads contains {chosen[0]}; expected numbers ≥ 0, counted within a layer.")
-    captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes))
+    if dropout := active_dropout(model):
+        warnings.warn(
+            f"the model is in train mode: dropout is on in {dropout}, so the recorded heads are random. Call model.eval() first.",
+            stacklevel=3,
+        )
+    captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes), advice=advice_on_eager(model))
     with watching(model, captured._add, readers):
         yield captured

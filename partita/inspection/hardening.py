@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from partita.errors import UnsupportedError
+from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
+from partita.functions.dropout import active_dropout
 from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
 from partita.inspection.captured_heads import HeadRecord
+from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.interception import multi_head_arguments
 from partita.inspection.layer_names import LayerNames
 
@@ -213,6 +215,18 @@ class HardenReport:
         return "\n".join(lines)
 
 
+def _one_number(value: Any) -> float:
+    """What loss(model) returned, as a number. Raises a ShapeError for vectors and everything else."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (RuntimeError, TypeError, ValueError):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ShapeError(
+            f"loss(model) returned {type(value).__name__}{shape}; expected one number",
+            "Return the .mean() or the .sum() of the losses.",
+        ) from None
+
+
 def harden(
     model: nn.Module,
     loss: Callable[[nn.Module], Any],
@@ -237,7 +251,10 @@ def harden(
         A `HardenReport`.
 
     Raises:
-        UnsupportedError: no head can be replaced, a head does not exist, or factor is negative.
+        NonFiniteValueError: the loss of the unchanged model is NaN or infinite.
+        NotDeterministicError: dropout is on, and two calls of loss differ. The message names the module.
+        ShapeError: loss returned a vector, or nothing.
+        UnsupportedError: no head can be replaced, a head does not exist, factor is negative, or loss is not a function.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -249,17 +266,29 @@ def harden(
 
     def measured(factors: dict[Which, float]) -> tuple[float, dict[str, int]]:
         with torch.no_grad(), _passing(model, factors) as met:
-            number = float(loss(model))
+            number = _one_number(loss(model))
             return number, dict(met)
 
+    if not callable(loss):
+        raise UnsupportedError(
+            f"loss is {type(loss).__name__}; expected a function: loss(model) runs it and returns a number."
+        )
     chosen = _wanted(heads or (), factor)
     base, met = measured({})
+    if not math.isfinite(base):
+        raise NonFiniteValueError(f"loss(model) is {base}; expected a finite number. Check the model and its inputs.")
+    if (dropout := active_dropout(model)) and measured({})[0] != base:
+        raise NotDeterministicError(
+            f"loss(model) returned two different numbers: the model is in train mode, and dropout is on in {dropout}",
+            "Call model.eval() first.",
+        )
     which = chosen if heads is not None else [(layer, h) for layer, count in met.items() for h in range(count)]
     if heads is not None and not which:
         raise UnsupportedError("heads is empty; name at least one head, or leave heads out for all.")
     if not which:
         raise UnsupportedError(
-            "no attention that can be replaced ran inside loss(model). Attention written by hand or scripted cannot be replaced."
+            "no attention that can be replaced ran inside loss(model)",
+            advice_on_eager(model) or "Attention written by hand or scripted cannot be replaced.",
         )
     if missing := [w for w in which if not 0 <= w[1] < met.get(w[0], 0)]:
         raise UnsupportedError(

@@ -5,7 +5,8 @@ There are three watchers, because no single one sees everything. A *function mod
 dispatched. But its mere presence makes torch's own layers leave their fused path, so it is switched off inside those. Inside
 subclasses with their own forward, which may also compute attention in other ways, it stays on and is hidden from torch's check
 instead. A *dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
-`nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path.
+`nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path. Inside Hugging Face
+modules the function mode also follows attention that is written out, "eager" (eager_attention.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from partita.inspection.calls import (
     from_multi_head_module,
     from_sdpa,
 )
+from partita.inspection.eager_attention import EagerAttention, is_hugging_face
 from partita.inspection.layer_names import LayerNames
 
 __all__ = ["Reader", "multi_head_arguments", "record", "watching"]
@@ -96,7 +98,11 @@ class _FunctionMode(TorchFunctionMode):
         elif func is functional.multi_head_attention_forward:
             self.watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
         else:
-            return func(*args, **kwargs)
+            if func is functional.embedding:
+                self.watch.require_integers(args[0] if args else kwargs.get("input"))
+            out = func(*args, **kwargs)
+            self.watch.see_eager(func, args, kwargs, out)
+            return out
         with self.watch.looking_away():  # its operators have been seen
             return func(*args, **kwargs)
 
@@ -155,6 +161,7 @@ class _Watch:
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
         self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
+        self.eager = EagerAttention()
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -170,6 +177,23 @@ class _Watch:
         with self.looking_away(), torch.no_grad():
             for call in calls():
                 self.on_call(name, call)
+
+    def see_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """A function called by a Hugging Face model: the last of those that make up its attention is recorded."""
+        if self.away or not self.names.is_inside(is_hugging_face) or self._reader(self.names.innermost_name):
+            return
+        with self.looking_away(), torch.no_grad():
+            given = self.eager.follow(getattr(func, "__name__", ""), args, kwargs, out)
+        if given is not None:
+            self.see(lambda: from_sdpa(**given))
+
+    def require_integers(self, ids: Any) -> None:
+        """Raises an UnsupportedError for token ids that are not integers."""
+        if isinstance(ids, Tensor) and (ids.dtype.is_floating_point or ids.dtype == torch.bool):
+            raise UnsupportedError(
+                f"the token ids that reach the embedding {self.names.innermost_name or ''!r} are {_name_of(ids.dtype)}; "
+                "expected integers. Use ids.long(); save arrays with ids.astype('int64')."
+            )
 
     def is_inside_multi_head(self) -> bool:
         """Whether `nn.MultiheadAttention` itself is running: its arguments are recorded when it returns."""
@@ -215,10 +239,13 @@ class _Watch:
         self.function_mode.__enter__()
         self._stepped_aside = False
 
+    def _reader(self, name: str | None) -> Reader | None:
+        return None if name is None else next((r for p, r in self.readers.items() if fnmatchcase(name, p)), None)
+
     def _leaving(
         self, module: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        reader = None if name is None else next((r for p, r in self.readers.items() if fnmatchcase(name, p)), None)
+        reader = self._reader(name)
         if reader is not None:
             with self.looking_away():
                 told = reader(module, args, kwargs, output)
@@ -227,6 +254,10 @@ class _Watch:
         elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
             fused, self.fused_multi_head = self.fused_multi_head, False
             self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,15 @@ class LayerNames:
     def innermost(self) -> nn.Module | None:
         return self._frames[-1].module if self._frames else None
 
+    @property
+    def innermost_name(self) -> str | None:
+        """The path of the running module; None outside the model."""
+        return self._frames[-1].name if self._frames else None
+
+    def is_inside(self, kind: Callable[[nn.Module], bool]) -> bool:
+        """Whether the running module, or one around it, is of a kind."""
+        return any(kind(frame.module) for frame in reversed(self._frames))
+
     def next_name(self, suffix: str = "") -> str | None:
         """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+from torch import nn
 
 from partita.errors import UnsupportedError
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord
@@ -171,7 +172,7 @@ class ModelReport:
 
 
 def read(
-    heads: CapturedHeads | Iterable[HeadRecord],
+    heads: CapturedHeads | HeadRecord | Iterable[HeadRecord],
     *,
     budget: int = 1 << 18,
     reach: float = 10.0,
@@ -183,7 +184,7 @@ def read(
     Figures are computed in float64 from the recorded vectors. `Figures` explains each of them.
 
     Args:
-        heads: from `capture`, or a list of records.
+        heads: from `capture`, or one or several of its records.
         budget: largest number of matrix entries of the linear programs that look for dead keys, per head; 0 solves none.
         reach: a key counts as reachable if a query up to this many times as large as the largest recorded one reaches it.
         seed: random seed of the random heads.
@@ -193,7 +194,7 @@ def read(
         A `ModelReport`.
 
     Raises:
-        UnsupportedError: nothing was recorded, or no query of a head sees a key.
+        UnsupportedError: nothing was recorded, heads is a model or another thing, or no query of a head sees a key.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -202,8 +203,10 @@ def read(
     >>> [head.figures.keys for head in pa.inspect.read(heads).heads]
     [5, 5]
     """
-    records = list(heads)
+    records = _records(heads)
     if not records:
+        if isinstance(heads, CapturedHeads) and heads.advice:
+            raise UnsupportedError("no attention was recorded", heads.advice)
         raise UnsupportedError(
             "no attention was recorded. Run the model inside `with capture(model)`; check that layers= and heads= match something; "
             "for attention written by hand use pa.inspect.record or readers=. Scripted models are not recorded."
@@ -217,6 +220,18 @@ def read(
     if progress is not None:
         progress("", len(records), len(records))
     return ModelReport(tuple(done))
+
+
+def _records(heads: Any) -> list[HeadRecord]:
+    """The records. Raises an UnsupportedError for models and other things that are not records."""
+    records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
+    if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
+        model = "a model, " if isinstance(heads, nn.Module) else ""
+        raise UnsupportedError(
+            f"heads is {model}of type {type(heads).__name__}; expected what `capture` recorded while the model ran on inputs",
+            "Use: with pa.inspect.capture(model) as heads: model(inputs). Then pa.inspect.read(heads).",
+        )
+    return records
 
 
 def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int) -> HeadReport:

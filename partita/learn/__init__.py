@@ -5,7 +5,7 @@ from partita.errors import MissingExtraError
 try:
     import sklearn  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError("partita.learn needs the extra 'sklearn': pip install 'partita[sklearn]'.") from error
+    raise MissingExtraError.of("partita.learn needs", "sklearn") from error
 
 from partita.learn.estimators import PartitionClassifier, PartitionRegressor
 

@@ -73,7 +73,7 @@ def styled() -> Iterator[None]:
     try:
         from matplotlib import rc_context
     except ImportError as error:
-        raise MissingExtraError("plots need the extra 'plot': pip install 'partita[plot]'.") from error
+        raise MissingExtraError.of("plots need", "plot") from error
     with rc_context(_STYLE):
         yield
 

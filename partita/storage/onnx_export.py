@@ -39,7 +39,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("ONNX export needs the extra 'onnx': pip install 'partita[onnx]'.") from error
+        raise MissingExtraError.of("ONNX export needs", "onnx") from error
     size = sum(t.numel() * t.element_size() for t in head.state_dict().values())
     if size > _LARGEST:
         raise SizeError(f"the head has {size / 2**30:.2f} GiB of tensors; an ONNX file can have at most 2 GiB.")

@@ -1,0 +1,232 @@
+"""What people do first with `pa.inspect` and `partita inspect`, and what they are told."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import partita as pa
+from partita.cli import main
+from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
+from partita.inspection.eager_attention import advice_on_eager
+
+
+def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+class Eager(nn.Module):
+    """Attention as Hugging Face models write it with attn_implementation="eager"."""
+
+    def __init__(self, cap: float | None = None, heads: int = 2, dim: int = 8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cap, self.heads, self.dim = cap, heads, dim
+        self.qkv = nn.Linear(heads * dim, 3 * heads * dim)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, self.dim).permute(2, 0, 3, 1, 4)
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+        if self.cap is not None:
+            scores = torch.tanh(scores / self.cap) * self.cap
+        if mask is not None:
+            scores = scores + mask
+        self.weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(functional.dropout(self.weights, p=0.1, training=self.training), v)
+
+
+def from_transformers(**options) -> nn.Module:
+    """The layer, of a class that says that it is from the transformers package."""
+    return type("EagerAttention", (Eager,), {"__module__": "transformers.models.eager"})(**options)
+
+
+class Config:
+    _attn_implementation = "eager"
+
+
+def test_eager_attention_of_a_hugging_face_model_is_captured_as_it_is_computed():
+    model, x = from_transformers().eval(), torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+    mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.no_grad():
+        before = model(x, mask)
+        with pa.inspect.capture(model) as heads:
+            assert torch.equal(model(x, mask), before)
+    assert len(heads) == 2
+    for record in heads:
+        for element, snapshot in enumerate(record.snapshots):
+            scores = snapshot.scores(np.arange(5))
+            weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+            assert np.abs(weights - model.weights[element, record.head].numpy()).max() < 1e-6
+            assert snapshot.scale == 0.25 and not np.triu(weights, 1).any()
+    assert len(pa.inspect.read(heads).heads) == 2
+
+
+def test_eager_attention_that_is_no_plain_softmax_is_refused_with_advice():
+    model, x = from_transformers(cap=5.0).eval(), torch.ones(1, 5, 16)
+    model.config = Config()
+    with pa.inspect.capture(model) as heads:
+        model(x)
+    assert len(heads) == 0
+    with pytest.raises(UnsupportedError, match=r'set_attn_implementation\("sdpa"\)'):
+        pa.inspect.read(heads)
+    with pytest.raises(UnsupportedError, match=r'set_attn_implementation\("sdpa"\)'):
+        pa.inspect.harden(model, lambda model: model(x).mean())
+    assert advice_on_eager(encoder()) == "" == advice_on_eager(None)  # other models get other advice
+    model._supports_sdpa = False
+    assert "readers=" in advice_on_eager(model) and "set_attn" not in advice_on_eager(model)
+
+
+def test_a_reader_of_a_hugging_face_layer_replaces_what_is_recognised():
+    model, x = nn.Sequential(from_transformers()).eval(), torch.ones(1, 5, 16)
+    reader = lambda module, args, kwargs, output: dict.fromkeys(("query", "key", "value"), output)  # noqa: E731
+    with pa.inspect.capture(model, readers={"0": reader}) as heads:
+        model(x)
+    assert [len(record.snapshots) for record in heads] == [1, 1]
+
+
+@pytest.mark.parametrize("given", [encoder(), nn.Sequential(nn.Linear(2, 2)), nn.ReLU(), 3, ["a"], None], ids=str)
+def test_reading_a_model_without_running_it_says_how(given):
+    with pytest.raises(UnsupportedError, match=r"heads is .*of type .*with pa\.inspect\.capture\(model\) as heads"):
+        pa.inspect.read(given)
+
+
+def test_one_record_can_be_read_alone():
+    model = encoder().eval()
+    with pa.inspect.capture(model) as heads:
+        model(torch.randn(1, 4, 16))
+    assert [head.head for head in pa.inspect.read(next(iter(heads))).heads] == [0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "words"),
+    [
+        (
+            lambda y: y.square().mean(dim=(1, 2)),
+            ShapeError,
+            r"returned Tensor of shape \(2,\); expected one number.*mean",
+        ),
+        (lambda y: y.detach().numpy(), ShapeError, r"returned ndarray of shape \(2, 4, 16\)"),
+        (lambda y: None, ShapeError, "returned NoneType; expected one number"),
+        (lambda y: {"loss": y.mean()}, ShapeError, "returned dict"),
+        (lambda y: y.mean() * torch.nan, NonFiniteValueError, "is nan"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_named(loss, error, words):
+    x = torch.randn(2, 4, 16)
+    with pytest.raises(error, match=words):
+        pa.inspect.harden(encoder().eval(), lambda model: loss(model(x)))
+    with pytest.raises(UnsupportedError, match="loss is Tensor; expected a function"):
+        pa.inspect.harden(encoder().eval(), x)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda y: y.mean(), lambda y: y.mean().item(), lambda y: y.detach().mean().numpy()[None]]
+)
+def test_numbers_of_every_kind_are_losses(loss):
+    x = torch.randn(2, 4, 16)
+    heads = [("layers.0.self_attn", 0)]
+    assert len(pa.inspect.harden(encoder().eval(), lambda model: loss(model(x)), heads=heads).heads) == 1
+
+
+def test_dropout_that_is_on_is_named_by_every_command_that_needs_a_function():
+    x = torch.randn(2, 4, 16)
+    with pytest.raises(NotDeterministicError, match=r"dropout is on in 'layers\.0\.self_attn' .*model\.eval\(\)"):
+        pa.inspect.harden(encoder(0.1), lambda model: model(x).square().mean())
+    quiet = pa.inspect.harden(encoder(0.0), lambda model: model(x).square().mean())  # train mode alone does no harm
+    assert len(quiet.heads) == 2
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), nn.Linear(3, 1))
+    with pytest.raises(NotDeterministicError, match=r"Dropout is on in '1\.1' \(Dropout, p = 0\.2\): call \.eval\(\)"):
+        pa.compile(model, pa.Box([-1, -1], [1, 1]), tolerance=0.1)
+
+
+MINE = """
+import torch
+from neighbour import WIDTH
+from torch import nn
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, WIDTH)
+        self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.attend(x, x, x, need_weights=False)[0]
+
+def encoder():
+    torch.manual_seed(0)
+    return Tokens()
+
+built = encoder()
+ids = torch.tensor([[1, 2, 3]])
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """`partita inspect` as typed in a folder above the user's file."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text(MINE)
+    (tmp_path / "code" / "neighbour.py").write_text("WIDTH = 8\n")
+    np.save(tmp_path / "float.npy", np.array([[1.0, 2.0]]))
+    np.save(tmp_path / "ids.npy", np.array([[1, 2]]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main(["inspect", *arguments])
+        return stop.value.code, *capsys.readouterr()
+
+    yield run
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("code/mine.py:encoder", "--inputs", "ids.npy"),
+        ("./code/mine.py:encoder", "--inputs", "code/mine.py:ids"),
+        ("code/mine.py:built", "--inputs", "ids.npy"),
+        ("code/mine.py:Tokens", "--inputs", "ids.npy"),
+    ],
+)
+def test_the_command_takes_a_file_and_a_name_in_it(here, arguments):
+    code, printed, errors = here(*arguments, "--out", "report", "--no-figures")
+    assert code == 0, errors
+    assert "attend:1" in printed
+
+
+def test_a_file_of_the_name_of_a_module_does_not_replace_it(here, tmp_path):
+    (tmp_path / "code" / "random.py").write_text((tmp_path / "code" / "mine.py").read_text())
+    code, _, errors = here("code/random.py:encoder", "--inputs", "code/random.py:ids", "--out", "r", "--no-figures")
+    assert code == 0, errors
+    import random
+
+    assert random.random() < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("code/mien.py:encoder", "--inputs", "ids.npy"), "there is no file"),
+        (("code/mine.py:encodr", "--inputs", "ids.npy"), "has no function 'encodr'. It has Tokens, encoder"),
+        (("code/mine:encoder", "--inputs", "ids.npy"), "For a file, write code/mine.py:NAME"),
+        (("code/mine.py", "--inputs", "ids.npy"), "path/to/file.py:FUNCTION"),
+        (
+            ("code/mine.py:encoder", "--inputs", "float.npy"),
+            "embedding 'embed' are float64; expected integers. Use ids.long()",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line_get_one_line(here, arguments, words):
+    code, _, errors = here(*arguments, "--out", "report")
+    assert code == 64 and words in errors and "Traceback" not in errors
