@@ -49,7 +49,7 @@ class Adaptive(Method):
         best = min((p.parameters for p in plans if p.kind == "proved"), default=math.inf)
         target = request.target
         provable = target.graph is not None and (request.knowledge is not None or target.tail is not None)
-        if target.region is not None and best == math.inf:
+        if target.region is not None and best == math.inf and (provable or not plans):
             return None  # nothing else is proved there: f may be undefined around the region, or steep at its edge
         bent = (
             target.is_bent and len(target.domains) == 1 and target.domain.dimension <= _FEW_BENT and best > _SMALL_BENT

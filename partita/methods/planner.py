@@ -64,7 +64,8 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
     if not plans and fallback is not None:
         close = (fallback.error_estimate or 0.0) <= request.tolerance  # there is a chance that its bound is too
-        if close or (spent is not None and request.best_effort):
+        limited = spent is not None or math.isfinite(request.target.calls.most)
+        if close or (limited and request.best_effort):
             plans = [fallback]
     if not plans:
         raise _no_head(request, refusals, rows, spent)
@@ -248,12 +249,8 @@ def _no_head(
     if reached:
         least, method = min(reached)
         advice = f"The smallest error that was reached is {request.stated(least):.3g} (method {method}): "
-        first = type(first)(first.reason, f"{advice}try tolerance={request.stated(1.2 * least):.2g}")
-    return (
-        type(first)(f"{first} Tried: {tried}." if str(first).endswith(".") else f"{first}. Tried: {tried}.")
-        if tried and len(rows) > 1
-        else first
-    )
+        first = type(first)(first.reason.rstrip("."), f"{advice}try tolerance={request.stated(1.2 * least):.2g}.")
+    return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
 
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:

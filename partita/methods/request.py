@@ -16,8 +16,9 @@ from partita.errors import PartitaError
 from partita.functions.probing import Calls
 from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, PointCloud
 from partita.search.averaged_values import Slopes
+from partita.search.extension import extended
 from partita.search.interpolant import interpolate
 
 __all__ = ["DEFAULT_MAX_BYTES", "HARD_SHARPNESS", "Request"]
@@ -151,10 +152,10 @@ class Request:
 
         Searches evaluate f hundreds of thousands of times. The interpolant needs tens to thousands of evaluations, and what it
         misses is found when the finished head is compared with f. The request itself, if f is an expression, or has no
-        interpolant: on regions and point clouds, and where f is too rough.
+        interpolant: on point clouds, and where f is too rough.
         """
         target = self.target
-        if target.graph is not None or target.ask is None or not isinstance(target.domain, Box) or target.interpolated:
+        if target.graph is not None or target.ask is None or target.interpolated or isinstance(target.domain, PointCloud):
             return self
         if "interpolant" not in self._found:
             self._found["interpolant"] = self._interpolated()
@@ -171,6 +172,12 @@ class Request:
         if trial == _TRIALS and math.isinf(calls.most):
             return None
         share = _STAND_IN_SHARE * self.aim / 4**trial
+
+        if target.region is not None:  # where f may have no values around it
+            polynomial = extended(target, share, self.progress)
+            if polynomial is None:
+                return None
+            return replace(target, ask=polynomial, calls=Calls(), interpolated=True), 0.5 * polynomial.error
 
         def watch(error: float) -> None:
             report(self.progress, f"{calls.rows:,} evaluations of f, interpolated within {error:.2g}")

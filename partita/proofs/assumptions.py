@@ -13,12 +13,13 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array
 from partita.proofs.certificate import Assumption
 
-__all__ = ["PairTable", "undefined_roots", "vouched", "worst_ratio"]
+__all__ = ["PairTable", "steepest_table", "undefined_roots", "vouched", "worst_ratio"]
 
 
 _PLACES = 4096  # boxes in which f is looked for a value
 _PAIRS = 1024
 _REMEMBERED = 512  # points, of which all pairs are tested
+_MODELLED, _STEEPEST = 1 << 14, 8  # pairs
 
 
 def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | None = None) -> list[Assumption]:
@@ -99,6 +100,16 @@ def _answered_table(target: Target) -> PairTable | None:
     moved = np.abs(values[i] - values[j]).max(axis=1, initial=0.0)
     name = f"all pairs of {len(points):,} points"
     return PairTable(points[i], points[j], moved, float(np.abs(values).max()), name) if len(i) else None
+
+
+def steepest_table(target: Target, model: Callable[[Array], Array]) -> PairTable:
+    """Pairs between which a model of a black box moves fastest, with f itself there: a few evaluations where they matter."""
+    x, y = sample_pairs(target.domain, pairs=_MODELLED, seed=2)
+    moved = np.abs(model(x) - model(y)).max(axis=1) / np.sqrt(((x - y) ** 2).sum(axis=1))
+    near = np.argsort(moved)[-_STEEPEST:]
+    f_x, f_y = target(x[near]), target(y[near])
+    scale = float(np.abs(f_x).max(initial=0.0))
+    return PairTable(x[near], y[near], np.abs(f_x - f_y).max(axis=1), scale, f"the {_STEEPEST} steepest pairs of a model")
 
 
 def worst_ratio(label: str, known: Known, table: PairTable) -> float:

@@ -18,7 +18,8 @@ from partita.geometry.domains import Array, Box
 __all__ = ["Extension", "extended"]
 
 _MOST_TERMS, _MOST_AXES = 1200, 6
-_SAMPLES_PER_TERM = 4
+_SAMPLES_PER_TERM, _TESTS = 4, 1024
+_FEW_SAMPLES_PER_TERM, _FEW_TESTS = 2, 64  # of a black box
 _DEGREES = (2, 4, 6, 8, 11, 15, 20, 26, 34, 44, 60, 80)
 _CUT = 1e-13  # singular values below are dropped: they belong to what the region does not determine
 _LARGEST = 1e6  # times max |f|: coefficients beyond mean that f is not continued, but blown up
@@ -41,15 +42,20 @@ class Extension:
 def extended(target: Target, tolerance: float, progress: Progress | None = None) -> Extension | None:
     """The polynomial of the lowest degree tried whose sampled error on the domain is within the tolerance, or None."""
     box, rng = target.box, np.random.default_rng(17)
-    test = np.concatenate([target.domain.sample(1024, rng), target.domain.corners(256)])
-    truth = target(test)
+    cheap = target.graph is not None or target.interpolated
+    test = np.concatenate([target.domain.sample(_TESTS if cheap else _FEW_TESTS, rng), target.domain.corners(256)])
+    truth, points = target(test), test[:0]
     size = float(np.abs(truth).max()) or 1.0
     for degree in _DEGREES:
         if box.dimension > _MOST_AXES or math.comb(box.dimension + degree, degree) > _MOST_TERMS:
             return None
         exponents = _exponents(box.dimension, degree)
         edge = target.domain.corners(min(len(exponents), 1024))
-        points = np.concatenate([target.domain.sample(_SAMPLES_PER_TERM * len(exponents) + 64, rng), edge])
+        wanted = (_SAMPLES_PER_TERM if cheap else _FEW_SAMPLES_PER_TERM) * len(exponents) + 64
+        if cheap:
+            points = np.concatenate([target.domain.sample(wanted, rng), edge])
+        else:  # every answer is used again
+            points = np.concatenate([points, target.domain.sample(max(wanted - len(points), 1), rng)])
         report(progress, "extension", degree, _DEGREES[-1])
         found, *_ = np.linalg.lstsq(_basis(box, points, exponents), target(points), rcond=_CUT)
         error = float(np.abs(_basis(box, test, exponents) @ found - truth).max())

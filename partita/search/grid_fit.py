@@ -37,8 +37,8 @@ class GridFit:
     Attributes:
         status: "fitted"; "stagnates": a kink, a jump or noise keeps the error from falling, or an axis would need more
             keys than are considered (204 in one dimension, 128 in two, 48 in three); "too many samples": f would have
-            to be evaluated more often than allowed; "rounding": the dtype or the allowed spread has no room for such values; "stopped":
-            a budget was spent.
+            to be evaluated more often than allowed; "rounding": the dtype or the allowed spread has no room for such values;
+            "stopped": a budget was spent.
         counts, ghosts, sharpness, rates: on each axis P_i (ghosts included), g_i at each end, κ_i = R_i h_i², R_i.
         values: `(ΠP_i, out)`, cells numbered as by ProductGrid; empty when nothing could be tried.
         error_estimate: the largest |f − net| seen at the fit's samples and at others kept out of it; infinite without values.

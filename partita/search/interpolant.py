@@ -33,7 +33,7 @@ _MOST_LEVELS = 40
 _AT_ONCE = 1 << 22
 _CHECKS, _FEW_CHECKS = 12, 6  # random points at which the whole box (and 4 for each axis), and a part of it, is checked
 _CHECKED_PART = 0.4  # of the number of its terms: points at which a polynomial is checked before it is trusted
-_PAIRS = 8  # axes up to which all pairs are looked at from the start
+_PAIRS = 8  # axes up to which all pairs of them are looked at from the start
 _FALL = 0.4  # what twice as many points must leave of the error on up to two axes, or the box is halved
 _SMOOTH = 256  # points from which on that is asked of the whole box; a part of it may stop earlier
 _SHARE = 0.4  # terms of at least this part of the largest are refined together
@@ -92,14 +92,15 @@ class _Leaf:
     @property
     def left_over(self) -> float:
         """What the open terms together add at a typical point: the terms after them are smaller, and signs differ."""
-        return math.sqrt(sum(size**2 for size in self.open.values()))
+        return math.hypot(*self.open.values())
 
     def first_levels(self) -> list[Levels]:
-        """The constant, two levels along every axis, and every pair of axes if they are not too many."""
+        """The constant and one level along every axis; if there are few, a second one, and every pair of axes."""
         m = self.box.dimension
         unit = np.eye(m, dtype=int)
-        pairs = itertools.combinations(range(m), 2) if 1 < m <= _PAIRS else ()
-        rows = [0 * unit[0], *unit, *(2 * unit), *(unit[i] + unit[j] for i, j in pairs)]
+        rows = [0 * unit[0], *unit]
+        if m <= _PAIRS:
+            rows += [*(2 * unit), *(unit[i] + unit[j] for i, j in itertools.combinations(range(m), 2))]
         return [tuple(row.tolist()) for row in rows]
 
     def add(self, levels: Sequence[Levels], ask: Ask) -> None:
@@ -348,8 +349,9 @@ def _fit(
     points = leaf.box.sample(_CHECKS + 4 * m if whole else _FEW_CHECKS, rng)
     points = np.concatenate([points, _landmarks(leaf.box)]) if whole else points
     leaf.know(points, ask(points))
-    leaf.done |= {of for of in leaf.open if sum(of) < 2}
-    leaf.open = {of: size for of, size in leaf.open.items() if sum(of) == 2}
+    last = max(sum(of) for of in levels)
+    leaf.done |= {of for of in leaf.open if sum(of) < last}
+    leaf.open = {of: size for of, size in leaf.open.items() if sum(of) == last}
     first, every = len(leaf.indices), False
     best, at = math.inf, max(first, _SMOOTH if whole else 4 * (m + 1))
     while True:
