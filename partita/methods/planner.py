@@ -19,7 +19,7 @@ from partita.errors import (
 from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, size_text
-from partita.proofs.assumptions import vouched
+from partita.proofs.assumptions import steepest_table, vouched
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
@@ -38,10 +38,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         PartitaError: what stood in the way, if no method has a head.
     """
     request = replace(request, progress=progress)
-    if request.target.graph is None and request.knowledge is not None:
-        vouched(
-            request.target, request.knowledge.known, declared=True
-        )  # contradictions are found before f is evaluated at length
+    _test_declared(request)
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -77,6 +74,21 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
     return replace(best, why=_why(best), candidates=table, fallback=fallback)
+
+
+def _test_declared(request: Request) -> None:
+    """Look for a contradiction between a black box and what is declared about it, before f is evaluated at length.
+
+    Raises:
+        LipschitzContradictedError: two points at which f moves faster than declared.
+    """
+    if request.target.graph is not None or request.knowledge is None:
+        return
+    known = request.knowledge.known
+    vouched(request.target, known, declared=True)
+    model = request.for_search().target
+    if model.interpolated:
+        vouched(request.target, known, declared=True, table=steepest_table(request.target, model))
 
 
 def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> tuple[Construction, Plan]:
