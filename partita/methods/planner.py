@@ -86,7 +86,7 @@ def _test_declared(request: Request) -> None:
         return
     known = request.knowledge.known
     vouched(request.target, known, declared=True)
-    model = request.for_search().target
+    model = request.for_search().target if request.is_auto else request.target
     if model.interpolated:
         vouched(request.target, known, declared=True, table=steepest_table(request.target, model))
 

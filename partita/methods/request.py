@@ -155,7 +155,12 @@ class Request:
         interpolant: on point clouds, and where f is too rough.
         """
         target = self.target
-        if target.graph is not None or target.ask is None or target.interpolated or isinstance(target.domain, PointCloud):
+        if (
+            target.graph is not None
+            or target.ask is None
+            or target.interpolated
+            or isinstance(target.domain, PointCloud)
+        ):
             return self
         if "interpolant" not in self._found:
             self._found["interpolant"] = self._interpolated()

@@ -109,7 +109,9 @@ def steepest_table(target: Target, model: Callable[[Array], Array]) -> PairTable
     near = np.argsort(moved)[-_STEEPEST:]
     f_x, f_y = target(x[near]), target(y[near])
     scale = float(np.abs(f_x).max(initial=0.0))
-    return PairTable(x[near], y[near], np.abs(f_x - f_y).max(axis=1), scale, f"the {_STEEPEST} steepest pairs of a model")
+    return PairTable(
+        x[near], y[near], np.abs(f_x - f_y).max(axis=1), scale, f"the {_STEEPEST} steepest pairs of a model"
+    )
 
 
 def worst_ratio(label: str, known: Known, table: PairTable) -> float:

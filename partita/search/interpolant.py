@@ -31,7 +31,7 @@ Levels = tuple[int, ...]  # on an axis, level l has the points up to number 2l
 _FIRST = 0.17  # the first Leja point: off the middle, where many functions vanish
 _MOST_LEVELS = 40
 _AT_ONCE = 1 << 22
-_CHECKS, _FEW_CHECKS = 12, 6  # random points at which the whole box (and 4 for each axis), and a part of it, is checked
+_CHECKS, _FEW_CHECKS = 12, 8  # random points at which the whole box (and 4 for each axis), and a part of it, is checked
 _CHECKED_PART = 0.4  # of the number of its terms: points at which a polynomial is checked before it is trusted
 _PAIRS = 8  # axes up to which all pairs of them are looked at from the start
 _FALL = 0.4  # what twice as many points must leave of the error on up to two axes, or the box is halved
@@ -277,7 +277,7 @@ def interpolate(
     tolerance: float,
     most: int,
     known: tuple[Array, Array] | None = None,
-    rough: float = 2.0,
+    rough: float = 1.5,
     watch: Callable[[float], None] = lambda error: None,
 ) -> Interpolant:
     """An interpolant that is within the tolerance of f wherever it was looked at, or the best that so many points allow.
