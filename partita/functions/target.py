@@ -26,7 +26,7 @@ from partita.geometry.domains import Array, Box, PointCloud, product
 __all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
-_BENT = frozenset(("abs", "max", "min", "relu", "clamp", "where"))
+_BENT = frozenset(("abs", "max", "min", "relu", "clamp", "floor", "where"))
 _SHORT = 60  # nodes, of formulas that are shown
 _COMPARED, _COMPARED_IF_SLOW, _FEW = 10_000, 256, 7  # points at which a trace is compared with its function
 _SLOW = 1e-3  # seconds for one point
@@ -90,7 +90,7 @@ class Target:
         region: the domain, if it is a Region; None otherwise.
         volume: of the domain, rounded up; for a region at most that of the box.
         stated: the graph of f as it is claimed about, before clipping.
-        is_bent: whether that graph has operations with kinks or jumps (abs, max, min, relu, clamp, where).
+        is_bent: whether that graph has operations with kinks or jumps (abs, max, min, relu, clamp, floor, where).
         fills_box: whether f may be evaluated anywhere in the box: it is the domain, or f is an expression that is proved to be
             bounded there.
     """
