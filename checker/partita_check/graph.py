@@ -28,7 +28,23 @@ MAX_HELD = 1_000 * MAX_TEXT  # characters of all nodes while a graph is printed
 MAX_PARTS = MAX_TYPED**2 // 4  # parts of sums and products: no typed expression has more, counted over all its nodes
 MAX_COPIED = 1_000_000  # nodes of one-output graphs; beyond that they share the whole graph
 EVERY = 256  # nodes between two looks at the clock
-_UNARY = "exp log sqrt sin cos tan atan tanh asinh acosh atanh sigmoid erf abs relu floor".split()
+_HYPERBOLIC = ("asinh", "acosh", "atanh")
+_UNARY = (
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "tanh",
+    *_HYPERBOLIC,
+    "sigmoid",
+    "erf",
+    "abs",
+    "relu",
+    "floor",
+)
 _ARITY = dict.fromkeys((*_UNARY, "neg", "pow", "clamp"), 1) | {"where": 3, "input": 0, "const": 0}
 _ARITY |= dict.fromkeys(("add", "sub", "mul", "div", "min", "max"), 2)
 _PARAMETERS = {"input": (int,), "const": (float,), "pow": (int,), "clamp": (float, float)}
@@ -232,10 +248,10 @@ def _floor(position: int, choices: Choices | None, x: Any) -> Any:
         return arb(choices[key])
     if not isinstance(value, arb) or not value.is_finite():
         return NAN
-    ends = [end.floor().unique_fmpz() for end in (value.lower(), value.upper())]
-    if ends[0] is None or ends[1] is None:
+    first, last = (end.floor().unique_fmpz() for end in (value.lower(), value.upper()))
+    if first is None or last is None:
         return NAN
-    least, most = map(int, ends)
+    least, most = int(first), int(last)
     if least == most:
         if isinstance(choices, _Recorder):
             choices.decided[key] = least
@@ -333,7 +349,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "atan": _atan,
-    **{name: partial(_inverse, name) for name in ("asinh", "acosh", "atanh")},
+    **{name: partial(_inverse, name) for name in _HYPERBOLIC},
     **{name: operator.methodcaller(name) for name in ("exp", "sin", "cos", "tan", "erf")},
 }
 
@@ -434,7 +450,9 @@ def parse(text: str, names: Sequence[str]) -> Graph:
 
 
 def _is_condition(tree: ast.expr) -> bool:
-    return isinstance(tree, ast.Compare | ast.BoolOp) or (isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not))
+    return isinstance(tree, ast.Compare | ast.BoolOp) or (
+        isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
+    )
 
 
 class _Reader:

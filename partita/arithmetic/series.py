@@ -221,7 +221,7 @@ def atan(around: Around, degree: int) -> Expansion:
 def _from_roots(
     value: Interval, around: Around, square: Interval, share: Interval, factor: Interval, degree: int
 ) -> Expansion:
-    """g with g' = (q + 2 u₀ h + h²)^(-1/2), q = square, so that k q y_k = -((2 k - 1) u₀ y_{k-1} + (k - 1) y_{k-2}); tail as stated."""
+    """g with y = g' = (q + 2 u₀ h + h²)^(-1/2), q = square: k q y_k = -((2 k - 1) u₀ y_{k-1} + (k - 1) y_{k-2})."""
     scale = Interval.point(around.scale)
     a, b = around.point * scale / square, scale.square() / square
     rows = [1.0 / square.sqrt()]

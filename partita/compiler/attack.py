@@ -13,9 +13,9 @@ from torch import nn
 
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError, UnsupportedError
-from partita.functions.regions import Domain
+from partita.functions.regions import DomainLike
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.proofs.balls import balls_at_hand, value_in_balls
 from partita.proofs.worst_point import search_worst
@@ -79,7 +79,7 @@ class Attack:
 def attack(
     claim: Compiled | Callable[..., Any],
     function: Any = None,
-    domain: Domain | tuple[Box, Box] | None = None,
+    domain: DomainLike | None = None,
     *,
     bound: float | None = None,
     samples: int = 1 << 14,

@@ -22,9 +22,7 @@ class Truth:
     negated: bool = False
 
     @staticmethod
-    def compared(
-        symbol: str, a: int, b: int, add: Callable[..., int], literal: Callable[[int], float | None]
-    ) -> Truth:
+    def compared(symbol: str, a: int, b: int, add: Callable[..., int], literal: Callable[[int], float | None]) -> Truth:
         """`a symbol b` for < <= > >=: the sign of a difference; a literal 0 is left out of it."""
         if symbol in ("<=", ">"):  # a <= b is b - a ≥ 0, and a > b its opposite
             a, b = b, a

@@ -345,7 +345,8 @@ _RULES: Mapping[str, Rule] = {
     "acosh": _acosh,
     "floor": _floor,
     **dict.fromkeys(
-        "neg pow exp log sin cos tan atan tanh asinh atanh sigmoid erf abs relu clamp".split(),
+        ("neg", "pow", "exp", "log", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu", "clamp"),
         _chain,
     ),
+    **dict.fromkeys(("asinh", "atanh"), _chain),
 }

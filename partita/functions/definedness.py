@@ -39,9 +39,9 @@ def is_bounded(graph: Graph, box: Box) -> bool:
 def undefined_root(graph: Graph, region: Region) -> str:
     """Why a square root or an acosh of f is not proved to be defined on the region; an empty text if all are.
 
-    The argument `a` of a root, or that of an acosh less 1, is at least 0 where intervals say so, and on all of a piece where `a + Σ λ_k g_k` is at least 0 for some
-    `λ_k ≥ 0` and the piece's constraints `g_k ≤ 0`. Branches of `where` may be undefined where they are not chosen, so such
-    functions are left to the claim, which says what it takes an undefined root to be.
+    The argument `a` of a root, or that of an acosh less 1, is at least 0 where intervals say so, and on all of a piece where
+    `a + Σ λ_k g_k` is at least 0 for some `λ_k ≥ 0` and the piece's constraints `g_k ≤ 0`. Branches of `where` may be undefined
+    where they are not chosen, so such functions are left to the claim, which says what it takes an undefined root to be.
     """
     if any(node.operation == "where" for node in graph.nodes):
         return ""

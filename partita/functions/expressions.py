@@ -396,7 +396,23 @@ def _ceil(parser: _Parser, _: _Token, x: int) -> int:
     return parser.add("neg", parser.add("floor", parser.add("neg", x)))
 
 
-_UNARY_NAMES = "exp log sqrt sin cos tan atan tanh asinh acosh atanh sigmoid erf abs relu floor".split()
+_HYPERBOLIC = ("asinh", "acosh", "atanh")
+_UNARY_NAMES = (
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "tanh",
+    *_HYPERBOLIC,
+    "sigmoid",
+    "erf",
+    "abs",
+    "relu",
+    "floor",
+)
 FUNCTIONS: Mapping[str, tuple[int, int, Rule]] = {
     **{name: (1, 1, _operation(name)) for name in _UNARY_NAMES},
     "sinh": (1, 1, _half_of_exponentials("sub")),

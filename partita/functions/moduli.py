@@ -24,7 +24,22 @@ __all__ = ["Modulus"]
 _ZERO = 1e-12  # of ω(1): what enclosing ω(0) = 0 may leave
 _NEAR, _SMALL = 2.0**-1000, 0.01  # an ω without a value at 0 is at most this part of ω(1) so near to 0
 # of nonnegative numbers these are nonnegative
-_KEEP_THE_SIGN = ("add", "sum", "mul", "div", "min", "max", "pow", "sqrt", "abs", "relu", "tanh", "atan", "asinh", "erf")
+_KEEP_THE_SIGN = (
+    "add",
+    "sum",
+    "mul",
+    "div",
+    "min",
+    "max",
+    "pow",
+    "sqrt",
+    "abs",
+    "relu",
+    "tanh",
+    "atan",
+    "asinh",
+    "erf",
+)
 
 
 @dataclass(frozen=True)

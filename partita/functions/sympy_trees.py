@@ -21,7 +21,8 @@ __all__ = ["from_sympy", "is_sympy"]
 
 MAX_BITS = 1000  # of a numerator or denominator, before both are divided by a power of 2
 _SAME_NAME = {
-    **{name: name for name in "exp log sin cos tan atan tanh asinh acosh atanh erf floor".split()},
+    **{name: name for name in ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "erf")},
+    **{name: name for name in ("asinh", "acosh", "atanh", "floor")},
     "Abs": "abs",
 }
 

@@ -18,7 +18,7 @@ from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, Calls, probe, require_finite
-from partita.functions.regions import Domain, Region
+from partita.functions.regions import Domain, DomainLike, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
@@ -165,7 +165,7 @@ def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
 
 def make_target(
     function: Any,
-    domain: Domain | tuple[Box, Box],
+    domain: DomainLike,
     *,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -179,7 +179,7 @@ def make_target(
 
     Args:
         function: what to approximate.
-        domain: a Box, a PointCloud, a Region, or a pair of boxes (keys, queries).
+        domain: a Box, what `Box.of` reads as one, a PointCloud, a Region, or a pair of boxes (keys, queries).
         vectorize: whether the function takes single points; it is then called once per point.
         trace: True makes a function that cannot be traced an error, False traces nothing.
         calls: counts and limits the evaluations of the function.
@@ -297,11 +297,19 @@ def _evaluate(graph: Graph, points: Array) -> Array:
 def _domains(domain: Any) -> tuple[Domain, ...]:
     if isinstance(domain, (Box, PointCloud, Region)):
         return (domain,)
-    if isinstance(domain, tuple) and len(domain) == 2:
-        return require_boxes(*domain)
+    if isinstance(domain, tuple) and len(domain) == 2 and any(_is_whole(d) for d in domain):
+        return require_boxes(*(d if isinstance(d, (PointCloud, Region)) else Box.of(d) for d in domain))
+    if isinstance(domain, (str, list, tuple, np.ndarray)):
+        return (Box.of(domain),)
     raise DomainError(
-        f"the domain is {domain!r}; expected a Box, a PointCloud, a Region, or a pair of boxes (keys, queries)."
+        f"the domain is {domain!r}; expected a Box, text such as '[-1,1]^2', a pair (lo, hi) for each axis, a PointCloud, a "
+        "Region, or a pair of boxes (keys, queries)."
     )
+
+
+def _is_whole(domain: Any) -> bool:
+    """Whether one of a pair is a domain itself, and not an end of an interval or a pair (lo, hi)."""
+    return isinstance(domain, (Box, PointCloud, Region)) or (isinstance(domain, str) and "[" in domain)
 
 
 def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:

@@ -30,7 +30,7 @@ MOVES = _names(
 COMPARISONS = _names("gt ge lt le")
 LOGIC = _names("logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not")
 
-# operators whose result is one of their arguments, up to sign, or a constant, or an integer near one: they round nothing in any dtype
+# operators whose result is one of their arguments, up to sign, a constant, or an integer next to one: they round nothing
 UNROUNDED = COMPARISONS | _names(
     "neg abs relu sign floor ceil where minimum maximum fmin fmax amin amax min max clamp clamp_min clamp_max hardtanh heaviside "
     "zeros_like ones_like full_like empty_like"
@@ -167,8 +167,9 @@ def _filled(value: float) -> Callable[..., Positions]:
 RULES: Mapping[str, Callable[..., Any]] = {
     **{
         n: _unary(n)
-        for n in "neg exp log sqrt sin cos tan atan tanh asinh acosh atanh sigmoid erf abs relu floor".split()
+        for n in ("neg", "exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
     },
+    **{n: _unary(n) for n in ("asinh", "acosh", "atanh", "floor")},
     **{
         name: _binary(operation)
         for name, operation in {"minimum": "min", "maximum": "max", "fmin": "min", "fmax": "max"}.items()
