@@ -131,6 +131,9 @@ class Target:
             self, "is_bent", stated is not None and not _BENT.isdisjoint(n.operation for n in stated.nodes)
         )
 
+    def __repr__(self) -> str:
+        return f"Target({self.label!r} on {' and '.join(str(d) for d in self.domains)})"
+
     @cached_property
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))

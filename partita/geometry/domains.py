@@ -32,6 +32,7 @@ _SIDE = re.compile(r"\[([^\[\],]*),([^\[\],]*)\](?:(?:\^|\*\*)(\d{1,4}))?")
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?|pi\b|π|e\b|[-+*/()]")
 _CONSTANTS = {"pi": Fraction(math.pi), "π": Fraction(math.pi), "e": Fraction(math.e)}
 _MOST_AXES, _LONGEST, _DEEPEST = 4096, 10_000, 50
+_MANY_AXES, _SHORT = 8, 200
 
 
 def frozen_array(values: ArrayLike, name: str = "the array") -> Array:
@@ -252,6 +253,9 @@ class Box:
         return hash((self.lo.tobytes(), self.hi.tobytes()))
 
     def __repr__(self) -> str:
+        short = f"Box.of({str(self)!r})"  # of many axes, where the text says the same
+        if self.dimension > _MANY_AXES and len(short) < _SHORT and Box.of(str(self)) == self:
+            return short
         return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
 
     def __str__(self) -> str:
