@@ -300,11 +300,13 @@ def _inverse(name: str, x: Any) -> Any:
         top = NAN if isinstance(value, acb) or not value.is_finite() else value.upper()
         enclosed = arb(0).union(top.acosh()) if top > 1 else arb(0) if top <= 1 else NAN
         return enclosed if not isinstance(x, arb_series) or top < 1 else arb_series([enclosed, NAN], 2)
-    found = getattr(value, name)()
+    if isinstance(value, acb):
+        return getattr(value, name)()
+    low, high = (getattr(end, name)() for end in (value.lower(), value.upper()))  # all of them increase
+    found, square = low.union(high), _power(value, 2)
     if not isinstance(x, arb_series):
         return found
-    inside = 1 - _power(value, 2) if name == "atanh" else _power(value, 2) + 1
-    inside = (value - 1) * (value + 1) if name == "acosh" else inside
+    inside = 1 - square if name == "atanh" else square + 1 if name == "asinh" else square - 1
     return arb_series([found, (1 / inside if name == "atanh" else 1 / inside.sqrt()) * x[1]], 2)
 
 
