@@ -14,9 +14,18 @@ SMOOTH = [
     "x^5 - 2/x^2 + x^(-1)*y + (x - y)/(2 + x*y)",
     "sum(x, x*y, 3) - (-x)",
     "cosh(x)*sinh(y)",
+    "asinh(3*x)*y + acosh(1.5 + x) - atanh(x/2)",
     "x^0 + y^3",
 ]
-KINKED = ["abs(x - y)", "max(x, 2*y)", "min(x^2, y)", "relu(x - 0.3)", "clamp(x + y, -0.5, 0.5)", "where(x, x^2, 3*x)"]
+KINKED = [
+    "abs(x - y)",
+    "max(x, 2*y)",
+    "min(x^2, y)",
+    "relu(x - 0.3)",
+    "clamp(x + y, -0.5, 0.5)",
+    "where(x, x^2, 3*x)",
+    "floor(x)*y",
+]
 
 
 @pytest.mark.parametrize("text", SMOOTH + KINKED)

@@ -46,6 +46,11 @@ PIECES = (
     "y",
     *"+-*/^(),;",
     "**",
+    "<",
+    ">=",
+    " and ",
+    " or ",
+    " not ",
     " ",
     "\t",
     "\n",
@@ -78,8 +83,19 @@ def valid_text(rng: random.Random, depth: int = 4) -> str:
     name = rng.choice(list(FUNCTIONS))
     if name == "clamp":
         return f"clamp({inner[0]}, {-rng.random():.3f}, {rng.random():.3f})"
+    if name == "where" and rng.random() < 0.6:
+        return f"where({condition(rng, inner)}, {inner[0]}, {inner[1]})"
     count = {"min": rng.randint(2, 4), "max": rng.randint(2, 4), "sum": rng.randint(1, 6), "where": 3}.get(name, 1)
     return f"{name}({', '.join((inner * 2)[:count])})"
+
+
+def condition(rng: random.Random, inner: list[str]) -> str:
+    """A comparison, a chain of them, or a few joined ones."""
+    signs = ("<", "<=", ">", ">=", "≤", "≥")
+    parts = [f"{a} {rng.choice(signs)} {b}" for a, b in itertools.pairwise(inner)]
+    chain = f"{parts[0]} {rng.choice(signs)} 0"
+    joined = rng.choice([" and ", " or ", " && ", " || "])
+    return rng.choice([parts[0], chain, joined.join(parts), f"not ({joined.join(parts)})", f"not {chain}"])
 
 
 def shaped_text(rng: random.Random) -> str:

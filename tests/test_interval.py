@@ -54,6 +54,12 @@ PRIMITIVES = {
     "tanh": Primitive(Interval.tanh, lambda x: x.tanh(), np.tanh),
     "sigmoid": Primitive(Interval.sigmoid, _sigmoid, expit, scale=100.0, bits=1500),
     "erf": Primitive(Interval.erf, lambda x: x.erf(), erf, scale=3.0, bits=1500),
+    "asinh": Primitive(Interval.asinh, lambda x: x.asinh(), np.arcsinh),
+    "acosh": Primitive(
+        lambda x: (x + 1.0).acosh(), lambda x: (x + 1).acosh(), lambda x: np.arccosh(x + 1), positive=True
+    ),
+    "atanh": Primitive(Interval.atanh, lambda x: x.atanh(), np.arctanh, scale=0.5),
+    "floor": Primitive(Interval.floor, lambda x: x.floor(), np.ceil),
     "abs": Primitive(Interval.absolute, abs, np.negative),
     "min": Primitive(Interval.minimum, lambda a, b: a.min(b), np.maximum, arity=2),
     "max": Primitive(Interval.maximum, lambda a, b: a.max(b), np.minimum, arity=2),

@@ -42,6 +42,10 @@ CASES = {
     "tanh": "tanh(x0)",
     "sigmoid": "sigmoid(x0)",
     "erf": "erf(x0)",
+    "asinh": "asinh(x0)",
+    "acosh": "acosh(x0)",
+    "atanh": "atanh(x0)",
+    "floor": "floor(x0)",
     "abs": "abs(x0)",
     "min": "min(x0, x1)",
     "max": "max(x0, x1)",
@@ -51,7 +55,21 @@ CASES = {
     "where": "where(x0, x1, x2)",
 }
 RANGES = {"tanh": (-1.0, 1.0), "erf": (-1.0, 1.0), "sigmoid": (0.0, 1.0)}  # 1 − tanh(10⁶) asks for millions of bits
-EXACT = {"input", "const", "neg", "pow 0", "pow 1", "abs", "min", "max", "relu", "clamp", "clamp tiny", "where"}
+EXACT = {
+    "input",
+    "const",
+    "neg",
+    "pow 0",
+    "pow 1",
+    "abs",
+    "min",
+    "max",
+    "relu",
+    "clamp",
+    "clamp tiny",
+    "floor",
+    "where",
+}
 DEGREES = (0, 1, 2, 5)
 MAGNITUDES = (1.0, 1.0, 10.0, 100.0, 700.0, 1e5, 1e9, 1e15, 1e100, 1e300, 1e-3, 1e-8, 1e-30, 1e-160, 1e-300, 1e-315)
 
@@ -235,7 +253,9 @@ def test_negative_control_values_without_padding_are_caught(name: str, monkeypat
     assert is_caught(lambda: values_outside(name, 4000, 1))
 
 
-@pytest.mark.parametrize("name", ["div", "pow 3", "exp", "log", "sqrt", "sin", "cos", "tan", "atan", "erf"])
+@pytest.mark.parametrize(
+    "name", ["div", "pow 3", "exp", "log", "sqrt", "sin", "cos", "tan", "atan", "asinh", "acosh", "atanh", "erf"]
+)
 def test_negative_control_slopes_without_padding_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Points have no slopes, so neighbours are asked: there the quotient is all but the derivative."""
     without_padding(monkeypatch)
@@ -243,7 +263,9 @@ def test_negative_control_slopes_without_padding_are_caught(name: str, monkeypat
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize("name", ["add", "mul", "div", "exp", "sin", "tanh", "erf", "atan", "log", "sqrt"])
+@pytest.mark.parametrize(
+    "name", ["add", "mul", "div", "exp", "sin", "tanh", "erf", "atan", "asinh", "acosh", "atanh", "log", "sqrt"]
+)
 def test_negative_control_models_without_padding_are_caught(
     name: str, degree: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,9 @@ TABLE = {
     # elementwise functions of one argument
     **{f"{r.__name__}": X(r) for r in (torch.neg, torch.sin, torch.cos, torch.atan, torch.tanh, torch.sigmoid)},
     **{f"{r.__name__}": X(r) for r in (torch.erf, torch.erfc, torch.abs, torch.relu, torch.square, torch.sign)},
+    **{f"{r.__name__}": X(r) for r in (torch.asinh, torch.floor, torch.ceil)},
+    "acosh": X(lambda x: torch.acosh(x.abs() + 1)),
+    "atanh": (X(torch.atanh), SMALL / 2),
     **{f"{r.__name__}": (X(r), SMALL) for r in (torch.exp, torch.exp2, torch.expm1, torch.sinh, torch.cosh, torch.tan)},
     **{f"{r.__name__}": (X(r), POSITIVE) for r in (torch.log, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.log1p)},
     # activations, with the arguments that change their branches

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,7 +28,23 @@ MAX_HELD = 1_000 * MAX_TEXT  # characters of all nodes while a graph is printed
 MAX_PARTS = MAX_TYPED**2 // 4  # parts of sums and products: no typed expression has more, counted over all its nodes
 MAX_COPIED = 1_000_000  # nodes of one-output graphs; beyond that they share the whole graph
 EVERY = 256  # nodes between two looks at the clock
-_UNARY = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
+_HYPERBOLIC = ("asinh", "acosh", "atanh")
+_UNARY = (
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "tanh",
+    *_HYPERBOLIC,
+    "sigmoid",
+    "erf",
+    "abs",
+    "relu",
+    "floor",
+)
 _ARITY = dict.fromkeys((*_UNARY, "neg", "pow", "clamp"), 1) | {"where": 3, "input": 0, "const": 0}
 _ARITY |= dict.fromkeys(("add", "sub", "mul", "div", "min", "max"), 2)
 _PARAMETERS = {"input": (int,), "const": (float,), "pow": (int,), "clamp": (float, float)}
@@ -41,7 +58,7 @@ _KINKS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
 }
 NAN = arb("nan")
 Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
-Choices = Mapping[tuple[int, int], bool]
+Choices = Mapping[tuple[int, int], int]  # at kinks whether the left branch is meant, at floor its value
 Step = tuple[int, tuple[int, ...], Callable[..., Any] | None, Callable[..., Any] | None, Limit | None]
 
 
@@ -50,7 +67,7 @@ class Malformed(Exception):
 
 
 class Undecided(Exception):
-    """A kink lies in the box: the sign of this decision, (node, part), is not known."""
+    """A kink or a jump lies in the box: this decision, (node, part), is open; then what it may be."""
 
 
 def need(condition: Any, problem: Any) -> None:
@@ -115,7 +132,7 @@ class Graph:
 
     def branches(self, box: Sequence[arb], most: int) -> list[Choices] | None:
         """Choices for every kink, one set per analytic branch that f may follow somewhere in the box; None if too many."""
-        found, waiting = list[Choices](), [dict[tuple[int, int], bool]()]
+        found, waiting = list[Choices](), [dict[tuple[int, int], int]()]
         while waiting:
             choices = _Recorder(waiting.pop())
             if len(found) + len(waiting) >= most:
@@ -124,7 +141,7 @@ class Graph:
                 self.evaluate(box, choices)
                 found.append({**choices, **choices.decided})
             except Undecided as kink:
-                waiting += [{**choices, kink.args[0]: side} for side in (True, False)]
+                waiting += [{**choices, kink.args[0]: side} for side in kink.args[1]]
         return found
 
     def component(self, output: int) -> tuple[Graph, tuple[int, ...]]:
@@ -172,12 +189,12 @@ class Graph:
         return self.shape, tuple(_label(keys[k]) for k in self.outputs)
 
 
-class _Recorder(dict[tuple[int, int], bool]):
+class _Recorder(dict[tuple[int, int], int]):
     """Choices that note what else the signs on the box decided."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__(choices)
-        self.decided: dict[tuple[int, int], bool] = {}
+        self.decided: dict[tuple[int, int], int] = {}
 
 
 def _value(x: Any) -> Any:
@@ -196,7 +213,7 @@ def _choose(key: Any, choices: Choices | None, decision: Any, left: Any, right: 
             choices.decided[key] = bool(sign >= 0)
         return left if sign >= 0 else right
     if choices is not None:
-        raise Undecided(key)
+        raise Undecided(key, (True, False))
     if not any(isinstance(x, arb_series) for x in (decision, left, right)):
         return left.union(right)
     slopes = [x[1] if isinstance(x, arb_series) else arb(0) for x in (left, right)]
@@ -213,6 +230,8 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
         plain = partial(_power, exponent=params[0])
     elif name in ("clamp", "clip"):
         kink = partial(_clamp, position, params[0], params[1], name == "clip")
+    elif name == "floor":
+        kink = partial(_floor, position)
     elif name in _KINKS:
         kink = partial(_kink, position, name)
     return position, args, plain, kink, limit
@@ -220,6 +239,27 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
 
 def _kink(position: int, name: str, choices: Choices | None, *a: Any) -> Any:
     return _choose((position, 0), choices, *_KINKS[name](*a), jumps=name == "where")
+
+
+def _floor(position: int, choices: Choices | None, x: Any) -> Any:
+    """The largest integer ≤ x: a constant, which is also how it is continued, except on balls that reach over an integer."""
+    key, value = (position, 0), _value(x)
+    if choices is not None and key in choices:
+        return arb(choices[key])
+    if not isinstance(value, arb) or not value.is_finite():
+        return NAN
+    first, last = (end.floor().unique_fmpz() for end in (value.lower(), value.upper()))
+    if first is None or last is None:
+        return NAN
+    least, most = int(first), int(last)
+    if least == most:
+        if isinstance(choices, _Recorder):
+            choices.decided[key] = least
+        return arb(least)
+    if choices is not None:
+        raise Undecided(key, range(least, min(most + 1, least + MAX_EXPONENT)))
+    enclosed = arb(least).union(arb(most))
+    return arb_series([enclosed, NAN], 2) if isinstance(x, arb_series) else enclosed
 
 
 def _clamp(position: int, low: float, high: float, poles: bool, choices: Choices | None, x: Any) -> Any:
@@ -246,6 +286,28 @@ def _sigmoid(x: Any) -> Any:
 
 def _atan(x: Any) -> Any:
     return x.atan() if not isinstance(x, acb) or abs(x.imag) < 1 else NAN
+
+
+def _inverse(name: str, x: Any) -> Any:
+    """asinh, acosh and atanh: off their branch cuts, with the slopes 1/√(1 + x²), 1/√(x² − 1), 1/(1 − x²)."""
+    value = _value(x)
+    real = value.real if isinstance(value, acb) else value
+    if isinstance(value, acb) and name == "asinh":
+        return x.asinh() if abs(value.imag) < 1 else NAN
+    if name == "atanh" and not abs(real) < 1:
+        return NAN
+    if name == "acosh" and not real > 1:  # a real acosh is continued by 0 where it has no value, as a root is
+        top = NAN if isinstance(value, acb) or not value.is_finite() else value.upper()
+        enclosed = arb(0).union(top.acosh()) if top > 1 else arb(0) if top <= 1 else NAN
+        return enclosed if not isinstance(x, arb_series) or top < 1 else arb_series([enclosed, NAN], 2)
+    if isinstance(value, acb):
+        return getattr(value, name)()
+    low, high = (getattr(end, name)() for end in (value.lower(), value.upper()))  # all of them increase
+    found, square = low.union(high), _power(value, 2)
+    if not isinstance(x, arb_series):
+        return found
+    inside = 1 - square if name == "atanh" else square + 1 if name == "asinh" else square - 1
+    return arb_series([found, (1 / inside if name == "atanh" else 1 / inside.sqrt()) * x[1]], 2)
 
 
 def _apart_from_zero(x: Any) -> bool:
@@ -289,6 +351,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "atan": _atan,
+    **{name: partial(_inverse, name) for name in _HYPERBOLIC},
     **{name: operator.methodcaller(name) for name in ("exp", "sin", "cos", "tan", "erf")},
 }
 
@@ -374,7 +437,9 @@ def parse(text: str, names: Sequence[str]) -> Graph:
     places = {f"x{i}": i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
     if len(names) <= 3 and names[0] == "x0":
         places |= {letter: i for i, letter in enumerate("xyz"[: len(names)])}
-    rows, reader = text.replace("^", "**").rstrip().removesuffix(";").split(";"), _Reader(places)
+    for typed, python in (("^", "**"), ("≤", "<="), ("≥", ">="), ("&&", " and "), ("||", " or ")):
+        text = text.replace(typed, python)
+    rows, reader = text.rstrip().removesuffix(";").split(";"), _Reader(places)
     try:
         trees = [ast.parse(row.strip(), mode="eval").body for row in rows]
         lines = [[reader.read(t) for t in (tree.elts if isinstance(tree, ast.Tuple) else [tree])] for tree in trees]
@@ -384,6 +449,12 @@ def parse(text: str, names: Sequence[str]) -> Graph:
     vector = (len(lines[0]),) if isinstance(trees[0], ast.Tuple) else ()
     shape = (len(lines), len(lines[0])) if ";" in text else vector
     return Graph(len(names), tuple(reader.nodes), tuple(k for line in lines for k in line), shape)
+
+
+def _is_condition(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Compare | ast.BoolOp) or (
+        isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
+    )
 
 
 class _Reader:
@@ -426,7 +497,72 @@ class _Reader:
         if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
             raise Malformed("expression: found an unknown name or unsupported syntax")
         need(not tree.keywords and tree.args, "expression: a function needs positional arguments")
+        if tree.func.id == "where" and len(tree.args) == 3 and _is_condition(tree.args[0]):
+            node, negated = self.condition(tree.args[0])
+            yes, no = self.read(tree.args[1]), self.read(tree.args[2])
+            return self.branch(node, no, yes) if negated else self.branch(node, yes, no)
         return self.call(tree.func.id, [self.read(a) for a in tree.args])
+
+    def condition(self, tree: ast.expr) -> tuple[int, bool]:
+        """(c, negated): it holds where c ≥ 0, or where c < 0 if it is negated."""
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
+            node, negated = self.condition(tree.operand)
+            return node, not negated
+        if isinstance(tree, ast.BoolOp):
+            found = [self.condition(part) for part in tree.values]
+            return self.joined(found, isinstance(tree.op, ast.And))
+        need(isinstance(tree, ast.Compare), "expression: expected a comparison")
+        assert isinstance(tree, ast.Compare)
+        sides, found = [self.read(side) for side in (tree.left, *tree.comparators)], []
+        for symbol, a, b in zip(tree.ops, sides, sides[1:]):
+            need(isinstance(symbol, ast.Lt | ast.LtE | ast.Gt | ast.GtE), "expression: the comparisons are < <= > >=")
+            a, b = (b, a) if isinstance(symbol, ast.LtE | ast.Gt) else (a, b)
+            one_side = self.add("neg", b) if self.literal(a) == 0 and self.literal(b) != 0 else None
+            apart = a if self.literal(b) == 0 else self.add("sub", a, b) if one_side is None else one_side
+            found.append((apart, isinstance(symbol, ast.Lt | ast.Gt)))
+        return self.joined(found, True)
+
+    def joined(self, parts: list[tuple[int, bool]], both: bool) -> tuple[int, bool]:
+        """From the left: min for and, max for or; the other way round for two conditions that are negated."""
+        node, negated = parts[0]
+        for other, opposite in parts[1:]:
+            if negated and opposite:
+                node = self.add("max" if both else "min", node, other)
+                continue
+            signs = self.constant(-1.0), self.constant(1.0)
+            pair = [self.add("where", k, *signs) if n else k for k, n in ((node, negated), (other, opposite))]
+            node, negated = self.add("min" if both else "max", *pair), False
+        return node, negated
+
+    def branch(self, condition: int, yes: int, no: int) -> int:
+        """max or min if yes − no is a multiple of the condition, so that the branches meet; else where."""
+        decides, first, second = (self.form(k) for k in (condition, yes, no))
+        apart = {k: first.get(k, 0) - second.get(k, 0) for k in (*first, *second)}
+        place = next((k for k, factor in decides.items() if factor), None)
+        slope = None if place is None else apart.get(place, Fraction(0)) / decides[place]
+        if slope is None or any(apart.get(k, 0) != slope * decides.get(k, 0) for k in (*apart, *decides)):
+            return self.add("where", condition, yes, no)
+        return self.add("max" if slope >= 0 else "min", yes, no)
+
+    def form(self, k: int) -> dict[int, Fraction]:
+        """The node as an affine function of nodes that are not affine; -1 stands for 1."""
+        name, args, params = self.nodes[k]
+        inner = [self.form(j) for j in args] if name in ("add", "sub", "neg", "sum", "mul", "div") else []
+        fixed = [{-1} >= set(f) for f in inner]
+        if name == "const":
+            return {-1: Fraction(params[0])} if params[0] else {}
+        if name in ("add", "sub", "neg", "sum"):
+            total, last = dict[int, Fraction](), len(inner) - 1 if name in ("sub", "neg") else None
+            for place, part in enumerate(inner):
+                for j, factor in part.items():
+                    total[j] = total.get(j, Fraction(0)) + (-factor if place == last else factor)
+            return {j: factor for j, factor in total.items() if factor}
+        if name in ("mul", "div") and any(f and inner[i] for i, f in enumerate(fixed) if name == "mul" or i):
+            place = 0 if name == "mul" and fixed[0] and inner[0] else 1
+            factor = inner[place].get(-1, Fraction(0))
+            if factor:
+                return {j: c * factor if name == "mul" else c / factor for j, c in inner[1 - place].items()}
+        return {k: Fraction(1)}
 
     def power(self, base: int, exponent: int) -> int:
         value = self.literal(exponent)
@@ -449,6 +585,8 @@ class _Reader:
             ends = self.literal(args[1]), self.literal(args[2])
             raised = self.add("clamp", x, params=ends) if None not in ends else self.add("max", x, args[1])
             return raised if None not in ends else self.add("min", raised, args[2])
+        if name == "ceil" and count == 1:
+            return self.add("neg", self.add("floor", self.add("neg", x)))
         known = count == 1 and name in ("sinh", "cosh", "square", "step", "sign")
         need(known, f"expression: there is no function {name} of {count} arguments")
         if name == "square":

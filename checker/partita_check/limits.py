@@ -107,11 +107,22 @@ def rectangle(v: acb) -> acb:
     return acb(v.real.union(arb(0)), v.imag.union(arb(0)))
 
 
+def real(x: Any) -> arb:
+    return x.real if isinstance(x, acb) else x
+
+
+def _root(x: Any) -> Any:
+    """1/√x off the branch cut."""
+    return 1 / x.sqrt() if real(x) > 0 else NAN
+
+
 SLOPES: dict[str, Callable[[Any], tuple[Any, Any]]] = {  # φ' and φ''
     "sin": lambda v: (v.cos(), -v.sin()),
     "tan": lambda v: (1 + v.tan() ** 2, 2 * v.tan() * (1 + v.tan() ** 2)),
     "tanh": lambda v: (1 - v.tanh() ** 2, -2 * v.tanh() * (1 - v.tanh() ** 2)),
     "atan": lambda v: (1 / (1 + v**2), -2 * v / (1 + v**2) ** 2),
+    "asinh": lambda v: (_root(1 + v**2), -v * _root(1 + v**2) ** 3),
+    "atanh": lambda v: (1 / (1 - v**2), 2 * v / (1 - v**2) ** 2) if abs(real(v)) < 1 else (NAN, NAN),
     "erf": lambda v: (2 * (-(v**2)).exp() / arb.pi().sqrt(), -4 * v * (-(v**2)).exp() / arb.pi().sqrt()),
 }
 

@@ -20,7 +20,7 @@ from partita_check.polynomials import INF, up
 __all__ = ["Composed", "Expression"]
 
 LIPSCHITZ = ("neg", "abs", "relu", "clamp", "min", "max", "add", "sub", "sum")
-SMOOTH = ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "pow")
+SMOOTH = ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "asinh", "atanh", "sigmoid", "erf", "pow")
 NAN = arb("nan")
 
 
@@ -65,6 +65,10 @@ class Composed:
             return (parts[0][0] + values[0].abs_upper() / least * parts[1][0]) / least, linear
         if name == "sqrt":
             return self._root(args[0], found)
+        if name == "acosh":  # concave, and cosh y ≥ 1 + y²/2
+            return (2 * parts[0][0]).sqrt(), False
+        if name == "floor" and values[0].is_finite() and values[0].lower().floor() == values[0].upper().floor():
+            return arb(0), True
         if name == "where" and (values[0] >= 0 or values[0] < 0):
             return parts[1 if values[0] >= 0 else 2]
         if name in SMOOTH:

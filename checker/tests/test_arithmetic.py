@@ -28,6 +28,9 @@ EXPRESSIONS = [
     "max(x, y)*abs(x + y) + relu(x) - min(x, 0.2)",
     "clamp(3*x, -1, 1) + where(y, x, x^2)",
     "sum(x, y, x*y) + cosh(x) - sinh(y)",
+    "asinh(3*x)*acosh(2.5 + y) + atanh(x/2)",
+    "where(x > y, x, x^2) + floor(3*x) - ceil(y)",
+    "where(0 < x <= 0.5 or y < 0 and not x > 0.7, x*y, 1)",
 ]
 MP = {
     "sin": mpmath.sin,
@@ -51,6 +54,10 @@ MP = {
     "max": max,
     "sum": lambda *a: sum(a[1:], a[0]),
     "where": lambda c, a, b: a if c >= 0 else b,
+    "asinh": mpmath.asinh,
+    "acosh": mpmath.acosh,
+    "atanh": mpmath.atanh,
+    "floor": mpmath.floor,
 }
 
 
@@ -386,3 +393,30 @@ def test_readers_refuse_what_overlaps_or_is_cut():
 
 def test_constants_are_what_the_standard_says():
     assert float(bounds.UNIT["float64"].mid()) == 2.0**-53 and float(bounds.UNIT["float32"].mid()) == 2.0**-24
+
+
+def test_floor_follows_the_branches_of_a_box_and_no_others():
+    g = parse("floor(2*x) + x", ["x0"])
+    box = [arb(0.5, 0.3)]  # 2x from 0.4 to 1.6
+    found = g.branches(box, 8)
+    assert found is not None and sorted(g.evaluate([arb(0.25)], c)[0].mid() for c in found) == [0.25, 1.25]
+    assert g.evaluate([acb(0.3, 0.01)])[0].is_finite() is False  # not analytic unless a branch is chosen
+    assert g.evaluate([acb(0.3, 0.01)], found[0])[0].is_finite()
+
+
+@pytest.mark.parametrize(("text", "inside", "outside"), [("acosh(x)", 1.5, 0.5), ("atanh(x)", 0.5, 1.5)])
+def test_inverse_functions_are_not_used_beyond_their_cuts(text, inside, outside):
+    g = parse(text, ["x0"])
+    assert g.evaluate([acb(inside, 0.1)])[0].is_finite() and not g.evaluate([acb(outside, 0.1)])[0].is_finite()
+    assert not parse("asinh(x)", ["x0"]).evaluate([acb(0.1, 1.5)])[0].is_finite()
+
+
+def test_comparisons_are_read_and_branches_that_meet_become_extrema():
+    names = ["x0", "x1"]
+    assert parse("where(x > 0, x, 0.1*x)", names).canonical() == parse("max(0.1*x, x)", names).canonical()
+    assert parse("where(x >= 0, x, y)", names).canonical() == parse("where(x, x, y)", names).canonical()
+    assert parse("where(x > 0, x, y)", names).canonical() == parse("where(-x, y, x)", names).canonical()
+    assert parse("where(x > 0, x, y)", names).canonical() != parse("where(x >= 0, x, y)", names).canonical()
+    for text in ("x > 1", "where(x == 1, x, y)", "where(x > 0 and y, x, y)", "sin(x < 1)"):
+        with pytest.raises(Malformed):
+            parse(text, names)

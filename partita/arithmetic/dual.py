@@ -8,6 +8,7 @@ Hence |f(x) - f(y)| ≤ sup |g|₂ |x - y|₂ on the box. Each rule below keeps 
     φ(u)         φ' over the interval U, times G_u (mean value theorem; for |·|, relu and clamp the hull of the slopes)
     min(u, v)    t G_u + (1 - t) G_v for some t in [0, 1]: the hull where undecided
     where(c)     any slope along the axes that move c where its sign is undecided: f may jump
+    floor(u)     0, and any slope along the axes that move u where it may pass an integer
 A slope that is exactly 0 along an axis says that f does not depend on it, so 0 · [-inf, inf] = 0 is right.
 """
 
@@ -163,6 +164,27 @@ class Dual:
     def erf(self) -> "Dual":
         """Slope (2 / √π) exp(-u²)."""
         return self._chain(self.value.erf(), _TWO_OVER_ROOT_PI * (-self.value.square()).exp())
+
+    def asinh(self) -> "Dual":
+        """Slope 1 / √(1 + u²)."""
+        return self._chain(self.value.asinh(), 1.0 / (1.0 + self.value.square()).sqrt())
+
+    def acosh(self) -> "Dual":
+        """Slope 1 / √((u - 1)(u + 1)), unbounded where u may be ≤ 1."""
+        root = ((self.value - 1.0) * (self.value + 1.0)).sqrt()
+        return self._chain(self.value.acosh(), (1.0 / root).forget(self.value.lo <= 1.0))
+
+    def atanh(self) -> "Dual":
+        """Slope 1 / (1 - u²), unbounded where |u| may be ≥ 1."""
+        slope = 1.0 / (1.0 - self.value.square())
+        return self._chain(self.value.atanh(), slope.forget(self.value.magnitude >= 1.0))
+
+    def floor(self) -> "Dual":
+        """A constant, or a jump along the axes that move this."""
+        value = self.value.floor()
+        moving = (self.gradient.lo != 0.0) | (self.gradient.hi != 0.0)
+        slopes = Interval.point(np.zeros(moving.shape)).forget((value.lo < value.hi)[:, None] & moving)
+        return Dual(value, slopes)
 
     def _distances(self) -> tuple[Floats, Floats]:
         """The least and the largest |u|, finite."""

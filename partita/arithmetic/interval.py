@@ -3,7 +3,7 @@
 *Inclusion*: for x ∈ X and y ∈ Y at which the operation is defined, x ∘ y ∈ X ∘ Y. The ends are binary64, lo < +inf and
 hi > -inf; an overflow turns into the largest finite float on the inner side and into infinity on the outer one.
 numpy's + - * / and sqrt are correctly rounded, so one ulp outward encloses; exp, log, … are padded by `LIBRARY_ULPS`,
-erf and sigmoid by `SPECIAL_ULPS`, and clipped to their range. [-inf, inf] says that nothing is known.
+erf, sigmoid, asinh, acosh and atanh by `SPECIAL_ULPS`, and clipped to their range. [-inf, inf] says that nothing is known.
 """
 
 import sys
@@ -238,6 +238,28 @@ class Interval:
     @_quiet
     def erf(self) -> "Interval":
         return _increasing(scipy.special.erf, self, -1.0, 1.0, SPECIAL_ULPS)
+
+    @_quiet
+    def asinh(self) -> "Interval":
+        return _increasing(np.arcsinh, self, -np.inf, np.inf, SPECIAL_ULPS)
+
+    @_quiet
+    def acosh(self) -> "Interval":
+        """acosh of the part of X in [1, inf), [-inf, inf] where there is none."""
+        defined = Interval(np.maximum(self.lo, 1.0), np.maximum(self.hi, 1.0))
+        return _increasing(np.arccosh, defined, 0.0, np.inf, SPECIAL_ULPS).forget(self.hi < 1.0)
+
+    @_quiet
+    def atanh(self) -> "Interval":
+        """atanh X: an end is infinite where X touches -1 or 1, [-inf, inf] where X does not meet (-1, 1)."""
+        defined = Interval(np.clip(self.lo, -1.0, 1.0), np.clip(self.hi, -1.0, 1.0))
+        outside = (self.hi <= -1.0) | (self.lo >= 1.0)
+        inner = Interval(np.where(outside, 0.0, defined.lo), np.where(outside, 0.0, defined.hi))
+        return _increasing(np.arctanh, inner, -np.inf, np.inf, SPECIAL_ULPS).forget(outside)
+
+    def floor(self) -> "Interval":
+        """The largest integer ≤ x, exactly."""
+        return Interval(np.floor(self.lo), np.floor(self.hi))
 
     def absolute(self) -> "Interval":
         return Interval(self.mignitude, self.magnitude)

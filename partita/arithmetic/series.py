@@ -8,6 +8,10 @@ What bounds the tail beyond D, with n = D + 1:
     xᵏ                Lagrange, and no tail for 0 ≤ k ≤ D
     log, √x, x⁻ᵏ      ratios |g_{k+1} / g_k| ≤ q < 1 for k ≥ n, so the tail is ≤ |g_n| / (1 - q)
     atan              |g_k| ≤ (s / √(1 + u₀²))ᵏ / k: atan' is the imaginary part of 1 / (x - i)
+    asinh             |g_k| ≤ (s / √(1 + u₀²))ᵏ / k: asinh' = Σ P_k(-u₀ / r) hᵏ / rᵏ⁺¹, r = √(1 + u₀²), Legendre's P_k, |P_k| ≤ 1
+    acosh             |g_k| ≤ √(a / b) (s / a)ᵏ / k, a = u₀ - 1, b = u₀ + 1: acosh' = (a + h)^(-1/2) (b + h)^(-1/2), both with
+                      alternating coefficients, and Σ_j |C(-1/2, j) C(-1/2, k - j)| = 1
+    atanh             |g_k| ≤ (s / (1 - |u₀|))ᵏ / k: atanh' = (1 / (1 - x) + 1 / (1 + x)) / 2
     erf               Lagrange with Cramér's inequality |H_D(x)| ≤ 1.0865 √(2ᴰ D!) e^(x²/2)
     tan               Lagrange: tan⁽ⁿ⁾ is a polynomial in tan with coefficients ≥ 0, largest where |tan| is
     tanh, sigmoid     Lagrange with Cauchy's estimate on circles of radius y < π/2: |tanh| ≤ max(1, tan y)
@@ -212,6 +216,51 @@ def atan(around: Around, degree: int) -> Expansion:
     share = Interval.point(around.reach) / square.sqrt()
     first = share.pow_int(degree + 1) * _inverses(degree + 2)[degree + 1]
     return _expansion(_integral(center.atan(), slopes, around), _geometric(first, share))
+
+
+def _from_roots(
+    value: Interval, around: Around, square: Interval, share: Interval, factor: Interval, degree: int
+) -> Expansion:
+    """g with y = g' = (q + 2 u₀ h + h²)^(-1/2), q = square: k q y_k = -((2 k - 1) u₀ y_{k-1} + (k - 1) y_{k-2})."""
+    scale = Interval.point(around.scale)
+    a, b = around.point * scale / square, scale.square() / square
+    rows = [1.0 / square.sqrt()]
+    for k in range(1, degree):
+        step = (2.0 * k - 1.0) * a * rows[-1]
+        step = step + (k - 1.0) * b * rows[-2] if k > 1 else step
+        rows.append(-step * _inverses(k + 1)[k])
+    first = share.pow_int(degree + 1) * factor * _inverses(degree + 2)[degree + 1]
+    return _expansion(_integral(value, rows[:degree], around), _geometric(first, share))
+
+
+def asinh(around: Around, degree: int) -> Expansion:
+    square = 1.0 + around.point.square()
+    share = Interval.point(around.reach) / square.sqrt()
+    return _from_roots(around.point.asinh(), around, square, share, Interval.point(1.0), degree)
+
+
+def acosh(around: Around, degree: int) -> Expansion:
+    """No tail is known where u₀ may be ≤ 1."""
+    inside = around.center > 1.0
+    center = np.where(inside, around.center, 2.0)
+    less, more = Interval.point(center) - 1.0, Interval.point(center) + 1.0
+    moved = Around(center, around.hull, around.reach, around.scale)
+    share = Interval.point(around.reach) / less
+    found = _from_roots(moved.point.acosh(), moved, less * more, share, (less / more).sqrt(), degree)
+    return Expansion(found.coefficients, found.errors, np.where(inside, found.tail, np.inf))
+
+
+def atanh(around: Around, degree: int) -> Expansion:
+    """(1 - (u₀ + h)²) g' = 1; no tail is known where |u₀| ≥ 1."""
+    inside = np.abs(around.center) < 1.0
+    center, scale = Interval.point(np.where(inside, around.center, 0.0)), Interval.point(around.scale)
+    left, right = 1.0 - center, 1.0 + center
+    square = left * right
+    slopes = _three_terms(1.0 / square, -2.0 * center * scale / square, -scale.square() / square, degree, divide=False)
+    share = Interval.point(around.reach) / left.minimum(right)
+    first = share.pow_int(degree + 1) * _inverses(degree + 2)[degree + 1]
+    found = _expansion(_integral(center.atanh(), slopes, around), _geometric(first, share))
+    return Expansion(found.coefficients, found.errors, np.where(inside, found.tail, np.inf))
 
 
 def erf(around: Around, degree: int) -> Expansion:

@@ -120,6 +120,12 @@ def quotient(function: str, hull: Interval) -> tuple[Interval, Interval]:
     elif function == "atan":
         first = 1.0 / (1.0 + v.square())
         second = -2.0 * v * first.square()
+    elif function == "asinh":
+        first = 1.0 / (1.0 + v.square()).sqrt()
+        second = -v * first * first.square()
+    elif function == "atanh":
+        first = 1.0 / (1.0 - v.square())
+        second = 2.0 * v * first.square()
     else:  # erf
         first = (2.0 / Interval(down(np.sqrt(np.pi), 4), up(np.sqrt(np.pi), 4))) * (-v.square()).exp()
         second = -2.0 * v * first

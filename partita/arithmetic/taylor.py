@@ -9,6 +9,7 @@ What a polynomial operation rounds or drops, `lost`, goes into the remainder:
               ρ Σ k |g_k| |u - u₀|^(k-1) + lost
     |u|       undecided on [a, b]: λ u + [0, δ], λ ∈ [-1, 1], δ = max(b (1 - λ), -a (1 + λ)); relu, min, max likewise
     where     undecided: (a + b) / 2 ± |a - b| / 2
+    floor(u)  a constant, or u - 1/2 ± 1/2 where u may pass an integer
 Each model carries an interval enclosure `bounds` of f, the narrower of p ± ρ and of interval arithmetic. It decides
 kinks and domains, and where its radius is below the remainder the model becomes a constant. A remainder of inf says
 that p is not known, and is 0. Where f is not defined on all of a box nothing is known at all: `is_entire`.
@@ -226,6 +227,21 @@ class TaylorModel:
 
     def erf(self) -> "TaylorModel":
         return self._compose(series.erf, self.bounds.erf())
+
+    def asinh(self) -> "TaylorModel":
+        return self._compose(series.asinh, self.bounds.asinh())
+
+    def acosh(self) -> "TaylorModel":
+        """A constant where u may be 1, nothing known where it may be < 1."""
+        return self._compose(series.acosh, self.bounds.acosh()).forget(self.bounds.lo < 1.0)
+
+    def atanh(self) -> "TaylorModel":
+        """Nothing known where |u| may be ≥ 1."""
+        return self._compose(series.atanh, self.bounds.atanh()).forget(self.bounds.magnitude >= 1.0)
+
+    def floor(self) -> "TaylorModel":
+        drift = self + TaylorModel.constant(self._basis, -0.5)
+        return _settled(drift.polynomial, above(drift.remainder + 0.5), self.bounds.floor())
 
     @_quiet
     def _hinge(self, left: float, right: float) -> tuple[Floats, Floats]:

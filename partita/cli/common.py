@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 
 import partita as pa
-from partita.errors import DomainError
+from partita.functions.expressions import CONSTANTS, function_names
 
 if TYPE_CHECKING:
     import torch
@@ -57,13 +56,13 @@ Expression = Annotated[
     typer.Argument(
         metavar="EXPR",
         help=(
-            "The function in x0, x1, … (or x, y, z): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a vector. Functions: exp "
-            "log sqrt sin cos tan atan tanh sigmoid erf abs min max relu clamp step …; "
-            "where(c, a, b) is a where c ≥ 0 and b elsewhere."
+            "The function in x0, x1, … (or x, y, z for up to three variables): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a "
+            f"vector. Constants: {', '.join(CONSTANTS)}. Functions: {function_names()}. where(x > 0.5, a, b) is a where "
+            "the comparison holds and b elsewhere (< <= > >=, and, or, not); where(c, a, b) is a where c ≥ 0."
         ),
     ),
 ]
-Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1]x[-2,3]'.")]
+Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1] x [-2,3]', '[0, 2*pi]'.")]
 Region = Annotated[
     list[str] | None,
     typer.Option(
@@ -131,20 +130,8 @@ Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder written b
 
 
 def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Region:
-    """`[-1,1]^2`, `[0,1]x[-2,3]`, also mixed: `[0,1]^2x[-2,3]`; the part of it where inequalities hold, if there are any."""
-    sides: list[tuple[float, float]] = []
-    for part in re.split(r"(?<=[\]\d])\s*[x×]\s*(?=\[)", text.strip()):
-        found = re.fullmatch(r"\[\s*([^,\[\]]+)\s*,\s*([^,\[\]]+)\s*\]\s*(?:\^\s*(\d{1,3}))?", part.strip())
-        try:
-            if not found:
-                raise ValueError
-            sides += [(float(found[1]), float(found[2]))] * int(found[3] or 1)
-        except ValueError:
-            raise DomainError(
-                f"the domain {text!r} cannot be read as a box at {part!r}; expected '[-1,1]^2' or '[0,1]x[-2,3]'."
-            ) from None
-    box = pa.Box([a for a, _ in sides], [b for _, b in sides])
-    return pa.Region(box, region) if region else box
+    """The box that `Box.of` reads; the part of it where inequalities hold, if there are any."""
+    return pa.Region(text, region) if region else pa.Box.of(text)
 
 
 def compile_options(

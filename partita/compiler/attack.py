@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from partita.arithmetic.notebook_cards import card
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError, UnsupportedError
-from partita.functions.regions import Domain
+from partita.functions.regions import DomainLike
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.proofs.balls import balls_at_hand, value_in_balls
 from partita.proofs.worst_point import search_worst
@@ -61,6 +62,21 @@ class Attack:
         """bound/error. Below 1 the claim is false."""
         return self.bound / self.error if self.error > 0 else math.inf
 
+    def __repr__(self) -> str:
+        return f"Attack({self})"
+
+    def _repr_html_(self) -> str:
+        verdict = "REFUTED" if self.refuted else "not refuted" if self.claimed else "nothing to refute"
+        between = None if self.lowest is None else f"{self.lowest:.9g} to {self.highest:.9g} ({self.arithmetic})"
+        facts = {
+            "worst error found": f"{self.error:.6g}",
+            "enclosed": between,
+            "at": ", ".join(f"{x:.6g}" for x in self.point),
+            "claimed" if self.claimed else "seen before": f"{'≤ ' * self.claimed}{self.bound:.6g}",
+            "points tried": f"{self.samples:,}",
+        }
+        return card(f"Attack: {verdict}", facts)
+
     def __str__(self) -> str:
         place = ", ".join(f"{x:.6g}" for x in self.point)
         known = (
@@ -79,7 +95,7 @@ class Attack:
 def attack(
     claim: Compiled | Callable[..., Any],
     function: Any = None,
-    domain: Domain | tuple[Box, Box] | None = None,
+    domain: DomainLike | None = None,
     *,
     bound: float | None = None,
     samples: int = 1 << 14,

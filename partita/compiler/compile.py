@@ -29,11 +29,10 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.functions.moduli import Modulus
-from partita.functions.regions import Domain, Region
+from partita.functions.regions import DomainLike, Region
 from partita.functions.regularity import Jumps
 from partita.functions.tails import norm_seen
 from partita.functions.target import Tail
-from partita.geometry.domains import Box
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
@@ -50,7 +49,7 @@ _ATTACK, _SAMPLES = 2048, 4096  # random points of the attack on a finished head
 
 def compile(
     function: Any,
-    domain: Domain | tuple[Box, Box],
+    domain: DomainLike,
     *,
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
@@ -82,8 +81,10 @@ def compile(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
-            c ≥ 0 and b elsewhere.
+            c ≥ 0 and b elsewhere, and `where(x0 > 0.5, a, b)` is a where the comparison holds.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
+            A box may be typed as text, `"[-1,1]^2"` or `"[0, pi] x [0,2]"`, or as a pair `(lo, hi)` for each axis,
+            `[(0, 3), (273, 323)]`: see `Box.of`.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
@@ -160,7 +161,7 @@ def compile(
 
 def plan(
     function: Any,
-    domain: Domain | tuple[Box, Box],
+    domain: DomainLike,
     *,
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
@@ -188,8 +189,10 @@ def plan(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
-            c ≥ 0 and b elsewhere.
+            c ≥ 0 and b elsewhere, and `where(x0 > 0.5, a, b)` is a where the comparison holds.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
+            A box may be typed as text, `"[-1,1]^2"` or `"[0, pi] x [0,2]"`, or as a pair `(lo, hi)` for each axis,
+            `[(0, 3), (273, 323)]`: see `Box.of`.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".

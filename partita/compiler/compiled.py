@@ -15,6 +15,7 @@ from torch import Tensor
 
 from partita import storage
 from partita.arithmetic.arguments import require_dtype
+from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
@@ -24,7 +25,7 @@ from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
-from partita.methods.method import Candidate
+from partita.methods.method import Candidate, candidate_rows
 from partita.methods.planner import report
 from partita.proofs import PROOFS
 from partita.proofs.certificate import Certificate, Witness, model_digest
@@ -424,6 +425,21 @@ class Compiled:
         if self.is_changed:
             return f"Compiled({self.target.label!r}: {keys}, changed after it was certified: the certificate does not apply)"
         return f"Compiled({self.target.label!r}: {keys}, {c.kind} error {c.claim} in L{c.norm}, {c.semantics})"
+
+    def _repr_html_(self) -> str:
+        c, seen = self.certificate, self.certificate.witness
+        claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} (tolerance {c.tolerance:g})"
+        facts = {
+            "function": self.target.label,
+            "domain": " and ".join(str(d) for d in self.target.domains),
+            "claim": "changed after it was certified: the certificate does not apply" if self.is_changed else claim,
+            "worst error seen": None if seen is None else f"{seen.error:.4g}",
+            "keys": count_text(self.num_keys),
+            "stored numbers": f"{self.num_parameters:,} ({c.semantics})",
+            "evaluations of f": f"{self.evaluations:,}" if self.evaluations else None,
+        }
+        columns, *rows = candidate_rows(self.candidates, built=True)
+        return card("Compiled head", facts, columns=columns, rows=rows)
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:

@@ -13,11 +13,10 @@ from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
 from partita.errors import DomainError, ToleranceError, UnsupportedError
 from partita.functions.probing import Calls
-from partita.functions.regions import Domain
+from partita.functions.regions import DomainLike
 from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, make_target
-from partita.geometry.domains import Box
 from partita.methods import METHODS, Request
 
 __all__ = ["ACCEPT", "method_names", "request_for"]
@@ -33,7 +32,7 @@ def method_names() -> list[str]:
 
 def request_for(
     function: Any,
-    domain: Domain | tuple[Box, Box],
+    domain: DomainLike,
     *,
     tolerance: float,
     norm: float | str,
@@ -75,10 +74,6 @@ def request_for(
         _require_sharpness(sharpness, method)
     if not (is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
-    if query_values and not isinstance(domain, tuple):
-        raise UnsupportedError(
-            "query_values is True for a single domain; expected a pair of boxes", "Leave query_values out."
-        )
     calls = Calls(progress=asking)
     if max_evaluations is not None:
         if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
@@ -90,6 +85,10 @@ def request_for(
     report(progress, "first evaluations of f" if callable(function) else "reading f")
     target = make_target(function, domain, vectorize=vectorize, trace=trace, calls=calls)
     said = Declared(**declared)
+    if query_values and len(target.domains) == 1:
+        raise UnsupportedError(
+            "query_values is True for a single domain; expected a pair of boxes", "Leave query_values out."
+        )
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))

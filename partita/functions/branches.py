@@ -1,15 +1,52 @@
-"""Recognises branches `where(c, a, b)` that meet, and writes them as max or min, which have no jump."""
+"""Truth values of comparisons, and branches `where(c, a, b)`: those that meet are written as max or min, which have no jump."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from partita.functions.graph import GraphBuilder
 
-__all__ = ["branch"]
+__all__ = ["Truth", "branch"]
 
 Form = dict[int, Fraction]  # position of a node to its factor; −1 stands for the constant 1
 _MOST_TERMS, _DEEPEST = 64, 64
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A condition: `node ≥ 0`, or `node < 0` if it is `negated`. Both are exact, so strict comparisons are."""
+
+    node: int
+    negated: bool = False
+
+    @staticmethod
+    def compared(symbol: str, a: int, b: int, add: Callable[..., int], literal: Callable[[int], float | None]) -> Truth:
+        """`a symbol b` for < <= > >=: the sign of a difference; a literal 0 is left out of it."""
+        if symbol in ("<=", ">"):  # a <= b is b - a ≥ 0, and a > b its opposite
+            a, b = b, a
+        difference = a if literal(b) == 0.0 else add("neg", b) if literal(a) == 0.0 else add("sub", a, b)
+        return Truth(difference, negated=symbol in ("<", ">"))
+
+    @property
+    def opposite(self) -> Truth:
+        return Truth(self.node, not self.negated)
+
+    def joined(self, word: str, other: Truth, add: Callable[..., int]) -> Truth:
+        """`self and other`, `self or other`: min and max of nodes that are ≥ 0; for two negated ones by De Morgan."""
+        if self.negated and other.negated:
+            return Truth(add("max" if word == "and" else "min", self.node, other.node), negated=True)
+        nodes = [t._sign(add) if t.negated else t.node for t in (self, other)]
+        return Truth(add("min" if word == "and" else "max", *nodes))
+
+    def _sign(self, add: Callable[..., int]) -> int:
+        """1 where a negated condition holds, -1 elsewhere."""
+        return add("where", self.node, *(add("const", parameters=(s,)) for s in (-1.0, 1.0)))
+
+    def choose(self, builder: GraphBuilder, yes: int, no: int) -> int:
+        """`yes` where the condition holds, else `no`."""
+        return branch(builder, self.node, no, yes) if self.negated else branch(builder, self.node, yes, no)
 
 
 def branch(builder: GraphBuilder, condition: int, yes: int, no: int) -> int:

@@ -307,6 +307,17 @@ def _root(c: _Composition, node: Node, k: int) -> _Omega:
     return c.raised(c.of(node.arguments[0]), 0.5)
 
 
+def _acosh(c: _Composition, node: Node, k: int) -> _Omega:
+    """`|acosh a − acosh b| ≤ acosh(1 + |a − b|) ≤ √(2|a − b|)`: acosh is concave, and cosh y ≥ 1 + y²/2."""
+    return c.times(sqrt_up(2.0), c.raised(c.of(node.arguments[0]), 0.5))
+
+
+def _floor(c: _Composition, node: Node, k: int) -> _Omega:
+    if math.floor(c.enclosed(node.arguments[0]).lo) == math.floor(c.enclosed(node.arguments[0]).hi):
+        return _Omega(0.0)
+    raise _NoModulus(f"{_shown(c.graph, k)} may jump")
+
+
 def _chain(c: _Composition, node: Node, k: int) -> _Omega:
     """φ(u): sup |φ'| over the range of u, times ω_u."""
     inner = c.enclosed(node.arguments[0])
@@ -331,8 +342,11 @@ _RULES: Mapping[str, Rule] = {
     "max": _extreme,
     "where": _where,
     "sqrt": _root,
+    "acosh": _acosh,
+    "floor": _floor,
     **dict.fromkeys(
         ("neg", "pow", "exp", "log", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu", "clamp"),
         _chain,
     ),
+    **dict.fromkeys(("asinh", "atanh"), _chain),
 }

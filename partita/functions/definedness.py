@@ -37,31 +37,33 @@ def is_bounded(graph: Graph, box: Box) -> bool:
 
 
 def undefined_root(graph: Graph, region: Region) -> str:
-    """Why a square root of f is not proved to be defined on the region; an empty text if all are.
+    """Why a square root or an acosh of f is not proved to be defined on the region; an empty text if all are.
 
-    Its argument `a` is at least 0 where intervals say so, and on all of a piece where `a + Σ λ_k g_k` is at least 0 for some
-    `λ_k ≥ 0` and the piece's constraints `g_k ≤ 0`. Branches of `where` may be undefined where they are not chosen, so such
-    functions are left to the claim, which says what it takes an undefined root to be.
+    The argument `a` of a root, or that of an acosh less 1, is at least 0 where intervals say so, and on all of a piece where
+    `a + Σ λ_k g_k` is at least 0 for some `λ_k ≥ 0` and the piece's constraints `g_k ≤ 0`. Branches of `where` may be undefined
+    where they are not chosen, so such functions are left to the claim, which says what it takes an undefined root to be.
     """
     if any(node.operation == "where" for node in graph.nodes):
         return ""
     for node in graph.nodes:
-        if node.operation == "sqrt":
-            argument = _part(graph, node.arguments[0])
+        if node.operation in ("sqrt", "acosh"):
+            argument = _part(graph, node.arguments[0], less=1.0 if node.operation == "acosh" else 0.0)
             for piece in region.pieces:
                 place = None if _follows(argument, piece) else _negative_place(argument, piece)
                 if place is not None:
                     shown = np.round(place, 6).tolist()
-                    return f"the square root of {argument.infix()[:120]} is not proved to be defined near {shown}"
+                    what = f"the square root of {argument.infix()[:120]}" if node.operation == "sqrt" else "an acosh"
+                    return f"{what} is not proved to be defined near {shown}"
     return ""
 
 
-def _part(graph: Graph, output: int) -> Graph:
-    """The graph of one node."""
+def _part(graph: Graph, output: int, less: float = 0.0) -> Graph:
+    """The graph of one node, less a number."""
     builder, places = GraphBuilder(graph.num_inputs), list[int]()
     for node in graph.nodes[: output + 1]:
         places.append(builder.add(node.operation, *(places[k] for k in node.arguments), parameters=node.parameters))
-    return builder.finish([places[output]], ())
+    found = places[output]
+    return builder.finish([builder.add("sub", found, builder.add("const", parameters=(less,))) if less else found], ())
 
 
 def _negative_place(argument: Graph, piece: Piece) -> Array | None:

@@ -13,7 +13,7 @@ __all__ = ["derivative"]
 def derivative(graph: Graph, axis: int) -> Graph:
     """`∂f/∂x_axis`, with the outputs of f; `where` decides on kinks.
 
-    At a kink of abs, relu, min, max or clamp, and on a jump of `where`, the value is that of one side.
+    At a kink of abs, relu, min, max or clamp, and on a jump of `where` or `floor`, the value is that of one side.
 
     >>> from partita.functions import parse
     >>> derivative(parse("x0^3*sin(x1)", ["x0", "x1"]), 0).infix()
@@ -92,12 +92,15 @@ class _Work:
     def one_minus(self, x: int) -> int:
         return self.add("sub", self.constant(1.0), x)
 
+    def over_root(self, x: int) -> int:
+        return self.add("div", self.constant(1.0), self.add("sqrt", x))
+
     def square(self, x: int) -> int:
         return self.add("pow", x, parameters=(2,))
 
 
 # the slope of each function of one argument, from the argument and the value
-_OUTER: Mapping[str, Callable[[_Work, int, int], int]] = {
+_OUTER: Mapping[str, Callable[[_Work, int, int], int | None]] = {
     "exp": lambda w, x, y: y,
     "log": lambda w, x, y: w.add("div", w.constant(1.0), x),
     "sqrt": lambda w, x, y: w.add("div", w.constant(0.5), y),
@@ -108,6 +111,10 @@ _OUTER: Mapping[str, Callable[[_Work, int, int], int]] = {
     "tanh": lambda w, x, y: w.one_minus(w.square(y)),
     "sigmoid": lambda w, x, y: w.add("mul", y, w.one_minus(y)),
     "erf": lambda w, x, y: w.bell(x),
+    "asinh": lambda w, x, y: w.over_root(w.add("add", w.constant(1.0), w.square(x))),
+    "acosh": lambda w, x, y: w.over_root(w.add("sub", w.square(x), w.constant(1.0))),
+    "atanh": lambda w, x, y: w.add("div", w.constant(1.0), w.one_minus(w.square(x))),
+    "floor": lambda w, x, y: None,
     "abs": lambda w, x, y: w.add("where", x, w.constant(1.0), w.constant(-1.0)),
     "relu": lambda w, x, y: w.add("where", x, w.constant(1.0), w.constant(0.0)),
     "neg": lambda w, x, y: w.constant(-1.0),

@@ -3,8 +3,10 @@
     expression   numbers, variables, pi, e, + - * / ^ (or **), unary -, parentheses, function calls
     a, b         a vector of two values, output_shape (2,); a trailing comma makes a vector of one
     a, b; c, d   a sequence of two tokens, output_shape (2, 2); a trailing semicolon makes a sequence of one
-    where(c, a, b)   a where c ≥ 0, b elsewhere; there are no comparisons
-From tight to loose: ^ (to the right), unary -, * and /, + and -. So -x^2 is -(x^2) and 2^-x is 2^(-x).
+    where(c, a, b)   a where c ≥ 0, b elsewhere
+    where(x > y, a, b)   a where the comparison holds, b elsewhere; also < <= >=, chains 0 < x <= y, and, or, not
+From tight to loose: ^ (to the right), unary -, * and /, + and -, comparisons, not, and, or. So -x^2 is -(x^2) and 2^-x is 2^(-x).
+Comparisons are exact: x > y is false at x = y, in the graph and in floats (the sign of a float difference is exact).
 x^k with a literal integer k is a power, x^0.5 a square root, any other power exp(b log a), which needs a > 0.
 Literals, pi and e mean the nearest float64 number, exactly (`rounded_literals` lists those that differ from what is written);
 constants are not folded.
@@ -19,19 +21,32 @@ from decimal import Decimal, InvalidOperation
 from functools import reduce
 
 from partita.errors import ExpressionError, ExpressionLimitError
+from partita.functions.branches import Truth
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.operations import MAX_EXPONENT
 
-__all__ = ["CONSTANTS", "FUNCTIONS", "MAX_CHARACTERS", "MAX_DEPTH", "MAX_NODES", "parse", "rounded_literals"]
+__all__ = [
+    "CONSTANTS",
+    "FUNCTIONS",
+    "MAX_CHARACTERS",
+    "MAX_DEPTH",
+    "MAX_NODES",
+    "function_names",
+    "parse",
+    "rounded_literals",
+]
 
 MAX_CHARACTERS = 2_000
 MAX_NODES = 500
 MAX_DEPTH = 50
 CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
-_SUM, _PRODUCT, _UNARY, _POWER = 10, 20, 30, 40
+_OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER = 2, 4, 6, 8, 10, 20, 30, 40
 _INFIX = {"+": ("add", _SUM), "-": ("sub", _SUM), "*": ("mul", _PRODUCT), "/": ("div", _PRODUCT), "^": ("pow", _POWER)}
+_LOGIC = {"or": _OR, "and": _AND, **dict.fromkeys(("<", "<=", ">", ">="), _COMPARISON)}
+_SAME = {"**": "^", "≤": "<=", "≥": ">=", "&&": "and", "||": "or"}
+_SYNONYMS = {"ln": "log", "heaviside": "step", "ceiling": "ceil"}
 _TOKEN = re.compile(
-    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<symbol>\*\*|[-+*/^(),;])|(?P<blank>\s+)",
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<symbol>\*\*|&&|\|\||[<>]=|[≤≥<>]|[-+*/^(),;])|(?P<blank>\s+)",
     re.ASCII,
 )
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -121,30 +136,76 @@ class _Parser:
 
     def _row(self) -> tuple[list[int], bool]:
         """Values between commas, and whether there was a comma."""
-        values = [self._expression(0, 0)]
+        values = [self._number(0)]
         has_comma = False
         while self._accept(","):
             if not has_comma and (self.next.kind == "end" or self.next.text == ";"):
                 return values, True
             has_comma = True
-            values.append(self._expression(0, 0))
+            values.append(self._number(0))
         return values, has_comma
 
-    def _expression(self, binding: int, depth: int) -> int:
+    def _expression(self, binding: int, depth: int) -> int | Truth:
         """The longest expression from here whose operators bind tighter than `binding`."""
+        start = self.next
         left = self._operand(depth)
-        while self.next.text in _INFIX and _INFIX[self.next.text][1] > binding:
+        while self._level(self.next) > binding:
             token = self._take()
-            operation, level = _INFIX[token.text]
-            if operation == "pow":
-                left = self._power(left, self._expression(level - 1, self._deeper(depth, token)), token)
+            if token.text in _INFIX:
+                operation, level = _INFIX[token.text]
+                number = self._as_number(left, start)
+                if operation == "pow":
+                    left = self._power(number, self._number(self._deeper(depth, token), level - 1), token)
+                else:
+                    left = self.add(operation, number, self._number(depth, level))
+            elif _LOGIC[token.text] == _COMPARISON:
+                left = self._comparison(self._as_number(left, start), token, depth)
             else:
-                left = self.add(operation, left, self._expression(level, depth))
+                first = self._as_truth(left, start)
+                left = first.joined(token.text, self._truth(depth, _LOGIC[token.text]), self.add)
         return left
 
-    def _operand(self, depth: int) -> int:
+    def _level(self, token: _Token) -> int:
+        if token.kind == "symbol" or token.text in ("and", "or"):
+            return _INFIX[token.text][1] if token.text in _INFIX else _LOGIC.get(token.text, 0)
+        return 0
+
+    def _number(self, depth: int, binding: int = 0) -> int:
+        start = self.next
+        return self._as_number(self._expression(binding, depth), start)
+
+    def _truth(self, depth: int, binding: int) -> Truth:
+        start = self.next
+        return self._as_truth(self._expression(binding, depth), start)
+
+    def _as_number(self, value: int | Truth, start: _Token) -> int:
+        if isinstance(value, Truth):
+            raise self.error(
+                "found a comparison, expected a number: comparisons are the first argument of where(…, a, b)", start
+            )
+        return value
+
+    def _as_truth(self, value: int | Truth, start: _Token) -> Truth:
+        if not isinstance(value, Truth):
+            raise self.error("found a number beside and, or, not; expected a comparison such as x > 0", start)
+        return value
+
+    def _comparison(self, left: int, token: _Token, depth: int) -> Truth:
+        """a < b, and chains a < b <= c, which hold if each part does."""
+        found: Truth | None = None
+        while True:
+            right = self._number(depth, _COMPARISON)
+            part = Truth.compared(token.text, left, right, self.add, self.literal)
+            found = part if found is None else found.joined("and", part, self.add)
+            if _LOGIC.get(self.next.text) != _COMPARISON:
+                return found
+            left, token = right, self._take()
+
+    def _operand(self, depth: int) -> int | Truth:
         """A number, a name, a call, a negation or a parenthesis."""
         token = self._take()
+        if token.kind == "name" and token.text == "not":
+            return self._truth(self._deeper(depth, token), _NOT).opposite
         if token.kind == "number":
             return self.constant(self._literal(token))
         if token.kind == "name":
@@ -166,7 +227,7 @@ class _Parser:
         if (token.kind == "number" or constant) and after.text != "^":
             self._take()
             return self.constant(-(CONSTANTS[token.text] if constant else self._literal(token)))
-        return self.add("neg", self._expression(_UNARY, depth))
+        return self.add("neg", self._number(depth, _UNARY))
 
     def _power(self, base: int, exponent: int, token: _Token) -> int:
         """base ^ exponent: an integer power, a square root, or exp(exponent · log base)."""
@@ -191,19 +252,30 @@ class _Parser:
             raise self.error(f"{token.text} is a function: expected {token.text}(…)", token)
         listed = ", ".join(self.variables[:12]) + (", …" if len(self.variables) > 12 else "")
         numbered = re.fullmatch(r"[a-z]\d+", token.text)  # a variable that the domain does not have
-        hint = "" if numbered else _did_you_mean(token.text, [*self.names, *CONSTANTS])
+        hint = "" if numbered else _did_you_mean(token.text, [*self.names, *CONSTANTS, *FUNCTIONS])
+        letters = [name for name in self.names if name in ("x", "y", "z")]
+        if token.text in ("x", "y", "z"):
+            named = f", also named {', '.join(letters)}" if letters else ""
+            hint = named or "; x, y and z are names of up to three variables"
+        elif not numbered:
+            hint += f"; constants: {', '.join(CONSTANTS)}; functions: {function_names()}"
         raise self.error(f"{token.text} is unknown: this domain has {listed}{hint}", token)
 
     def _call(self, token: _Token, depth: int) -> int:
         if token.text not in FUNCTIONS:
-            hint = _did_you_mean(token.text, FUNCTIONS) or f"; the functions are {', '.join(sorted(FUNCTIONS))}"
-            raise self.error(f"{token.text} is not a function{hint}", token)
+            hint = _did_you_mean(token.text, FUNCTIONS)
+            raise self.error(f"{token.text} is not a function{hint}; the functions are {function_names()}", token)
         self._expect("(")
-        arguments = [self._expression(0, depth)]
+        start = self.next
+        first = self._expression(0, depth)
+        truth = first if isinstance(first, Truth) and token.text == "where" else None
+        arguments = [-1 if truth is not None else self._as_number(first, start)]
         while self._accept(","):
-            arguments.append(self._expression(0, depth))
+            arguments.append(self._number(depth))
         self._expect(")")
         least, most, rule = FUNCTIONS[token.text]
+        if truth is not None and len(arguments) == most:
+            return truth.choose(self.builder, *arguments[1:])
         if not least <= len(arguments) <= most:
             expected = least if least == most else f"at least {least}"
             raise self.error(f"{token.text}: found {len(arguments)} arguments, expected {expected}", token)
@@ -229,12 +301,14 @@ class _Parser:
         while column < len(self.text):
             match = _TOKEN.match(self.text, column)
             if match is None:
-                expected = "expected numbers, names or one of + - * / ^ ( ) , ;"
-                if self.text[column] in "<>=":
-                    expected += "; there are no comparisons: where(c, a, b) is a where c ≥ 0 and b elsewhere"
+                expected = "expected numbers, names or one of + - * / ^ ( ) , ; < <= > >="
+                if self.text[column] in "=!":
+                    expected += "; the comparisons in where(x > y, a, b) are <, <=, > and >="
+                elif self.text[column] in "&|":
+                    expected += "; comparisons are joined by and, or"
                 raise self.error(f"found {self.text[column]!r}, {expected}", column=column)
             if match.lastgroup != "blank":
-                tokens.append(_Token(str(match.lastgroup), "^" if match.group() == "**" else match.group(), column))
+                tokens.append(_Token(str(match.lastgroup), _SAME.get(match.group(), match.group()), column))
             column = match.end()
         return [*tokens, _Token("end", "", len(self.text))]
 
@@ -277,7 +351,8 @@ class _Parser:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    close = [_SYNONYMS[name]] if _SYNONYMS.get(name) in known else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -317,11 +392,32 @@ def _sign(parser: _Parser, _: _Token, x: int) -> int:
     return parser.add("where", x, at_least_zero, parser.constant(-1.0))
 
 
-_UNARY_NAMES = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
+def _ceil(parser: _Parser, _: _Token, x: int) -> int:
+    return parser.add("neg", parser.add("floor", parser.add("neg", x)))
+
+
+_HYPERBOLIC = ("asinh", "acosh", "atanh")
+_UNARY_NAMES = (
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "tanh",
+    *_HYPERBOLIC,
+    "sigmoid",
+    "erf",
+    "abs",
+    "relu",
+    "floor",
+)
 FUNCTIONS: Mapping[str, tuple[int, int, Rule]] = {
     **{name: (1, 1, _operation(name)) for name in _UNARY_NAMES},
     "sinh": (1, 1, _half_of_exponentials("sub")),
     "cosh": (1, 1, _half_of_exponentials("add")),
+    "ceil": (1, 1, _ceil),
     "sign": (1, 1, _sign),
     "step": (1, 1, lambda parser, _, x: parser.add("where", x, parser.constant(1.0), parser.constant(0.0))),
     "square": (1, 1, lambda parser, _, x: parser.add("pow", x, parameters=(2,))),
@@ -331,3 +427,12 @@ FUNCTIONS: Mapping[str, tuple[int, int, Rule]] = {
     "clamp": (3, 3, _clamp),
     "where": (3, 3, _operation("where")),
 }
+
+
+def function_names() -> str:
+    """All functions of the language, in one line.
+
+    >>> "asinh" in function_names().split(", ")
+    True
+    """
+    return ", ".join(sorted(FUNCTIONS))

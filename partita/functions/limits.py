@@ -2,7 +2,7 @@
 
     v^e            written exp(e·log v), e a constant: 0 at v = 0 for e > 0, a pole for e < 0
     w^s·log(c·w^r) s, r > 0, also with |w|, roots, and further factors: 0 at w = 0, the limit
-    φ(u)/u         φ = sin, tan, tanh, atan or erf, also with multiples of u: φ'(0) at u = 0, the limit
+    φ(u)/u         φ = sin, tan, tanh, atan, asinh, atanh or erf, also with multiples of u: φ'(0) at u = 0, the limit
     a/b            b ≥ 0: where b reaches 0 it has no bound on one side only, so that it can be clipped
     √(Σ c_i u_i²)  has a value at 0, and slopes at most those of the vector u: no limit is needed, but its slopes are bounded
 Values elsewhere are those of the operations themselves. Nothing is simplified: x·(1 + log x) is not recognised.
@@ -171,7 +171,7 @@ class Quotient:
         return value.or_else(touched, w.through(ratio * found, steep * slope, np.zeros(found.shape, dtype=bool)))
 
 
-_AT_ZERO = {"sin": 1.0, "tan": 1.0, "tanh": 1.0, "atan": 1.0, "erf": 2 / math.sqrt(math.pi)}
+_AT_ZERO = {**dict.fromkeys(("sin", "tan", "tanh", "atan", "asinh", "atanh"), 1.0), "erf": 2 / math.sqrt(math.pi)}
 
 
 def _enclosed(x: Fraction) -> Interval:

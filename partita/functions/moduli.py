@@ -24,7 +24,22 @@ __all__ = ["Modulus"]
 _ZERO = 1e-12  # of ω(1): what enclosing ω(0) = 0 may leave
 _NEAR, _SMALL = 2.0**-1000, 0.01  # an ω without a value at 0 is at most this part of ω(1) so near to 0
 # of nonnegative numbers these are nonnegative
-_KEEP_THE_SIGN = ("add", "sum", "mul", "div", "min", "max", "pow", "sqrt", "abs", "relu", "tanh", "atan", "erf")
+_KEEP_THE_SIGN = (
+    "add",
+    "sum",
+    "mul",
+    "div",
+    "min",
+    "max",
+    "pow",
+    "sqrt",
+    "abs",
+    "relu",
+    "tanh",
+    "atan",
+    "asinh",
+    "erf",
+)
 
 
 @dataclass(frozen=True)
@@ -414,7 +429,7 @@ def _outer(node: Node, lo: float, hi: float) -> tuple[int | None, int | None]:
         return 1, 1
     if node.operation == "neg":
         return -1, 0
-    if node.operation in ("atan", "tanh", "erf", "sigmoid"):
+    if node.operation in ("atan", "asinh", "tanh", "erf", "sigmoid"):
         return 1, None if away is None else -away
     if node.operation == "abs":
         return away, 1 if away is None else 0

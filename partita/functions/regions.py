@@ -24,9 +24,9 @@ from partita.arithmetic.rounding import up
 from partita.errors import DomainError, ExpressionError, FormatError, ShapeError
 from partita.functions.expressions import parse
 from partita.functions.graph import Graph, GraphBuilder
-from partita.geometry.domains import Array, Box, PointCloud
+from partita.geometry.domains import Array, Box, BoxLike, PointCloud
 
-__all__ = ["Ball", "Constraint", "Domain", "Piece", "Polytope", "Region", "Simplex", "halved"]
+__all__ = ["Ball", "Constraint", "Domain", "DomainLike", "Piece", "Polytope", "Region", "Simplex", "halved"]
 
 Mask = NDArray[np.bool_]
 
@@ -105,7 +105,7 @@ class Region:
     region and a box. *Theorem*: `regions`.
 
     Args:
-        box: a box around the region; the region is cut out of it.
+        box: a box around the region, or what `Box.of` reads as one: `"[-1,1]^2"`. The region is cut out of it.
         where: the inequalities as text, `"x0**2 + x1**2 <= 1"`, with `<=` and `>=`, chains `0 <= x0 <= x1`, `and` and `or`. A list
             of texts means all of them. The variables are x0, x1, … (also x, y, z up to three dimensions). Leave it out for
             the box itself.
@@ -128,9 +128,8 @@ class Region:
 
     pieces: tuple[Piece, ...]
 
-    def __init__(self, box: Box, where: str | Sequence[str] = ()) -> None:
-        if not isinstance(box, Box):
-            raise DomainError(f"Region: the box is {box!r}; expected a pa.Box around the region.")
+    def __init__(self, box: BoxLike, where: str | Sequence[str] = ()) -> None:
+        box = Box.of(box)
         texts = [where] if isinstance(where, str) else list(where)
         parts = [[()]] if not texts else [_alternatives(text, box) for text in texts]
         self._set([Piece(box, tuple(itertools.chain(*choice))) for choice in itertools.product(*parts)])
@@ -475,6 +474,7 @@ class Region:
 
 
 Domain = Box | PointCloud | Region
+DomainLike = Domain | BoxLike | tuple[Domain | str, Domain | str]
 
 
 class Ball(Region):

@@ -7,13 +7,13 @@ is exact in real arithmetic: 2⁵³ + 1, 1/3; π is 4 atan 1 and e is exp 1.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 from partita.errors import ExpressionError
-from partita.functions.branches import branch
+from partita.functions.branches import Truth
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.operations import MAX_EXPONENT
 
@@ -22,6 +22,7 @@ __all__ = ["from_sympy", "is_sympy"]
 MAX_BITS = 1000  # of a numerator or denominator, before both are divided by a power of 2
 _SAME_NAME = {
     **{name: name for name in ("exp", "log", "sin", "cos", "tan", "atan", "tanh", "erf")},
+    **{name: name for name in ("asinh", "acosh", "atanh", "floor")},
     "Abs": "abs",
 }
 
@@ -117,9 +118,11 @@ class _Reader:
             )
         if name == "sign":
             return self._step(tree.args[0], above=1, below=-1, at=s.Integer(0))
+        if name == "ceiling":
+            return self.add("neg", self.add("floor", self.add("neg", self.node(tree.args[0]))))
         raise ExpressionError(
             f"sympy: found {name} in {str(tree)[:80]}, expected sums, products, powers, exp, log, sin, cos, tan, atan, tanh, "
-            "sinh, cosh, erf, Abs, Min, Max, sign, Heaviside and Piecewise"
+            "sinh, cosh, asinh, acosh, atanh, erf, Abs, Min, Max, floor, ceiling, sign, Heaviside and Piecewise"
         )
 
     def _constant(self, value: float) -> int:
@@ -195,31 +198,22 @@ class _Reader:
             )
         result = self.node(last.expr)
         for piece in reversed(first):
-            condition, yes = self._condition(piece.cond), self.node(piece.expr)
-            node = self.builder.nodes[condition]
-            if node.operation == "where":  # a strict inequality: the branches change places
-                result = branch(self.builder, node.arguments[0], result, yes)
-            else:
-                result = branch(self.builder, condition, yes, result)
+            result = self._condition(piece.cond).choose(self.builder, self.node(piece.expr), result)
         return result
 
-    def _condition(self, condition: Any) -> int:
-        """A node that is ≥ 0 exactly where the condition holds."""
+    def _condition(self, condition: Any) -> Truth:
         s = self.sympy
         if isinstance(condition, (s.And, s.Or)):
-            operation = "min" if isinstance(condition, s.And) else "max"
-            return reduce(lambda a, b: self.add(operation, a, b), map(self._condition, condition.args))
+            word = "and" if isinstance(condition, s.And) else "or"
+            return reduce(lambda a, b: a.joined(word, b, self.add), map(self._condition, condition.args))
         if isinstance(condition, s.Not):
-            return self._negated(self._condition(condition.args[0]))
-        order: dict[Any, Callable[[int, int], int]] = {
-            s.Ge: lambda a, b: self.add("sub", a, b),
-            s.Le: lambda a, b: self.add("sub", b, a),
-            s.Gt: lambda a, b: self._negated(self.add("sub", b, a)),
-            s.Lt: lambda a, b: self._negated(self.add("sub", a, b)),
-        }
-        if type(condition) not in order:
+            return self._condition(condition.args[0]).opposite
+        symbols = {s.Ge: ">=", s.Le: "<=", s.Gt: ">", s.Lt: "<"}
+        if type(condition) not in symbols:
             raise ExpressionError(f"sympy: found the condition {condition}, expected <, <=, >, >=, And, Or and Not")
-        return order[type(condition)](self.node(condition.lhs), self.node(condition.rhs))
+        a, b = self.node(condition.lhs), self.node(condition.rhs)
+        return Truth.compared(symbols[type(condition)], a, b, self.add, self._literal)
 
-    def _negated(self, condition: int) -> int:
-        return self.add("where", condition, self._constant(-1.0), self._constant(1.0))
+    def _literal(self, node: int) -> float | None:
+        found = self.builder.nodes[node]
+        return found.parameters[0] if found.operation == "const" else None

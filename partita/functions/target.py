@@ -18,7 +18,7 @@ from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, Calls, probe, require_finite
-from partita.functions.regions import Domain, Region
+from partita.functions.regions import Domain, DomainLike, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
@@ -26,7 +26,7 @@ from partita.geometry.domains import Array, Box, PointCloud, product
 __all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
 
 _POINTS_AT_ONCE = 1 << 17
-_BENT = frozenset(("abs", "max", "min", "relu", "clamp", "where"))
+_BENT = frozenset(("abs", "max", "min", "relu", "clamp", "floor", "where"))
 _SHORT = 60  # nodes, of formulas that are shown
 _COMPARED, _COMPARED_IF_SLOW, _FEW = 10_000, 256, 7  # points at which a trace is compared with its function
 _SLOW = 1e-3  # seconds for one point
@@ -90,7 +90,7 @@ class Target:
         region: the domain, if it is a Region; None otherwise.
         volume: of the domain, rounded up; for a region at most that of the box.
         stated: the graph of f as it is claimed about, before clipping.
-        is_bent: whether that graph has operations with kinks or jumps (abs, max, min, relu, clamp, where).
+        is_bent: whether that graph has operations with kinks or jumps (abs, max, min, relu, clamp, floor, where).
         fills_box: whether f may be evaluated anywhere in the box: it is the domain, or f is an expression that is proved to be
             bounded there.
     """
@@ -131,6 +131,9 @@ class Target:
             self, "is_bent", stated is not None and not _BENT.isdisjoint(n.operation for n in stated.nodes)
         )
 
+    def __repr__(self) -> str:
+        return f"Target({self.label!r} on {' and '.join(str(d) for d in self.domains)})"
+
     @cached_property
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
@@ -165,7 +168,7 @@ def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
 
 def make_target(
     function: Any,
-    domain: Domain | tuple[Box, Box],
+    domain: DomainLike,
     *,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -179,7 +182,7 @@ def make_target(
 
     Args:
         function: what to approximate.
-        domain: a Box, a PointCloud, a Region, or a pair of boxes (keys, queries).
+        domain: a Box, what `Box.of` reads as one, a PointCloud, a Region, or a pair of boxes (keys, queries).
         vectorize: whether the function takes single points; it is then called once per point.
         trace: True makes a function that cannot be traced an error, False traces nothing.
         calls: counts and limits the evaluations of the function.
@@ -297,11 +300,19 @@ def _evaluate(graph: Graph, points: Array) -> Array:
 def _domains(domain: Any) -> tuple[Domain, ...]:
     if isinstance(domain, (Box, PointCloud, Region)):
         return (domain,)
-    if isinstance(domain, tuple) and len(domain) == 2:
-        return require_boxes(*domain)
+    if isinstance(domain, tuple) and len(domain) == 2 and any(_is_whole(d) for d in domain):
+        return require_boxes(*(d if isinstance(d, (PointCloud, Region)) else Box.of(d) for d in domain))
+    if isinstance(domain, (str, list, tuple, np.ndarray)):
+        return (Box.of(domain),)
     raise DomainError(
-        f"the domain is {domain!r}; expected a Box, a PointCloud, a Region, or a pair of boxes (keys, queries)."
+        f"the domain is {domain!r}; expected a Box, text such as '[-1,1]^2', a pair (lo, hi) for each axis, a PointCloud, a "
+        "Region, or a pair of boxes (keys, queries)."
     )
+
+
+def _is_whole(domain: Any) -> bool:
+    """Whether one of a pair is a domain itself, and not an end of an interval or a pair (lo, hi)."""
+    return isinstance(domain, (Box, PointCloud, Region)) or (isinstance(domain, str) and "[" in domain)
 
 
 def variable_names(domains: tuple[Domain, ...]) -> tuple[list[str], dict[str, str]]:

@@ -30,9 +30,9 @@ MOVES = _names(
 COMPARISONS = _names("gt ge lt le")
 LOGIC = _names("logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not")
 
-# operators whose result is one of their arguments, up to sign, or a constant: they round nothing in any dtype
+# operators whose result is one of their arguments, up to sign, a constant, or an integer next to one: they round nothing
 UNROUNDED = COMPARISONS | _names(
-    "neg abs relu sign where minimum maximum fmin fmax amin amax min max clamp clamp_min clamp_max hardtanh heaviside "
+    "neg abs relu sign floor ceil where minimum maximum fmin fmax amin amax min max clamp clamp_min clamp_max hardtanh heaviside "
     "zeros_like ones_like full_like empty_like"
 )
 # operators on integers: bounds of the arguments' absolute values to one of the result (for sum: per term)
@@ -169,6 +169,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
         n: _unary(n)
         for n in ("neg", "exp", "log", "sqrt", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "abs", "relu")
     },
+    **{n: _unary(n) for n in ("asinh", "acosh", "atanh", "floor")},
     **{
         name: _binary(operation)
         for name, operation in {"minimum": "min", "maximum": "max", "fmin": "min", "fmax": "max"}.items()
@@ -199,6 +200,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "mish": lambda r, x: r.each(lambda n: r.add("mul", n, r.add("tanh", r.smooth_softplus(n, 1.0))), x),
     "hardsigmoid": lambda r, x: r.each(r.hard_sigmoid, x),
     "hardswish": lambda r, x: r.each(lambda n: r.add("mul", n, r.hard_sigmoid(n)), x),
+    "ceil": lambda r, x: r.each(lambda n: r.add("neg", r.add("floor", r.add("neg", n))), x),
     "clamp": _clamp,
     "clamp_min": lambda r, x, least: _clamp(r, x, least),
     "clamp_max": lambda r, x, most: _clamp(r, x, None, most),

@@ -7,22 +7,32 @@ A domain lives in R^m; its points may be shaped, `(tokens, dim)` for a sequence,
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from partita.arithmetic.arguments import real_array
+from partita.arithmetic.arguments import is_number, real_array
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
 
-__all__ = ["Box", "PointCloud", "product"]
+__all__ = ["Box", "BoxLike", "PointCloud", "product"]
 
 Array = NDArray[np.float64]
+_TYPED = "'[-1,1]^2', '[0,1] x [-2,3]', '[0, pi]', or a pair (lo, hi) for each axis: [(0, 3), (273, 323)]"
+_SIDE = re.compile(r"\[([^\[\],]*),([^\[\],]*)\](?:(?:\^|\*\*)(\d{1,4}))?")
+_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?|pi\b|π|e\b|[-+*/()]")
+_CONSTANTS = {"pi": Fraction(math.pi), "π": Fraction(math.pi), "e": Fraction(math.e)}
+_MOST_AXES, _LONGEST, _DEEPEST = 4096, 10_000, 50
+_MANY_AXES, _SHORT = 8, 200
 
 
 def frozen_array(values: ArrayLike, name: str = "the array") -> Array:
@@ -109,6 +119,40 @@ class Box:
             ("description", {"type": "box", "shape": list(self.lo.shape), "lo": lo, "hi": hi}),
         ):
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, domain: BoxLike) -> Box:
+        """The box that is meant by text, by pairs of numbers, or by a box. Text is parsed, never evaluated.
+
+        Text is a product of closed intervals: `"[-1,1]^2"`, `"[-1,1] x [0,2]"` (also `×`), or a list of pairs as in Python. Ends
+        may use `pi`, `e`, `+ - * /` and parentheses: `"[-pi/2, 2*pi]"`. `pi` and `e` are the nearest float64 numbers. From there
+        an end is computed exactly, and rounded once to float64.
+
+        Args:
+            domain: text; a pair `(lo, hi)` of numbers for one axis; a list of such pairs, one for each axis; or a `Box`. An end may
+                be a number or text.
+
+        Raises:
+            DomainError: it cannot be read, or it is no box.
+
+        >>> Box.of("[-1,1]^2 x [0, pi]")
+        Box([-1.0, -1.0, 0.0], [1.0, 1.0, 3.141592653589793])
+        >>> Box.of([(0, 3), (273, 323)]) == Box.of("[0,3] x [273,323]")
+        True
+        >>> Box.of((0, 1))
+        Box([0.0], [1.0])
+        """
+        if isinstance(domain, Box):
+            return domain
+        if isinstance(domain, str):
+            return _box_of_text(domain)
+        pairs = domain.tolist() if isinstance(domain, np.ndarray) else domain
+        if isinstance(pairs, (list, tuple)) and pairs:
+            if len(pairs) == 2 and all(map(_is_end, pairs)):
+                pairs = [pairs]
+            if all(isinstance(p, (list, tuple)) and len(p) == 2 and all(map(_is_end, p)) for p in pairs):
+                return _box_of_sides([(_end(a), _end(b)) for a, b in pairs], repr(domain))
+        raise DomainError(f"the domain is {_shown(domain)}; expected a pa.Box, or {_TYPED}.")
 
     @classmethod
     def sequence(cls, lo: float, hi: float, *, tokens: int, dim: int) -> Box:
@@ -209,6 +253,9 @@ class Box:
         return hash((self.lo.tobytes(), self.hi.tobytes()))
 
     def __repr__(self) -> str:
+        short = f"Box.of({str(self)!r})"  # of many axes, where the text says the same
+        if self.dimension > _MANY_AXES and len(short) < _SHORT and Box.of(str(self)) == self:
+            return short
         return f"Box({self.lo.tolist()}, {self.hi.tolist()})"
 
     def __str__(self) -> str:
@@ -389,6 +436,124 @@ class PointCloud:
         return f"PointCloud({len(self.points)} points of shape {self.shape}, fill_distance={self.fill_distance:g})"
 
     __str__ = __repr__
+
+
+BoxLike: TypeAlias = Box | str | Sequence[Any] | NDArray[Any]
+
+
+def _is_end(value: object) -> bool:
+    return is_number(value) or (isinstance(value, str) and "[" not in value)
+
+
+def _end(value: Any) -> float:
+    return _Constant(value).value() if isinstance(value, str) else float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}…"
+
+
+def _box_of_sides(sides: Sequence[tuple[float, float]], text: str) -> Box:
+    """The box; a swapped or empty side is reported with the text that was typed."""
+    for i, (lo, hi) in enumerate(sides):
+        if not lo < hi:
+            corners = len(sides) == 2 and all(sides[0][k] < sides[1][k] for k in range(2))
+            hint = f" For the corners {sides[0]} and {sides[1]} write pa.Box(lo, hi)." if corners else ""
+            raise DomainError(
+                f"the domain {_shown(text)} has lo = {lo:g} ≥ hi = {hi:g} on axis {i}; expected lo < hi in every pair.{hint}"
+            )
+    return Box([lo for lo, _ in sides], [hi for _, hi in sides])
+
+
+def _box_of_text(text: str) -> Box:
+    if len(text) > _LONGEST:
+        raise DomainError(f"the domain is a text of {len(text):,} characters; expected at most {_LONGEST:,}.")
+    typed, _, tokens = text.strip().partition(" as ")
+    listed = re.fullmatch(r"\[\s*([\[(].*[\])])\s*,?\s*\]", typed, re.DOTALL)
+    if listed:  # a list of pairs, as Python writes it
+        typed = " x ".join(f"[{pair.strip('[]() ')}]" for pair in re.split(r"[\])]\s*,\s*[\[(]", listed[1]))
+    sides: list[tuple[float, float]] = []
+    for part in re.split(r"(?<=[\]\d])\s*[xX×*]\s*(?=\[)", typed):
+        found = _SIDE.fullmatch(re.sub(r"\s*(\]|\^|\*\*)\s*", r"\1", part.strip()))
+        if not found or len(sides) + int(found[3] or 1) > _MOST_AXES:
+            hint = " Domains are closed: write [ and ]." if re.match(r"[(\]]", part.strip()) else ""
+            raise DomainError(f"the domain {_shown(text)} cannot be read at {_shown(part)}; expected {_TYPED}.{hint}")
+        sides += [(_end(found[1]), _end(found[2]))] * int(found[3] or 1)
+    if not sides:
+        raise DomainError(f"the domain {_shown(text)} has no axes; expected {_TYPED}.")
+    box = _box_of_sides(sides, text)
+    shape = re.fullmatch(r"(\d{1,4}) tokens of (\d{1,4})", tokens.strip())
+    if tokens and (shape is None or int(shape[1]) * int(shape[2]) != len(sides)):
+        raise DomainError(
+            f"the domain {_shown(text)} has {len(sides)} axes; expected '… as 3 tokens of 2' with as many coordinates."
+        )
+    rows = (int(shape[1]), int(shape[2])) if shape else box.shape
+    return Box(box.lo.reshape(rows), box.hi.reshape(rows))
+
+
+class _Constant:
+    """One number of a domain: sums, products and quotients of numbers, pi and e, as an exact fraction."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens, place = text.strip(), list[str](), 0
+        while place < len(self.text):
+            match = _NUMBER.match(self.text, place)
+            if match is None:
+                raise self._error()
+            self.tokens.append(match.group())
+            place = match.end() + len(self.text[match.end() :]) - len(self.text[match.end() :].lstrip())
+        self.tokens.reverse()
+
+    def value(self) -> float:
+        """The nearest float64 number."""
+        try:
+            found = float(self._sum(0))
+        except (ZeroDivisionError, OverflowError):
+            raise self._error() from None
+        if self.tokens:
+            raise self._error()
+        return found
+
+    def _error(self) -> DomainError:
+        return DomainError(
+            f"the domain has the end {_shown(self.text)}; expected a finite number such as 0.5, 1e-3, 2/3, pi, -pi/2 or 2*pi."
+        )
+
+    def _take(self, *symbols: str) -> str:
+        return self.tokens.pop() if self.tokens and self.tokens[-1] in symbols else ""
+
+    def _sum(self, depth: int) -> Fraction:
+        total = self._product(depth)
+        while sign := self._take("+", "-"):
+            term = self._product(depth)
+            total = total + term if sign == "+" else total - term
+        return total
+
+    def _product(self, depth: int) -> Fraction:
+        found = self._atom(depth)
+        while symbol := self._take("*", "/"):
+            other = self._atom(depth)
+            found = found * other if symbol == "*" else found / other
+        return found
+
+    def _atom(self, depth: int) -> Fraction:
+        if depth > _DEEPEST or not self.tokens:
+            raise self._error()
+        token = self.tokens.pop()
+        if token in ("+", "-"):
+            inner = self._atom(depth + 1)
+            return -inner if token == "-" else inner
+        if token == "(":
+            inner = self._sum(depth + 1)
+            if not self._take(")"):
+                raise self._error()
+            return inner
+        if token in "*/)":
+            raise self._error()
+        if token in _CONSTANTS:
+            return _CONSTANTS[token]
+        return Fraction(token) if math.isfinite(float(token)) else Fraction(1, 0)
 
 
 def product(first: Box, second: Box) -> Box:

@@ -39,6 +39,11 @@ def _attend(keys: Tensor, queries: Tensor, values: Tensor, w_o: Tensor) -> Tenso
     return values @ weights @ w_o[used]
 
 
+def _shapes(module: nn.Module) -> str:
+    """Names and shapes of the tensors of a layer: what printing it shows."""
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in module.named_buffers(recurse=False))
+
+
 class LinearSum(nn.Module):
     """The paper's `Linear`: `Z ↦ Σ_i P_i Z Q_i + C`.
 
@@ -64,6 +69,9 @@ class LinearSum(nn.Module):
         self.register_buffer("left", left)
         self.register_buffer("right", right)
         self.register_buffer("constant", constant)
+
+    def extra_repr(self) -> str:
+        return _shapes(self)
 
     def forward(self, z: Tensor) -> Tensor:
         return torch.einsum("tor,brc,tcd->bod", self.left, z, self.right) + self.constant
@@ -107,6 +115,9 @@ class _Attention(nn.Module):
         super().__init__()
         for name, tensor in (("w_k", w_k), ("w_q", w_q), ("w_v", w_v), ("w_o", w_o)):
             self.register_buffer(name, tensor)
+
+    def extra_repr(self) -> str:
+        return _shapes(self)
 
 
 class SelfAttention(_Attention):
@@ -172,6 +183,14 @@ class LiteralNetwork(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.attention.w_k.dtype
+
+    def extra_repr(self) -> str:
+        shapes = ", ".join(map(str, self.input_shapes))
+        try:
+            claim = "" if self._claim is None else f", error bound {self.error_bound:.6g}"
+        except UnsupportedError:
+            claim = ", changed after it was certified"
+        return f"form={self.form!r}, {self.num_keys:,} keys, {shapes} → {self.output_shape}, {self.dtype}{claim}"
 
     @property
     def error_bound(self) -> float:

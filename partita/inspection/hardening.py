@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from partita.arithmetic.notebook_cards import card
 from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
 from partita.functions.dropout import active_dropout
 from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
@@ -204,6 +205,14 @@ class HardenReport:
         factor = None if math.isinf(self.factor) else self.factor
         names = ("loss", "together", "averaged_together")
         return {**{name: getattr(self, name) for name in names}, "factor": factor, "heads": self.rows()}
+
+    def __repr__(self) -> str:
+        return f"HardenReport({len(self.heads)} heads; {str(self).splitlines()[0]})"
+
+    def _repr_html_(self) -> str:
+        what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
+        rows = [(f"{h.layer}:{h.head}", f"{h.hardened:+.3g}", f"{h.averaged:+.3g}", h.kind) for h in self.heads]
+        return card(str(self).splitlines()[0], columns=("head", what, "averaged", "kind"), rows=rows)
 
     def __str__(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"

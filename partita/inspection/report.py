@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from partita.arithmetic.notebook_cards import card
 from partita.errors import UnsupportedError
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord
 from partita.inspection.figures import Cell, Figures, measure
@@ -25,6 +26,17 @@ __all__ = ["HeadReport", "ModelReport", "read", "short"]
 
 FORMAT = "partita-inspection"
 _ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
+_SHOWN = (
+    "cells",
+    "dead",
+    "unvisited",
+    "margin",
+    "leakage",
+    "inverse_temperature",
+    "effective_keys",
+    "table_distance",
+)
+_NULL = "in brackets: a random head of the same shape"
 _COUNTS = ("queries", "keys", "cells", "reachable", "dead", "undecided", "unvisited", "repeated", "programs")
 
 
@@ -60,6 +72,9 @@ class HeadReport:
     def name(self) -> str:
         """ "layer:head"."""
         return f"{self.layer}:{self.head}"
+
+    def __repr__(self) -> str:
+        return f"HeadReport({self.name}: {len(self.cells)} cells visited, {self.sequences} sequences, {self.dtype})"
 
     def row(self) -> dict[str, Any]:
         """One flat row: the figures, and those of the null as `null_…`."""
@@ -152,23 +167,25 @@ class ModelReport:
                 return head
         raise UnsupportedError(f"no head {which} in the report; it has {', '.join(h.name for h in self.heads[:6])}, ….")
 
-    def __str__(self) -> str:
-        columns = (
-            "cells",
-            "dead",
-            "unvisited",
-            "margin",
-            "leakage",
-            "inverse_temperature",
-            "effective_keys",
-            "table_distance",
-        )
-        width = max(len(head.name) for head in self.heads)
-        lines = [" " * width + "".join(f"{c.replace('inverse_', 'inv. ').replace('_', ' '):>18}" for c in columns)]
+    def _shown(self) -> Iterator[tuple[str, ...]]:
+        """The rows that are shown: names, then figures with those of the random head in brackets."""
+        yield "", *(c.replace("inverse_", "inv. ").replace("_", " ") for c in _SHOWN)
         for head in self.heads:
-            pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in columns)
-            lines.append(f"{head.name:<{width}}" + "".join(f"{f'{short(a)} ({short(b)})':>18}" for a, b in pairs))
-        return "\n".join([*lines, "in brackets: a random head of the same shape"])
+            pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in _SHOWN)
+            yield head.name, *(f"{short(a)} ({short(b)})" for a, b in pairs)
+
+    def __repr__(self) -> str:
+        layers = len({head.layer for head in self.heads})
+        return f"ModelReport({len(self.heads)} heads of {layers} layers; print it for the figures)"
+
+    def _repr_html_(self) -> str:
+        columns, *rows = self._shown()
+        return card(f"{len(self.heads)} attention heads", columns=columns, rows=rows, note=_NULL)
+
+    def __str__(self) -> str:
+        width = max(len(head.name) for head in self.heads)
+        lines = [f"{name:<{width}}" + "".join(f"{x:>18}" for x in figures) for name, *figures in self._shown()]
+        return "\n".join([*lines, _NULL])
 
 
 def read(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from partita.arithmetic.notebook_cards import card
 from partita.errors import PartitaError, SizeError, ToleranceError
 from partita.functions.regularity import Knowledge
 from partita.functions.target import Target
@@ -18,7 +19,18 @@ from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 from partita.proofs.sampled import fresh_points
 
-__all__ = ["Candidate", "Method", "Plan", "Refusal", "Size", "keys_text", "needs_box", "search_text", "size_text"]
+__all__ = [
+    "Candidate",
+    "Method",
+    "Plan",
+    "Refusal",
+    "Size",
+    "candidate_rows",
+    "keys_text",
+    "needs_box",
+    "search_text",
+    "size_text",
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,25 @@ class Candidate:
     error: float | None = None
     chosen: bool = False
     evaluations: int | None = None
+
+
+def candidate_rows(candidates: Sequence[Candidate], *, built: bool) -> list[tuple[str, ...]]:
+    """The table of candidates as text: headings, then rows, the chosen one marked.
+
+    Only the bound of a head that was built is proved.
+    """
+    asks = any(c.evaluations is not None for c in candidates)  # an expression is not evaluated by the caller
+    names = ("keys", "stored numbers", *("evaluations",) * asks, "max |V|", "rounding", "error", "")
+    rows: list[tuple[str, ...]] = [("", "method", "claim", *names)]
+    for c in candidates:
+        sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
+        figures = (
+            "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
+            for x in (c.keys, c.parameters, *(c.evaluations,) * asks, c.largest, c.rounding)
+        )
+        error = "" if c.error is None else f"{sign}{c.error:.3g}"
+        rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, error, c.note))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -179,6 +210,39 @@ class Plan:
             chosen,
             self.evaluations,
         )
+
+    @property
+    def _size(self) -> str:
+        keys = f"{self.keys:,} key{'' if self.keys == 1 else 's'}"
+        return f"{keys}, {self.parameters:,} stored numbers, {self.bytes:,} bytes in {self.request.precision.name}"
+
+    @property
+    def _claim(self) -> str:
+        row = self.as_candidate()
+        error = "" if row.error is None or not math.isfinite(row.error) else f"≈ {row.error:.3g}, "
+        return f"{error}the certificate will be {self.kind}"
+
+    def __repr__(self) -> str:
+        domain = " and ".join(str(d) for d in self.target.domains)
+        return (
+            f"Plan for {self.target.label!r} on {domain}, tolerance {self.request.asked:g}\n"
+            f"  {self.method}: {self._size}\n"
+            f"  error {self._claim}\n"
+            "  pa.build(plan) builds it; print(plan) says why it has this size"
+        )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "function": self.target.label,
+            "domain": " and ".join(str(d) for d in self.target.domains),
+            "tolerance": f"{self.request.asked:g}",
+            "method": self.method,
+            "size": self._size,
+            "error": self._claim,
+            "evaluations of f": None if self.evaluations is None else f"{self.evaluations:,}",
+        }
+        columns, *rows = candidate_rows(self.candidates, built=False)
+        return card("Plan", facts, columns=columns, rows=rows, note="pa.build(plan) builds it")
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for `--json`."""

@@ -18,7 +18,7 @@ from partita.errors import (
 )
 from partita.geometry.domains import PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
-from partita.methods.method import Candidate, size_text
+from partita.methods.method import Candidate, candidate_rows, size_text
 from partita.proofs.assumptions import steepest_table, vouched
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
@@ -267,17 +267,7 @@ def _no_head(
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:
     """A table of what was considered, the chosen one marked. Only the bound of a head that was built is proved."""
-    asks = any(c.evaluations is not None for c in candidates)  # an expression is not evaluated by the caller
-    names = ("keys", "stored numbers", *("evaluations",) * asks, "max |V|", "rounding", "error", "")
-    rows: list[tuple[str, ...]] = [("", "method", "claim", *names)]
-    for c in candidates:
-        sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
-        figures = (
-            "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
-            for x in (c.keys, c.parameters, *(c.evaluations,) * asks, c.largest, c.rounding)
-        )
-        error = "" if c.error is None else f"{sign}{c.error:.3g}"
-        rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, error, c.note))
+    rows = candidate_rows(candidates, built=built)
     widths = [max(len(x) for x in column) for column in zip(*(r[:-1] for r in rows))]
     lines = (
         (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:-1], widths[3:])), r[-1])

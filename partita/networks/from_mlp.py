@@ -15,7 +15,7 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.trace_modes import is_traced
@@ -144,7 +144,7 @@ class AttentionNetwork(nn.Module):
 
 
 def attention_from_mlp(
-    mlp: nn.Module, domain: Box, tolerance: float, *, dtype: torch.dtype = torch.float64
+    mlp: nn.Module, domain: BoxLike, tolerance: float, *, dtype: torch.dtype = torch.float64
 ) -> AttentionNetwork:
     """An attention-only network within `tolerance` of a feed-forward network on a box, end to end, rounding included.
 
@@ -175,6 +175,7 @@ def attention_from_mlp(
     >>> pa.attention_from_mlp(mlp, pa.Box([-1, -1], [1, 1]), 1e-3).error_bound <= 1e-3
     True
     """
+    domain = Box.of(domain)
     require_dtype(dtype)
     if not 0 < tolerance < math.inf:
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")

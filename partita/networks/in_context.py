@@ -17,7 +17,7 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, OutsideDomainError, ShapeError
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.heads.guards import certified
 from partita.heads.head import real_tensor
 from partita.heads.trace_modes import is_traced
@@ -207,9 +207,9 @@ def gradient_descent(
     steps: int,
     step_size: float,
     *,
-    x: Box,
-    y: Box,
-    w: Box,
+    x: BoxLike,
+    y: BoxLike,
+    w: BoxLike,
     ridge: float = 0.0,
     initial: ArrayLike | None = None,
     prompt_length: int = 10_000,
@@ -254,6 +254,7 @@ def gradient_descent(
     >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound_for(2) < 1e-6
     (torch.Size([1]), True)
     """
+    x, y, w = Box.of(x), Box.of(y), Box.of(w)
     start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)
     require_dtype(dtype)
     if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):

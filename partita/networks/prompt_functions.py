@@ -28,7 +28,7 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.geometry.covers import fill_distance_bounds
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.guards import certified
 from partita.heads.head import real_tensor
@@ -453,7 +453,7 @@ def function(
     lipschitz: float,
     fill_distance: float,
     tolerance: float,
-    box: Box,
+    box: BoxLike,
     max_pairs: int = 4096,
     noise: float = 0.0,
     largest: float | None = None,
@@ -487,7 +487,8 @@ def function(
     True
     """
     require_dtype(dtype)
-    if not isinstance(box, Box) or box.lo.ndim != 1:
+    box = Box.of(box)
+    if box.lo.ndim != 1:
         raise DomainError(f"box is {box!r}; expected a box of points, say pa.Box([-1, -1], [1, 1]).")
     lipschitz, fill_distance = require_number("lipschitz", lipschitz), require_number("fill_distance", fill_distance)
     tolerance, noise = require_number("tolerance", tolerance), require_number("noise", noise, zero=True)

@@ -26,7 +26,7 @@ from partita.errors import (
 )
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import soft_maximum_gap
 from partita.heads.head import real_tensor
@@ -129,7 +129,7 @@ class PositionalHead:
 def positional_head(
     functions: Sequence[Any],
     encodings: ArrayLike,
-    domain: Box,
+    domain: BoxLike,
     *,
     tolerance: float,
     dtype: torch.dtype = torch.float64,
@@ -162,6 +162,7 @@ def positional_head(
     >>> built(torch.tensor([[0.5], [0.5], [0.5]])).shape, built.error_bound <= 0.1
     (torch.Size([3, 1]), True)
     """
+    domain = Box.of(domain)
     e, tolerance = real_array("encodings", encodings), require_number("tolerance", tolerance)
     require_dtype(dtype)
     functions = [functions] if isinstance(functions, str) or not isinstance(functions, Sequence) else functions

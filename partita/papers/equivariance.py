@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from partita.errors import DomainError, NothingKnownError, ShapeError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 
 __all__ = ["EquivarianceGap", "equivariance_gap"]
 
@@ -45,7 +45,7 @@ class EquivarianceGap:
 
 def equivariance_gap(
     function: Any,
-    domain: Box,
+    domain: BoxLike,
     *,
     group: Literal["permutations", "shifts"] = "permutations",
     samples: int = 2000,
@@ -74,6 +74,7 @@ def equivariance_gap(
     >>> round(gap.lower_bound, 6), gap.order
     (1.0, (1, 0))
     """
+    domain = Box.of(domain)
     if not isinstance(domain, Box) or domain.lo.ndim != 2 or len(domain.lo) < 2:
         raise ShapeError(f"the domain is {domain!r}; expected a box of sequences (tokens, dim) of at least two tokens.")
     if group not in ("permutations", "shifts"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from partita.geometry.domains import Box
+from partita.geometry.domains import Box, BoxLike
 from partita.geometry.partitions import MaxAffine
 from partita.papers.tokenwise_head import build_tokenwise
 from partita.proofs.claim import Construction
@@ -14,7 +14,7 @@ __all__ = ["indicator"]
 
 
 def indicator(
-    partition: MaxAffine, domain: Box, *, margin: float, epsilon: float, dtype: torch.dtype = torch.float64
+    partition: MaxAffine, domain: BoxLike, *, margin: float, epsilon: float, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """Proposition 3.2: `|softmax(R s(x)) − E(x)|_∞ ≤ (N−1)e^{−RΔ} ≤ ε` wherever the best score leads by Δ.
 
@@ -29,6 +29,7 @@ def indicator(
         margin: Δ.
         epsilon: ε.
     """
+    domain = Box.of(domain)
     values = np.eye(partition.num_cells)
     return build_tokenwise(
         partition, values, None, domain, margin=margin, tolerance=epsilon, spread=1.0, dtype=dtype, theorem="indicator"

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from partita.arithmetic.rounding import add_up, exp_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.partitions import MaxAffine
 from partita.heads.layers import SelfNetwork
 from partita.heads.scattered_head import ScatteredHead
@@ -25,7 +25,7 @@ __all__ = ["reassignment", "reassignment_layers"]
 def reassignment(
     partition: MaxAffine,
     values: ArrayLike,
-    domain: Box,
+    domain: BoxLike,
     *,
     margin: float,
     tolerance: float,
@@ -45,6 +45,7 @@ def reassignment(
         domain: the box of single tokens.
         margin: Δ.
     """
+    domain = Box.of(domain)
     table = np.asarray(values, dtype=np.float64)
     slopes = None if value_slopes is None else np.asarray(value_slopes, dtype=np.float64)
     n = partition.num_cells

@@ -17,7 +17,7 @@ from partita.arithmetic.rounding import mul_up
 from partita.errors import DomainError, ShapeError, ToleranceError
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.target import graph_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.scattered_head import ScatteredHead
 from partita.methods.pieces import piecewise_affine, softest_pieces
@@ -28,7 +28,7 @@ __all__ = ["max_affine_head", "relu_head", "sigmoid_head", "silu_head", "tanh_he
 
 
 def max_affine_head(
-    slopes: ArrayLike, offsets: ArrayLike, domain: Box, *, tolerance: float, dtype: torch.dtype = torch.float64
+    slopes: ArrayLike, offsets: ArrayLike, domain: BoxLike, *, tolerance: float, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """`Σ_j softmax(βy)_j y_j`, `y_j = a_j·x + b_j`: the maximum of N affine functions within `W((N−1)/e)/β`, one key per piece.
 
@@ -40,6 +40,7 @@ def max_affine_head(
         domain: a box in R^m.
         tolerance: what temperature and rounding may take.
     """
+    domain = Box.of(domain)
     a, b = np.atleast_2d(np.asarray(slopes, dtype=np.float64)), np.asarray(offsets, dtype=np.float64)
     if a.ndim != 2 or b.shape != a.shape[:1] or a.shape[1:] != domain.shape or not np.isfinite([*a.flat, *b]).all():
         raise ShapeError(
@@ -55,7 +56,7 @@ def max_affine_head(
 
 
 def relu_head(
-    slope: ArrayLike, offset: float, domain: Box, *, tolerance: float, dtype: torch.dtype = torch.float64
+    slope: ArrayLike, offset: float, domain: BoxLike, *, tolerance: float, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """ReLU of `u = w·x + t` in two keys: scores {0, βu}, values {0, u}, so `u·sigmoid(βu)`; error `W(1/e)/β = 0.2785/β`.
 
@@ -69,22 +70,27 @@ def relu_head(
     return max_affine_head(np.stack([0 * w, w]), [0.0, offset], domain, tolerance=tolerance, dtype=dtype)
 
 
-def silu_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.dtype = torch.float64) -> Construction:
+def silu_head(slope: ArrayLike, offset: float, domain: BoxLike, *, dtype: torch.dtype = torch.float64) -> Construction:
     """SiLU, `u·sigmoid(u)`, in two keys: scores {0, u}, values {0, u}. Only rounding errs. *Theorem*: `two-keys`."""
+    domain = Box.of(domain)
     return _exact(
         slope, offset, domain, "silu", scores=(0.0, 1.0), constants=(0.0, 0.0), multiples=(0.0, 1.0), dtype=dtype
     )
 
 
-def tanh_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.dtype = torch.float64) -> Construction:
+def tanh_head(slope: ArrayLike, offset: float, domain: BoxLike, *, dtype: torch.dtype = torch.float64) -> Construction:
     """tanh u in two keys: scores {−u, u}, values {−1, 1}. Only rounding errs. *Theorem*: `two-keys`."""
+    domain = Box.of(domain)
     return _exact(
         slope, offset, domain, "tanh", scores=(-1.0, 1.0), constants=(-1.0, 1.0), multiples=(0.0, 0.0), dtype=dtype
     )
 
 
-def sigmoid_head(slope: ArrayLike, offset: float, domain: Box, *, dtype: torch.dtype = torch.float64) -> Construction:
+def sigmoid_head(
+    slope: ArrayLike, offset: float, domain: BoxLike, *, dtype: torch.dtype = torch.float64
+) -> Construction:
     """1/(1 + e^{−u}) in two keys: scores {0, u}, values {0, 1}. Only rounding errs. *Theorem*: `two-keys`."""
+    domain = Box.of(domain)
     return _exact(
         slope, offset, domain, "sigmoid", scores=(0.0, 1.0), constants=(0.0, 1.0), multiples=(0.0, 0.0), dtype=dtype
     )

@@ -49,10 +49,10 @@ def vouched(target: Target, known: Known, *, declared: bool, table: PairTable | 
 
 
 def undefined_roots(target: Target) -> list[Assumption]:
-    """The assumption about points where a square root is undefined, if the expression has square roots."""
-    if target.graph is None or all(node.operation != "sqrt" for node in target.graph.nodes):
-        return []
-    return [Assumption("where a square root is undefined, the claim takes its value to be 0", "construction")]
+    """The assumption about points where a square root or an acosh is undefined, for expressions that have one."""
+    used = set() if target.graph is None else {node.operation for node in target.graph.nodes}
+    names = [name for operation, name in (("sqrt", "a square root"), ("acosh", "an acosh")) if operation in used]
+    return [Assumption(f"where {n} is undefined, the claim takes its value to be 0", "construction") for n in names]
 
 
 def _undefined_places(target: Target) -> list[Assumption]:

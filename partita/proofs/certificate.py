@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from partita.arithmetic.notebook_cards import card
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.regularity import Curvature, Known
@@ -125,6 +126,19 @@ class Certificate:
         """The same estimate after a search that found this error: the samples are still those drawn before it."""
         seen = replace(self.terms[0], value=error)
         return replace(self, error_estimate=error, terms=(seen, *self.terms[1:]))
+
+    def __repr__(self) -> str:
+        norm = "sup" if self.norm == "inf" else f"L{self.norm}"
+        counts = ((len(self.terms), "term"), (len(self.assumptions), "assumption"))
+        parts = ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
+        return f"Certificate({self.kind}: {norm} error {self.claim}, tolerance {self.tolerance:g}, {self.semantics}; {parts})"
+
+    def _repr_html_(self) -> str:
+        norm = "sup" if self.norm == "inf" else f"L{self.norm}"
+        rows = [(f"{t.value:.6g}", t.name, t.formula, t.theorem) for t in self.terms]
+        assumed = "; ".join(f"{a.statement} ({a.vouched_by})" for a in self.assumptions)
+        title = f"{self.kind}: {norm} error {self.claim} (tolerance {self.tolerance:g}), {self.semantics} arithmetic"
+        return card(title, {"assumes": assumed}, columns=("value", "term", "formula", "theorem"), rows=rows)
 
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""

@@ -14,7 +14,7 @@ from partita.arithmetic.rounding import add_up, exp_up, expm1_up, mul_up
 from partita.errors import DomainError, NothingKnownError, ShapeError, SizeError
 from partita.functions.derivatives import lipschitz_bounds
 from partita.functions.target import Target, make_target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.grid import ProductGrid
 from partita.heads.forms import indexed_self
 from partita.heads.guards import certified
@@ -118,7 +118,7 @@ class _Bumps:
 
 def two_layers(
     function: Any,
-    domain: Box,
+    domain: BoxLike,
     *,
     cells: int,
     heads: int | Literal["auto"] | None = None,
@@ -152,6 +152,7 @@ def two_layers(
     >>> built.heads, type(built.two_layers.first).__name__, built.two_layers.first.attention.num_heads
     (156, 'MultiHeadRamp', 156)
     """
+    domain = Box.of(domain)
     target = make_target(function, domain)
     if target.graph is None:
         raise NothingKnownError("two_layers needs f as an expression, from which its bound is proved.")

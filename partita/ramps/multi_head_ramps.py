@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum
@@ -203,7 +203,7 @@ def multi_head_ramp(
     ends: tuple[float, float],
     *,
     heads: int,
-    domain: Box,
+    domain: BoxLike,
     anchors: int | None = None,
     sharpness: float | str | None = None,
     beta: float | None = None,
@@ -243,6 +243,7 @@ def multi_head_ramp(
     >>> built.anchors, round(built.error_bound / built.spacing, 2), built.network(torch.zeros(1000, 1)).shape
     (3992, 0.24, torch.Size([1000, 1]))
     """
+    domain = Box.of(domain)
     w, t = checked_affine(slopes, offsets, domain, dtype)
     n, dim = w.shape
     p = _share(n, heads, anchors)

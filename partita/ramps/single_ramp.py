@@ -12,7 +12,7 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, mul_up, up
 from partita.errors import DomainError, ShapeError, SizeError
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.grid import ProductGrid
 from partita.proofs.certificate import Certificate, Term
 from partita.proofs.claim import claim, require_ordinary
@@ -61,7 +61,7 @@ def ramp(
     ends: tuple[float, float],
     *,
     anchors: int,
-    domain: Box,
+    domain: BoxLike,
     sharpness: float | str | None = None,
     beta: float | None = None,
     output: tuple[int, int] = (0, 1),
@@ -100,6 +100,7 @@ def ramp(
     >>> round(ramp([1.0], 0.0, (0, 1), anchors=1001, domain=Box([-2], [2]), beta=27.2).error_bound, 5)  # 50 times the best
     0.00312
     """
+    domain = Box.of(domain)
     w, t = checked_affine(slopes, offsets, domain, dtype)
     low, high = checked_ends(ends)
     if not 0 <= output[0] < output[1]:

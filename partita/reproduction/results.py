@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.arithmetic.notebook_cards import card
 from partita.errors import FormatError, PartitaError
 from partita.reproduction.experiment import SIZES, Experiment, Verdict
 from partita.reproduction.table import Table, Tables
@@ -32,6 +33,13 @@ class Finished:
     tables: Tables
     verdict: Verdict
     about: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Finished({self.name}: {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        names = {name: f"{len(table)} rows: {', '.join(table.columns)}" for name, table in self.tables.items()}
+        return card(f"{self.name}: {self.verdict.outcome}", {"verdict": self.verdict.sentence, **names})
 
 
 def _own_version() -> str:

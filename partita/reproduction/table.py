@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.notebook_cards import card
 from partita.errors import ShapeError
 
 __all__ = ["Cell", "Table", "Tables"]
@@ -56,6 +57,12 @@ class Table:
         if any(list(row) != names for row in listed):
             raise ShapeError(f"the rows have different names; expected {names} in each.")
         return cls({name: tuple(_plain(row[name]) for row in listed) for name in names})
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+    def _repr_html_(self) -> str:
+        return card(f"{len(self)} rows", columns=list(self.columns), rows=zip(*self.columns.values(), strict=True))
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))

@@ -1,0 +1,62 @@
+"""Small HTML cards for notebooks: what `_repr_html_` returns. Plain escaped tables, without scripts or colours of their own.
+
+Text and lines take the colour of the page, so that a card is readable on light and on dark backgrounds.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["card"]
+
+_MOST_ROWS, _MOST_CHARACTERS = 50, 400
+_CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
+_HEAD = f"{_CELL};border-bottom:1px solid currentColor"
+
+
+def card(
+    title: str,
+    facts: Mapping[str, object] | None = None,
+    *,
+    columns: Sequence[str] = (),
+    rows: Iterable[Sequence[object]] = (),
+    note: str = "",
+) -> str:
+    """A title, named facts, and a table, as HTML.
+
+    Args:
+        title: shown in bold.
+        facts: names and values, one line each; those that are empty are left out.
+        columns: headings of the table.
+        rows: cells of the table; after the first 50 rows the others are counted.
+        note: a line below.
+
+    >>> card("a < b", {"keys": 3})[:48]
+    '<div style="color:inherit"><strong>a &lt; b</str'
+    """
+    lines, listed = [f'<div style="color:inherit"><strong>{_text(title)}</strong>'], list(rows)
+    named = [(name, value) for name, value in (facts or {}).items() if value not in ("", None)]
+    if named:
+        lines.append(_table([], [(f"{_text(name)}", _text(value)) for name, value in named]))
+    if listed:
+        heads = [_text(c) for c in columns]
+        lines.append(_table(heads, [[_text(x) for x in row] for row in listed[:_MOST_ROWS]]))
+    rest = len(listed) - _MOST_ROWS
+    for line in (f"… and {rest:,} more rows" if rest > 0 else "", note):
+        lines += [f'<div style="opacity:0.75">{_text(line)}</div>'] if line else []
+    return "".join([*lines, "</div>"])
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return html.escape(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are escaped already."""
+    top = "<tr>" + "".join(f'<th style="{_HEAD}">{h}</th>' for h in heads) + "</tr>" if heads else ""
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{x}</td>' for x in row) + "</tr>" for row in rows)
+    return (
+        f'<table style="color:inherit;background:transparent;border-collapse:collapse;margin:4px 0">{top}{body}</table>'
+    )
