@@ -3,8 +3,8 @@
     python benchmarks/black_boxes.py [--markdown] [--fresh 100000]
 
 Nothing is declared about the functions. "evaluations" counts every point that the function received, the first probes and the final
-check included. The peer is the smallest product of Chebyshev points whose interpolant meets the tolerance: it is found by trying all
-small sizes with the function at hand, so its count is what a user with perfect foresight would need, without any check.
+check included. The peer is the smallest product of Chebyshev points whose interpolant meets the tolerance: it is found by trying
+all small sizes with the function at hand, so its count is what a user with perfect foresight would need, without any check.
 Errors are the largest seen at fresh random points: estimates.
 """
 

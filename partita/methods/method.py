@@ -145,6 +145,8 @@ class Plan:
         candidates: every method that was considered.
         caveat: what a reader of the report must know about the head; empty for most.
         fallback: a head that misses the tolerance, for a budget that is spent before this one is built.
+        evaluations: a forecast of how often a black box is evaluated in all, planning included, if this head is built. None for
+            expressions.
 
     >>> import partita as pa
     >>> plan = pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")
@@ -168,6 +170,7 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     caveat: str = ""
     fallback: Plan | None = None
+    evaluations: int | None = None
 
     @property
     def method(self) -> str:
@@ -264,19 +267,6 @@ class Plan:
             "why": list(self.why),
             "candidates": [asdict(c) for c in self.candidates],
         }
-
-    @property
-    def evaluations(self) -> int | None:
-        """How often a black box is evaluated in all, planning included, if this head is built: a forecast. None for expressions.
-
-        >>> import partita as pa
-        >>> plan = pa.plan(lambda z: z[:, 0].round(3), pa.Box([0.0], [1.0]), tolerance=0.1)
-        >>> plan.evaluations < 500
-        True
-        """
-        if self.target.graph is not None:
-            return None
-        return self.target.calls.rows + self.maker.evaluations_to_build(self)
 
     @property
     def explanation(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
     if not plans and fallback is not None:
         close = (fallback.error_estimate or 0.0) <= request.tolerance  # there is a chance that its bound is too
-        limited = spent is not None or math.isfinite(request.target.calls.most)
+        limited = spent is not None or request.target.graph is None
         if close or (limited and request.best_effort):
             plans = [fallback]
     if not plans:
@@ -177,7 +177,9 @@ def _planned(
     if question not in refusals:
         found = method.plan(limited, share, progress)
         if isinstance(found, Plan):
-            return replace(found, request=request)
+            found = replace(found, request=request)
+            calls = request.target.calls.rows + method.evaluations_to_build(found)
+            return replace(found, evaluations=None if request.target.graph is not None else calls)
         refusals[question] = found
     return refusals[question]
 

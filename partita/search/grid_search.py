@@ -215,7 +215,8 @@ class GridSearch:
     def attempt(self, choices: Sequence[AxisChoice], rates: Sequence[float] | None = None) -> Trial:
         """Fit and test one grid; kept if it is the best so far."""
         self.tries += 1
-        self.watch(f"fitting {' × '.join(str(c.count) for c in choices)} keys")
+        reached = "" if self.best is None else f", best error {self.best.error * self.f.scale:.2g}"
+        self.watch(f"fitting {' × '.join(str(c.count) for c in choices)} keys{reached}")
         tests = self._sample(choices)
         grid, rates = self._place(choices, rates)
         frame = Frame.of([softmax_matrix(x, c, r) for x, c, r in zip(self._axes, grid.axes, rates)])
