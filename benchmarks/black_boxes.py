@@ -73,7 +73,9 @@ CASES = [
     Case("sum of sin(x_i), 6-D", lambda z: np.sin(z).sum(axis=1), cube(6), 1e-2, 649_871, 1_000),
     Case("product of cos(x_i), 6-D", lambda z: np.cos(z).prod(axis=1), cube(6), 1e-2, 472_673, 10_000),
     Case("|x − 0.3|", lambda z: np.abs(z[:, 0] - 0.3), cube(1), 1e-2, 113_084, 2_000),
-    Case("|x − 0.3| + |y + 0.2|", lambda z: np.abs(z - np.array([0.3, -0.2])).sum(axis=1), cube(2), 5e-2, 112_422, 5_000),
+    Case(
+        "|x − 0.3| + |y + 0.2|", lambda z: np.abs(z - np.array([0.3, -0.2])).sum(axis=1), cube(2), 5e-2, 112_422, 5_000
+    ),
     Case("|(x, y)|", lambda z: np.sqrt((z**2).sum(axis=1)), cube(2), 3e-2, 73_728, 5_000),
     Case("1/(1 + 25(x² + y²))", lambda z: 1 / (1 + 25 * (z**2).sum(axis=1)), cube(2), 1e-3, 71_337, 5_000),
 ]

@@ -46,7 +46,9 @@ class Remembering(bench.Counted):
 
 def error_at_fresh_points(c, function, box, count=100_000):
     points = box.sample(count, np.random.default_rng(1234))
-    return float(np.abs(c(torch.from_numpy(points)).numpy().reshape(count, -1) - function(points).reshape(count, -1)).max())
+    return float(
+        np.abs(c(torch.from_numpy(points)).numpy().reshape(count, -1) - function(points).reshape(count, -1)).max()
+    )
 
 
 @pytest.mark.parametrize("case", [c for c in bench.CASES if c.box.dimension != 6], ids=lambda case: case.name)
@@ -86,7 +88,7 @@ def test_a_region_needs_hundreds():
 
 def test_expressions_and_loaded_heads_are_counted_too(tmp_path):
     assert pa.compile("sin(x0)", pa.Box([0], [1]), tolerance=1e-2).evaluations == 0
-    assert pa.compile("abs(x0-x1)+x0^2", SQUARE, tolerance=0.1, method="adaptive").evaluations == 0
+    assert pa.compile("abs(x0)", pa.Box([-1], [1]), tolerance=0.1, method="adaptive").evaluations == 0
     c = pa.compile(lambda z: np.round(z[:, 0], 2), pa.Box([0], [1]), tolerance=0.1)
     assert pa.load(c.save(tmp_path / "head")).evaluations == c.evaluations > 0
 
