@@ -1,15 +1,47 @@
-"""Exact cells of 2-D partitions as polygons clipped to a box."""
+"""Exact cells of a partition inside a box: intervals in 1-D, polygons in 2-D, and the cells that a slice meets."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import scipy
 
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array, Box
-from partita.geometry.partitions import MaxAffine, Partition
+from partita.geometry.partitions import MaxAffine, Partition, PowerDiagram
 
-__all__ = ["polygons"]
+__all__ = ["intervals", "polygons", "sliced"]
+
+
+def sliced(partition: Partition, axes: Sequence[int], at: Array) -> PowerDiagram:
+    """The cells on the slice where only the coordinates `axes` vary and the others are those of `at`, `(m,)`.
+
+    They are the power diagram of the projected centers with powers `p_j − Σ_rest (at − c_j)²`.
+    """
+    diagram = partition.to_power_diagram()
+    rest = [k for k in range(partition.dimension) if k not in axes]
+    away = np.asarray(at)[rest] - diagram.centers[:, rest]
+    return PowerDiagram(diagram.centers[:, list(axes)], diagram.powers - (away * away).sum(axis=1))
+
+
+def intervals(partition: Partition, box: Box) -> Array:
+    """The cells of a 1-D partition inside the box, `(cells, 2)`: the two ends of each. Cells that miss the box are NaN."""
+    if partition.dimension != 1 or box.dimension != 1:
+        raise UnsupportedError(
+            f"intervals are cells of R^1; this partition is in R^{partition.dimension}. Slice it first."
+        )
+    lo, hi = box.lo.ravel(), box.hi.ravel()
+    unit = _on_unit_box(partition, lo, hi)
+    ends = np.empty((unit.num_cells, 2))
+    for j in range(unit.num_cells):
+        rise, lead = unit.slopes[j, 0] - unit.slopes[:, 0], unit.offsets[j] - unit.offsets
+        rising, falling, equal = rise > 0, rise < 0, rise == 0  # cell j is where rise·t + lead ≥ 0 for every rival
+        first = (-lead[rising] / rise[rising]).max(initial=0.0)
+        last = (-lead[falling] / rise[falling]).min(initial=1.0)
+        beaten = (lead[equal] < 0).any() or (lead[:j][equal[:j]] == 0).any()
+        ends[j] = (np.nan, np.nan) if beaten or not first < last else (first, last)
+    return np.asarray(lo + (hi - lo) * ends)
 
 
 def polygons(partition: Partition, box: Box) -> list[Array]:
@@ -22,16 +54,28 @@ def polygons(partition: Partition, box: Box) -> list[Array]:
         raise UnsupportedError(
             f"polygons are drawn in R^2; this partition is in R^{partition.dimension}. Slice it first."
         )
-    affine = partition.to_max_affine()
     lo, hi = box.lo.ravel(), box.hi.ravel()
-    # Unit-box coordinates and a common affine function taken off: neither moves a cell, both keep Qhull accurate.
-    slopes = affine.slopes * (hi - lo)
-    offsets = affine.offsets + affine.slopes @ lo
-    slopes, offsets = slopes - slopes.mean(axis=0), offsets - offsets.mean()
-    scale = max(np.abs(slopes).max(), np.abs(offsets).max(), np.finfo(float).tiny)
-    unit = MaxAffine(slopes / scale, offsets / scale)
+    unit = _on_unit_box(partition, lo, hi)
     neighbours = _neighbours(unit)
     return [lo + (hi - lo) * _clip(unit, j, neighbours[j]) for j in range(unit.num_cells)]
+
+
+def _on_unit_box(partition: Partition, lo: Array, hi: Array) -> MaxAffine:
+    """The same cells in coordinates in which the box is [0, 1]^m, the scores scaled and a common affine function taken off.
+
+    Neither moves a cell, both keep Qhull accurate. Centers are shifted before they are squared: far from the origin the
+    offsets of a max-affine function have lost the digits that tell neighbours apart.
+    """
+    if isinstance(partition, MaxAffine):
+        slopes, offsets = partition.slopes, partition.offsets + partition.slopes @ lo
+    else:
+        diagram = partition.to_power_diagram()
+        slopes = diagram.centers - lo
+        offsets = (diagram.powers - (slopes * slopes).sum(axis=1)) / 2
+    slopes = slopes * (hi - lo)
+    slopes, offsets = slopes - slopes.mean(axis=0), offsets - offsets.mean()
+    scale = max(np.abs(slopes).max(), np.abs(offsets).max(), np.finfo(float).tiny)
+    return MaxAffine(slopes / scale, offsets / scale)
 
 
 def _neighbours(affine: MaxAffine) -> list[Array]:

@@ -4,5 +4,14 @@ from partita.plots.head_plots import plot_head
 from partita.plots.layer_folder import write_layers
 from partita.plots.layer_plots import layers_figure
 from partita.plots.plane_plots import plot_heads, plot_plane
+from partita.plots.temperature_plots import animate_temperature, plot_temperatures
 
-__all__ = ["layers_figure", "plot_head", "plot_heads", "plot_plane", "write_layers"]
+__all__ = [
+    "animate_temperature",
+    "layers_figure",
+    "plot_head",
+    "plot_heads",
+    "plot_plane",
+    "plot_temperatures",
+    "write_layers",
+]

@@ -3,223 +3,171 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from partita.compiler.compiled import Compiled
 from partita.errors import UnsupportedError
-from partita.geometry.cells import polygons
-from partita.geometry.domains import Array, Box
-from partita.geometry.grid import ProductGrid
-from partita.plots.style import ACCENT, INK, SOFT, new_figure, require_vector_or_pixels, save, styled
+from partita.geometry.domains import Array
+from partita.heads.head import count_text
+from partita.plots.head_panels import Drawn, claim_text, draw_panel, panel_names
+from partita.plots.head_views import HeadView
+from partita.plots.style import INK, new_figure, require_vector_or_pixels, root_figure, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["axis_names", "plot_head"]
+__all__ = ["add_bar", "add_legend", "add_title", "head_words", "header", "plot_head", "tidy"]
 
-_CELLS_DRAWN = 4000  # polygons
-_CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
-_PIXELS = 320
+_WIDTH, _HEIGHT = {1: 4.4, 2: 3.3}, {1: 3.2, 2: 3.5}  # inches of a panel on a line and on a plane
 
 
 def plot_head(
-    compiled: Compiled, path: str | os.PathLike[str], *, output: int = 0, axes: tuple[int, int] = (0, 1)
-) -> Path:
-    """Write a figure (.svg, .png or .pdf): in 1-D curves, in 2-D a map, its cells and the error.
+    compiled: Compiled,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    panels: str | Sequence[str] | None = None,
+    output: int = 0,
+    axes: tuple[int, int] = (0, 1),
+    at: Sequence[float] | Array | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+    size: tuple[float, float] | None = None,
+    titles: bool = True,
+    legend: bool = True,
+) -> Figure:
+    """Draw a head as a matplotlib figure: in 1-D curves, in 2-D a map, its cells and the error.
 
-    In higher dimensions the slice through the middle of the domain is shown. Nothing is drawn where nothing is claimed: outside a
-    point cloud the map stays empty, and the function is not evaluated there.
+    In higher dimensions a slice is drawn. Nothing is drawn where nothing is claimed: outside the domain the picture stays empty,
+    and the function is not evaluated there. A black box is evaluated at 257 points of a line or 40 × 40 of a plane, and not at all
+    if neither "function" nor "error" is drawn. The figure belongs to the caller: no window opens, and pyplot does not know it.
 
     Args:
         compiled: the head.
-        path: the file to write, or replace. Parents are created.
+        path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
+        panels: one or several of "function", "head", "cells", "weights", "error". By default "head" and "error" in 1-D, "head",
+            "cells" and "error" in 2-D.
         output: which scalar output, counted from 0.
-        axes: the two coordinates to show when there are more than two, counted from 0.
+        axes: the two coordinates that vary when there are more than two, counted from 0.
+        at: a point of the domain through which the slice goes, `(m,)`; the middle of the domain's box if None.
+        ax: your own matplotlib axes to draw into, one for each panel; with one and no panels, "head" is drawn.
+        size: width and height of the figure in inches.
+        titles: write titles.
+        legend: explain marks and colours: a legend, and words beside the colour bars.
 
     Returns:
-        The path.
+        The figure, or that of `ax`. Notebooks display it; `figure.savefig("head.svg")` writes it.
 
     Raises:
-        UnsupportedError: another kind of file, an output or a coordinate that the head does not have, or a head that was
-            changed after it was certified.
+        UnsupportedError: another kind of file, a panel, output or coordinate that does not exist, a slice that misses the domain, or
+            a head that was changed after it was certified.
+        ShapeError: `at` has another length.
         MissingExtraError: matplotlib is not installed.
 
-    >>> import partita as pa, tempfile
+    >>> import partita as pa
     >>> from partita.plots import plot_head
     >>> c = pa.compile("abs(x)", pa.Box([-1], [1]), tolerance=0.1)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plot_head(c, f"{folder}/head.svg").name
-    'head.svg'
+    >>> figure = plot_head(c)  # plot_head(c, "head.svg") also writes a file
+    >>> [panel.get_title() for panel in figure.axes]
+    ['head and function', 'distance from the function']
     """
-    require_vector_or_pixels(path)
-    compiled.require_unchanged()
-    outputs = compiled.head.num_outputs
-    if not 0 <= output < outputs:
-        raise UnsupportedError(f"output is {output}; this head has {outputs}, counted from 0.")
-    one = compiled.head.dimension == 1
-    panels = (1 if one else 2) + _can_compare(compiled)
+    if path is not None:
+        require_vector_or_pixels(path)
+    view = HeadView.of(compiled, output=output, axes=axes, at=at)
+    given = None if ax is None else list(np.ravel(np.asarray(ax, dtype=object)))
+    names = ("head",) if given is not None and panels is None and len(given) == 1 else panel_names(view, panels)
+    if given is not None and len(given) != len(names):
+        raise UnsupportedError(
+            f"ax has {len(given)} axes for {len(names)} panels ({', '.join(names)}); expected one for each",
+            "Name as many panels=.",
+        )
     with styled():
-        figure, grid = new_figure(panels, width=4.6 if one else 3.75, height=3.4 if one else 3.9)
-        (_draw_line if one else _draw_map)(compiled, grid[0], output, axes)
-        figure.suptitle(_title(compiled, output), fontsize=11)
-        return save(figure, path)
+        if given is None:
+            columns = len(names) if len(names) <= 3 else 2 if len(names) == 4 else 3
+            figure, grid = new_figure(
+                columns,
+                -(-len(names) // columns),
+                width=_WIDTH[view.dimension],
+                height=_HEIGHT[view.dimension],
+                size=size,
+            )
+            places = list(grid.ravel()[: len(names)])
+            for spare in grid.ravel()[len(names) :]:
+                spare.remove()
+        else:
+            figure, places = root_figure(given[0]), given
+            if size is not None:
+                raise UnsupportedError("size is the figure's, and ax belongs to yours", "Leave size= out.")
+        drawn = [draw_panel(name, place, view) for name, place in zip(names, places)]
+        for panel, found in zip(places, drawn):
+            if titles:
+                add_title(panel, found)
+            if found.mappable is not None:
+                add_bar(panel, found, words=legend, own=given is None)
+            if legend and given is not None and found.marks:
+                panel.legend(handles=list(found.marks), loc="best", fontsize=8)
+        if given is None:
+            for first in range(0, len(places), columns):
+                tidy(places[first : first + columns])
+            if titles:
+                header(figure, [*head_words(compiled, output), claim_text(view)])
+            if legend:
+                add_legend(figure, drawn)
+        if path is not None:
+            save(figure, path)
+    return figure
 
 
-def _can_compare(compiled: Compiled) -> bool:
-    """A black box read from a file has no function to compare with."""
-    return compiled.target.ask is not None
-
-
-def _title(compiled: Compiled, output: int) -> str:
-    label, certificate = compiled.target.label, compiled.certificate
+def head_words(compiled: Compiled, output: int) -> tuple[str, str]:
+    """The function and the number of keys."""
+    label, count = compiled.target.label, compiled.num_keys
     shown = label if len(label) <= 60 else label[:59] + "…"
     which = "" if compiled.head.num_outputs == 1 else f", output {output}"
-    norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
-    return f"{shown}{which}   ·   {compiled.num_keys:,} keys   ·   {certificate.kind} error {certificate.claim}{norm}"
+    return shown + which, f"{count_text(count)} key{'' if count == 1 else 's'}"
 
 
-def axis_names(compiled: Compiled) -> list[str]:
-    """x0, x1, …; k0, …, q0, … for cross-attention."""
-    if len(compiled.target.domains) == 1:
-        return [f"x{i}" for i in range(compiled.head.dimension)]
-    keys, queries = (d.dimension for d in compiled.target.domains)
-    return [f"k{i}" for i in range(keys)] + [f"q{i}" for i in range(queries)]
+def header(figure: Figure, parts: Sequence[str]) -> None:
+    """A line above everything; several where the figure is too narrow for one."""
+    room = 12.5 * figure.get_figwidth()  # characters, at this size
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}   ·   {part}"
+        lines = [*lines[:-1], longer] if len(longer) <= room else [*lines, part]
+    figure.suptitle("\n".join(lines), fontsize=10.5, color=INK)
 
 
-def _values(compiled: Compiled, points: Array, output: int) -> tuple[Array, Array | None]:
-    """The head and |head − function| at flat points; NaN where the domain is not."""
-    inside = compiled.target.domain.contains(points)
-    got, error = np.full(len(points), np.nan), np.full(len(points), np.nan)
-    with torch.no_grad():
-        head = compiled.head.evaluate(torch.from_numpy(points[inside]).to(compiled.head.dtype))
-    got[inside] = head[:, output].double().numpy()
-    if not _can_compare(compiled):
-        return got, None
-    error[inside] = np.abs(got[inside] - _function(compiled, points[inside])[:, output])
-    return got, error
+def add_title(panel: Axes, drawn: Drawn) -> None:
+    """The panel's title, broken before what stands in brackets where it would be long."""
+    text = drawn.title if len(drawn.title) <= 34 else drawn.title.replace(" (", "\n(", 1).replace(" at ", "\nat ", 1)
+    panel.set_title(text, fontsize=9, color=INK)
 
 
-def _function(compiled: Compiled, points: Array) -> Array:
-    """f at points of the domain; within roundings of the edge of a region beside them, where f has a value."""
-    region = compiled.target.region
-    return compiled.target(points if region is None else region.clamp(points))
+def add_bar(panel: Axes, drawn: Drawn, *, words: bool, own: bool) -> None:
+    """A colour bar: as tall as the panel in figures of ours; in the caller's it takes room from the axes, as matplotlib does."""
+    place: dict[str, Any] = {"cax": panel.inset_axes((1.03, 0.0, 0.045, 1.0))} if own else {"ax": panel}
+    bar = panel.figure.colorbar(drawn.mappable, label=drawn.words if words else "", **place)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8)
 
 
-def _draw_line(compiled: Compiled, panels: Any, output: int, _axes: tuple[int, int]) -> None:
-    box = compiled.target.box
-    x = np.linspace(float(box.lo.ravel()[0]), float(box.hi.ravel()[0]), 2001)[:, None]
-    got, error = _values(compiled, x, output)
-    if error is not None:
-        inside = np.isfinite(got)
-        panels[0].plot(
-            x[inside], _function(compiled, x[inside])[:, output], color=INK, lw=0.9, ls="--", label="function"
-        )
-    panels[0].plot(x, got, color=ACCENT, lw=1.3, label="head")
-    centers = compiled.partition.to_power_diagram().centers[:, 0]
-    if len(centers) <= 400:
-        panels[0].plot(centers, np.full(len(centers), panels[0].get_ylim()[0]), "|", color=SOFT, ms=7, label="centers")
-    panels[0].legend(frameon=False, loc="best")
-    _clean(panels[0], "head and function" if error is not None else "head (the function was not stored)")
-    if error is not None:
-        panels[1].plot(x, error, color=ACCENT, lw=1.0)
-        panels[1].set_ylim(bottom=0)
-        if compiled.certificate.norm == "inf":
-            top, name = compiled.certificate.error, _top_name(compiled)
-            panels[1].axhline(top, color=INK, lw=0.9)
-            panels[1].set_ylim(0, 1.15 * top)
-            panels[1].annotate(name, (x[0, 0], top), xytext=(2, 3), textcoords="offset points", color=INK)
-        _clean(panels[1], "|head − function|")
+def add_legend(figure: Figure, drawn: Sequence[Drawn]) -> None:
+    """One legend for all panels, below them: each label once."""
+    marks = {mark.get_label(): mark for found in reversed(drawn) for mark in reversed(found.marks)}
+    if marks:
+        handles = list(reversed(marks.values()))
+        letters = sum(len(str(mark.get_label())) + 8 for mark in handles)
+        rows = -(-letters // max(1, int(14 * figure.get_figwidth())))
+        figure.legend(handles=handles, loc="outside lower center", ncols=max(1, -(-len(handles) // rows)), fontsize=8.5)
+
+
+def tidy(panels: Sequence[Axes]) -> None:
+    """Few ticks, and those of the vertical axis only once where neighbours share it."""
+    first, name = panels[0], panels[0].get_ylabel()
     for panel in panels:
-        panel.set_xlabel("x0")
-
-
-def _draw_map(compiled: Compiled, panels: Any, output: int, axes: tuple[int, int]) -> None:
-    box, names = compiled.target.box, axis_names(compiled)
-    lo, hi = box.lo.ravel(), box.hi.ravel()
-    i, j = axes
-    if not (0 <= i < len(lo) and 0 <= j < len(lo) and i != j):
-        raise UnsupportedError(f"axes are {axes} in R^{len(lo)}; expected two different coordinates, counted from 0.")
-    middle = (lo + hi) / 2
-    points = np.tile(middle, (_PIXELS * _PIXELS, 1))
-    u, v = np.linspace(lo[i], hi[i], _PIXELS), np.linspace(lo[j], hi[j], _PIXELS)
-    points[:, i], points[:, j] = (g.ravel() for g in np.meshgrid(u, v))
-    got, error = _values(compiled, points, output)
-    aspect = "equal" if 0.75 <= (hi[j] - lo[j]) / (hi[i] - lo[i]) <= 4 / 3 else "auto"
-    picture: dict[str, Any] = {
-        "extent": (lo[i], hi[i], lo[j], hi[j]),
-        "origin": "lower",
-        "aspect": aspect,
-        "interpolation": "nearest",
-    }
-    image = panels[0].imshow(got.reshape(_PIXELS, _PIXELS), cmap="cividis", **picture)
-    panels[0].figure.colorbar(image, ax=panels[0], shrink=0.8)
-    panels[1].imshow(got.reshape(_PIXELS, _PIXELS), cmap="cividis", alpha=0.35, **picture)
-    magnified = _draw_cells(compiled, panels[1], Box([lo[i], lo[j]], [hi[i], hi[j]]), (i, j))
-    if error is not None:
-        top = compiled.certificate.error if compiled.certificate.norm == "inf" else None
-        image = panels[2].imshow(error.reshape(_PIXELS, _PIXELS), cmap="magma", vmin=0, vmax=top, **picture)
-        panels[2].figure.colorbar(
-            image, ax=panels[2], shrink=0.8, label="" if top is None else f"0 … {_top_name(compiled)}"
-        )
-    rest = ", ".join(f"{names[k]} = {middle[k]:.3g}" for k in range(len(lo)) if k not in axes)
-    titles = (
-        "what the head computes" + (f" at {rest}" if rest else ""),
-        "the cells its scores cut" + magnified,
-        "|head − function|",
-    )
-    for panel, title in zip(panels, titles):
-        _clean(panel, title)
-        panel.grid(False)
-        panel.set_xlabel(names[i])
-    panels[0].set_ylabel(names[j])
-
-
-def _draw_cells(compiled: Compiled, panel: Axes, window: Box, axes: tuple[int, int]) -> str:
-    """Cells in the plane: a grid's lines (magnified where they are too many), exact polygons in 2-D, centers otherwise."""
-    from matplotlib.collections import LineCollection, PolyCollection
-    from matplotlib.patches import Rectangle
-
-    i, j = axes
-    (x0, y0), (x1, y1) = window.lo, window.hi
-    partition = compiled.partition
-    if isinstance(partition, ProductGrid):
-        columns, rows = partition.axes[i], partition.axes[j]
-        factor = max(1.0, max(len(columns), len(rows)) / _CELLS_ACROSS)
-        x1, y1 = x0 + (x1 - x0) / factor, y0 + (y1 - y0) / factor
-        if columns[0] < x0 or rows[0] < y0:  # ghosts: show them, and the domain as a frame
-            panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=INK, linewidth=1.4))
-            (x0, x1), (y0, y1) = _reach(columns, x0, x1, factor), _reach(rows, y0, y1, factor)
-            panel.plot(*(g.ravel() for g in np.meshgrid(columns, rows)), ".", color=ACCENT, ms=3)
-        across, up = ((a[1:] + a[:-1]) / 2 for a in (columns, rows))
-        lines = [[(e, y0), (e, y1)] for e in across if e < x1] + [[(x0, e), (x1, e)] for e in up if e < y1]
-        panel.add_collection(LineCollection(lines, colors=INK, linewidths=0.5))
-        panel.set_xlim(x0, x1)
-        panel.set_ylim(y0, y1)
-        return f" ({factor:.0f}× magnified)" if factor > 1.5 else ""
-    panel.set_xlim(x0, x1)
-    panel.set_ylim(y0, y1)
-    centers = partition.to_power_diagram().centers
-    if partition.dimension == 2 and partition.num_cells <= _CELLS_DRAWN:
-        shapes = [p for p in polygons(partition, window) if len(p)]
-        panel.add_collection(PolyCollection(shapes, facecolors="none", edgecolors=INK, linewidths=0.5))
-    panel.plot(centers[:, i], centers[:, j], ".", color=ACCENT, ms=3)
-    return ""
-
-
-def _reach(centers: Array, lo: float, hi: float, factor: float) -> tuple[float, float]:
-    """From half a gap before the first center to half a gap behind the last, or as much of it as is shown."""
-    gap = float(centers[1] - centers[0]) if len(centers) > 1 else 0.0
-    return min(lo, centers[0] - gap / 2), hi if factor > 1.5 else max(hi, centers[-1] + gap / 2)
-
-
-def _top_name(compiled: Compiled) -> str:
-    return "error_bound" if compiled.error_estimate is None else "error_estimate"
-
-
-def _clean(panel: Axes, title: str) -> None:
-    panel.set_title(title, fontsize=9, color=INK)
-    panel.tick_params(colors=SOFT, labelcolor=INK, length=2)
+        panel.locator_params(nbins=5)
+        if panel is not first and panel.get_ylabel() == name:
+            panel.set_ylabel("")
+            if panel.get_ylim() == first.get_ylim():
+                panel.tick_params(labelleft=False)

@@ -19,7 +19,7 @@ import torch
 from partita.compiler.compiled import Compiled
 from partita.geometry.cells import polygons
 from partita.geometry.domains import Array, Box
-from partita.plots.head_plots import axis_names
+from partita.plots.head_views import axis_names
 from partita.plots.layer_matrices import Block, LayersAt, Matrix, layers_at
 from partita.plots.style import ACCENT, INK, SOFT, styled
 

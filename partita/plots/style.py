@@ -9,13 +9,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from partita.errors import MissingExtraError, UnsupportedError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "clean",
     "mark",
     "new_figure",
+    "replacing",
     "require_vector_or_pixels",
+    "root_figure",
     "save",
     "series",
     "styled",
@@ -78,12 +81,27 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(columns: int, rows: int = 1, *, width: float = 3.7, height: float = 3.0) -> tuple[Figure, np.ndarray]:
-    """A figure and its panels `(rows, columns)`; sizes are per panel."""
-    from matplotlib.figure import Figure
+def new_figure(
+    columns: int,
+    rows: int = 1,
+    *,
+    width: float = 3.7,
+    height: float = 3.0,
+    size: tuple[float, float] | None = None,
+) -> tuple[Figure, np.ndarray]:
+    """A figure and its panels `(rows, columns)`. `width` and `height` are per panel, `size` is that of the figure instead."""
+    from partita.plots.notebook_figure import NotebookFigure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = NotebookFigure(figsize=size or (width * columns, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def root_figure(panel: Axes) -> Figure:
+    """The figure that holds the axes, also where they are in a subfigure of it."""
+    figure: Any = panel.figure
+    while getattr(figure, "figure", figure) is not figure:
+        figure = figure.figure
+    return cast("Figure", figure)
 
 
 def mark(number: int) -> dict[str, Any]:
@@ -139,12 +157,23 @@ def require_vector_or_pixels(path: str | os.PathLike[str]) -> Path:
     return place
 
 
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A name to write to, which becomes the file when the block ends: whole or not at all. Parents are created."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    waiting = place.with_name(f".{os.getpid()}.{place.name}")
+    try:
+        yield waiting
+        os.replace(waiting, place)
+    finally:
+        waiting.unlink(missing_ok=True)
+
+
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write .svg, .png or .pdf, whole or not at all."""
     place = require_vector_or_pixels(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    waiting = place.with_name(f".{os.getpid()}.{place.name}")
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(place.suffix.lower())
-    figure.savefig(waiting, dpi=130, metadata=metadata)
-    os.replace(waiting, place)
+    with replacing(place) as waiting:
+        figure.savefig(waiting, dpi=130, metadata=metadata)
     return place
