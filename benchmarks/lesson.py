@@ -9,11 +9,8 @@ import argparse
 import itertools
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from accuracy import FUNCTIONS, chebyshev_error
@@ -21,7 +18,11 @@ from accuracy import FUNCTIONS, chebyshev_error
 import partita as pa
 from partita.functions.target import make_target
 from partita.heads import GridHead
+from partita.plots.style import COLOURS, INK, clean, new_figure, save, styled
 from partita.search.averaged_values import corrected_values, tuned_values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXPRESSION = "sin(3*x0) + x0*cos(2*x1)"
 BOX = pa.Box([-1, -1], [1, 1])
@@ -32,18 +33,15 @@ TOLERANCES = {
     "affine": (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3),
     "fitted": (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10),
 }
-# colours that colour-blind readers can tell apart, and a marker for each, so that grey prints work too
+# a colour and a marker for each, and where its name stands: points from the last mark, and which end of the text is there
 STYLE = {
-    "hard": ("#000000", "s"),
-    "tuned": ("#0072b2", "o"),
-    "corrected": ("#009e73", "^"),
-    "affine": ("#cc79a7", "D"),
-    "fitted": ("#d55e00", "o"),
-    "Chebyshev": ("#999999", "x"),
+    "hard": (COLOURS[0], "s", (8, 0), "left"),
+    "tuned": (COLOURS[2], "o", (8, 0), "left"),
+    "corrected": (COLOURS[3], "^", (8, 0), "left"),
+    "affine": (COLOURS[4], "D", (-2, -11), "right"),
+    "fitted": (COLOURS[1], "o", (8, 0), "left"),
+    "Chebyshev": (COLOURS[7], "x", (8, 0), "left"),
 }
-
-
-_LABELS = {"affine": (-16, -11), "fitted": (-12, -11)}  # moved, so that labels do not overlap
 
 
 def build(method: str, tolerance: float) -> pa.Compiled:
@@ -104,43 +102,52 @@ def sharpness_curve(cells: int = 32) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def draw_lesson(found: dict[str, list[tuple[int, int, float]]], path: Path) -> None:
-    figure, panel = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for name, rows in found.items():
-        colour, marker = STYLE[name]
-        line = ":" if name == "Chebyshev" else "-"
-        panel.loglog([r[0] for r in rows], [r[2] for r in rows], line, color=colour, marker=marker, ms=4, lw=1.4)
-        keys, _, error = rows[-1]
-        panel.annotate(
-            name, (keys, error), xytext=_LABELS.get(name, (6, 0)), textcoords="offset points", color=colour, va="center"
-        )
-    panel.set_xlabel("keys (for Chebyshev: coefficients)")
-    panel.set_ylabel("proved error (Chebyshev: measured)")
-    panel.set_title("sin 3x + x cos 2y on [−1, 1]²: the same head, other values", fontsize=10)
-    panel.margins(x=0.16)
-    panel.grid(True, which="major", lw=0.3)
-    figure.savefig(path)
-    plt.close(figure)
+def draw_lesson(found: dict[str, list[tuple[int, int, float]]]) -> Figure:
+    """Error against keys, a curve for each choice of values with its name at its end."""
+    with styled():
+        figure, panels = new_figure(1, width=6.4, height=4.2)
+        panel = panels[0, 0]
+        for name, rows in found.items():
+            colour, marker, offset, end = STYLE[name]
+            line = ":" if name == "Chebyshev" else "-"
+            panel.loglog([r[0] for r in rows], [r[2] for r in rows], line, color=colour, marker=marker)
+            keys, _, error = rows[-1]
+            panel.annotate(
+                name, (keys, error), xytext=offset, textcoords="offset points", color=colour, va="center", ha=end
+            )
+        panel.margins(x=0.16, y=0.08)
+        title = "sin 3x + x cos 2y on [−1, 1]²: the same head, other values"
+        clean(panel, title, x="keys (for Chebyshev: coefficients)", y="proved error (Chebyshev: measured)")
+    return figure
 
 
-def draw_sharpness(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    figure, panel = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    for name, rows in found.items():
-        panel.loglog(*zip(*rows), color=STYLE[name][0], lw=1.6)
-        best = min(rows, key=lambda r: r[1])
-        panel.plot(*best, STYLE[name][1], color=STYLE[name][0], ms=5)
-        text = f"{name}: best κ = {best[0]:.2g}, error {best[1]:.1g}"
-        panel.annotate(text, best, xytext=(8, -10), textcoords="offset points", color=STYLE[name][0], fontsize=9)
-    panel.axhline(found["tuned"][-1][1], color="#000000", lw=0.8, ls="--")
-    panel.annotate(
-        "the hard limit", (1.0, found["tuned"][-1][1]), xytext=(0, -11), textcoords="offset points", fontsize=9
-    )
-    panel.set_xlabel("sharpness κ = R h²  (inverse temperature →)")
-    panel.set_ylabel("largest error sampled")
-    panel.set_title("sin 3x, 32 cells and 4 ghosts on each side: the limit is the wrong end", fontsize=10)
-    panel.grid(True, which="major", lw=0.3)
-    figure.savefig(path)
-    plt.close(figure)
+def draw_sharpness(found: dict[str, list[tuple[float, float]]]) -> Figure:
+    """Error against sharpness; the best of each curve is named below it, where no curve passes."""
+    with styled():
+        figure, panels = new_figure(1, width=6.4, height=3.8)
+        panel = panels[0, 0]
+        for name, rows in found.items():
+            colour, marker = STYLE[name][:2]
+            panel.loglog(*zip(*rows), color=colour, lw=1.6)
+            best = min(rows, key=lambda r: r[1])
+            panel.plot(*best, marker, color=colour, ms=6)
+            text = f"{name}: best at κ = {best[0]:.2g}, error {best[1]:.1g}"
+            end = "right" if name == "tuned" else "center"  # the other curve passes to the right of this one
+            panel.annotate(text, best, xytext=(0, -8), textcoords="offset points", color=colour, ha=end, va="top")
+        limit = found["tuned"][-1][1]
+        panel.axhline(limit, color=INK, lw=0.8, ls="--")
+        start = min(rows[0][0] for rows in found.values())
+        panel.annotate("the hard limit", (start, limit), xytext=(0, 4), textcoords="offset points", va="bottom")
+        panel.margins(y=0.16)
+        panel.set_xlim(0.4, 80)
+        title = "sin 3x, 32 cells and 4 ghosts on each side: the limit is the wrong end"
+        clean(panel, title, x="sharpness κ = R h² (inverse temperature →)", y="largest error sampled")
+    return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
+    with styled():
+        save(figure, path)
 
 
 def main() -> None:
@@ -148,15 +155,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="where the charts go")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    plt.rcParams.update(
-        {"svg.hashsalt": "partita", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
     sharpness = sharpness_curve()
-    draw_sharpness(sharpness, out / "sharpness.svg")
+    _write(draw_sharpness(sharpness), out / "sharpness.svg")
     print("\n".join(sharpness_lines(sharpness)))
     print("| method | tolerance | keys | stored numbers | proved error |\n|---|---|---|---|---|")
     found = curves()
-    draw_lesson(found, out / "lesson.svg")
+    _write(draw_lesson(found), out / "lesson.svg")
     for name, rows in found.items():
         steps = [(a, b) for a, b in itertools.pairwise(rows) if b[0] > a[0] and b[2] < a[2]]
         last = steps[-1] if steps else None

@@ -45,7 +45,8 @@ def main() -> None:
     folder = compiled.save(out / "head", overwrite=True)
     stored = pa.load(folder)
     checks = pa.recheck(stored)
-    picture = plot_head(stored, out / "cells.svg")
+    picture = out / "cells.svg"
+    plot_head(stored, picture)
     layers = pa.compile(EXPRESSION, pa.Box([-1, -1], [1, 1]), tolerance=0.5, method="hard").layers("log")
 
     table = Table(show_header=False, box=None, pad_edge=False)

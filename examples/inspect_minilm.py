@@ -193,9 +193,8 @@ def main() -> None:
     if options.out:
         page = write_inspection(whole, options.out, title="MiniLM, 72 heads")
         name = f"{sharpest.name} on {long.shape[1]} tokens"
-        picture = plot_plane(
-            view(whole[sharpest.layer, sharpest.head].snapshots[0]), options.out / "hardest.svg", title=name
-        )
+        picture = options.out / "hardest.svg"
+        plot_plane(view(whole[sharpest.layer, sharpest.head].snapshots[0]), picture, title=name)
         print(f"\nwrote {page.files[0]} and {picture}")
     harden(model, sentences, first, second, every_head=not options.quick)
 

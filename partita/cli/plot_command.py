@@ -1,4 +1,4 @@
-"""The command `partita plot`: a head as a picture."""
+"""The command `partita plot`: a head as a picture, at one temperature or at several, or as an animation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,55 @@ import typer
 
 import partita as pa
 from partita.cli.common import AsJson, Folder, emit
-from partita.plots import plot_head
+from partita.errors import UnsupportedError
+from partita.plots import animate_temperature, plot_head, plot_temperatures
 
 __all__ = ["plot_command"]
 
 
 def plot_command(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file.")],
+    out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file; a .gif file animates the temperature.")],
     output: Annotated[int, typer.Option("--output", help="Which scalar output to draw.")] = 0,
     axes: Annotated[
         tuple[int, int], typer.Option("--axes", help="Which two coordinates to draw, if there are more.")
     ] = (0, 1),
+    at: Annotated[
+        str | None,
+        typer.Option("--at", help="The point through which a slice goes: '0,0,0.5'.", show_default="the middle"),
+    ] = None,
+    panels: Annotated[
+        str | None,
+        typer.Option(
+            "--panels", help="Which of function, head, cells, weights, error, with commas.", show_default="by the dimension"
+        ),
+    ] = None,
+    sharpness: Annotated[
+        str | None,
+        typer.Option(
+            "--sharpness", help="Draw the same keys at these κ = R h²: '1,4,16'; for a .gif the first and the last."
+        ),
+    ] = None,
+    titles: Annotated[bool, typer.Option("--titles/--no-titles", help="Write titles.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Draw the head, its cells and its error in one picture."""
-    place = plot_head(pa.load(folder), out, output=output, axes=axes)
-    emit({"figure": str(place)}, as_json, f"wrote {place}")
+    compiled, kappas, names = pa.load(folder), _numbers("--sharpness", sharpness), panels and panels.split(",")
+    place = _numbers("--at", at)
+    if out.suffix.lower() == ".gif":
+        ends = (0.25, 32.0) if kappas is None else tuple(kappas)
+        animate_temperature(
+            compiled, out, sharpness=ends, panels=names, output=output, axes=axes, at=place, titles=titles  # type: ignore[arg-type]
+        )
+    elif kappas is not None:
+        plot_temperatures(compiled, kappas, out, panels=names, output=output, axes=axes, at=place, titles=titles)
+    else:
+        plot_head(compiled, out, panels=names, output=output, axes=axes, at=place, titles=titles)
+    emit({"figure": str(out)}, as_json, f"wrote {out}")
+
+
+def _numbers(name: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UnsupportedError(f"{name} is {text!r}; expected numbers with commas, as in '1,4,16'.") from None

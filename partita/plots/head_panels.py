@@ -307,7 +307,7 @@ def _line_weights(panel: Axes, view: HeadView, name: str, limits: Limits | None)
         number += not is_ghost
         curves += panel.plot(x, weight, **look)
     marks = []
-    for some, label in ((~ghosts, "weight of a key"), (ghosts, "weight of a ghost, which wins nowhere")):
+    for some, label in ((~ghosts, "weight of a key, one colour each"), (ghosts, "weight of a ghost, which wins nowhere")):
         if some.any():
             first = curves[int(np.flatnonzero(some)[0])]
             first.set_label(label)

@@ -48,7 +48,9 @@ class HeadView:
         axes: the flat coordinates that vary, one or two.
         at: the point through which the slice goes, `(m,)`.
         sharpness: κ of `head` where it is not that of `compiled`; None where it is.
+        pixels: how many points across the head is evaluated at; that of a single picture if None.
         asked: values of the function that were asked for before. All temperatures share them.
+        evaluated: values of the head that were computed before.
     """
 
     compiled: Compiled
@@ -57,11 +59,19 @@ class HeadView:
     axes: tuple[int, ...]
     at: Array
     sharpness: float | None = None
+    pixels: int | None = None
     asked: dict[int, Array] = field(default_factory=dict)
+    evaluated: dict[int, Array] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, compiled: Compiled, *, output: int, axes: Sequence[int], at: Sequence[float] | Array | None
+        cls,
+        compiled: Compiled,
+        *,
+        output: int,
+        axes: Sequence[int],
+        at: Sequence[float] | Array | None,
+        pixels: int | None = None,
     ) -> HeadView:
         """The view that the arguments of the plot functions describe, checked.
 
@@ -86,7 +96,7 @@ class HeadView:
         place = middle if at is None else np.asarray(at, dtype=np.float64).ravel()
         if place.shape != middle.shape or not np.isfinite(place).all():
             raise ShapeError(f"at has {place.size} numbers; expected {middle.size} finite ones, a point of the domain.")
-        view = cls(compiled, head, output, shown, place)
+        view = cls(compiled, head, output, shown, place, pixels=pixels if len(shown) == 2 else None)
         if not view.is_cloud and not view.inside(view.points(view.across)).any():
             raise UnsupportedError(
                 f"the slice{view.slice_text(' at ')} meets no point of {compiled.target.domain} that is drawn",
@@ -127,12 +137,12 @@ class HeadView:
     @property
     def across(self) -> int:
         """How many points across the head is evaluated at."""
-        return _ACROSS[self.dimension]
+        return self.pixels or _ACROSS[self.dimension]
 
     @property
     def across_function(self) -> int:
         """How many points across the function is asked at: fewer where it is a black box."""
-        return (_ACROSS_UNKNOWN if self.compiled.target.graph is None else _ACROSS)[self.dimension]
+        return _ACROSS_UNKNOWN[self.dimension] if self.compiled.target.graph is None else self.across
 
     def slice_text(self, before: str = "") -> str:
         """The coordinates that do not vary: "x2 = 0.5, x3 = 0". Empty if all of them vary."""
@@ -161,13 +171,14 @@ class HeadView:
 
     def computed(self, across: int) -> Array:
         """What the head computes there; NaN where the domain is not."""
-        points = self.points(across)
-        inside, found = self.inside(points), np.full(len(points), np.nan)
-        rate = self.head.inverse_temperature
-        with torch.no_grad():
-            out = self.head.evaluate(torch.from_numpy(points[inside]).to(rate.device, rate.dtype))
-        found[inside] = out[:, self.output].double().cpu().numpy()
-        return found
+        if across not in self.evaluated:
+            points, rate = self.points(across), self.head.inverse_temperature
+            inside, found = self.inside(points), np.full(len(points), np.nan)
+            with torch.no_grad():
+                out = self.head.evaluate(torch.from_numpy(points[inside]).to(rate.device, rate.dtype))
+            found[inside] = out[:, self.output].double().cpu().numpy()
+            self.evaluated[across] = found
+        return self.evaluated[across]
 
     def function(self, across: int) -> Array:
         """f there, and NaN where the domain is not. Within roundings of the edge of a region f is asked beside them."""
@@ -241,7 +252,7 @@ class HeadView:
         rates = np.where(h > 0, float(kappa) / np.where(h > 0, h, 1.0) ** 2, self._rates)
         with torch.no_grad():
             head.inverse_temperature.copy_(torch.from_numpy(np.asarray(rates)))
-        return replace(self, head=head, sharpness=float(kappa))
+        return replace(self, head=head, sharpness=float(kappa), evaluated={})
 
 
 def _softmax(scores: Array) -> Array:

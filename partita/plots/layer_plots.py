@@ -435,7 +435,7 @@ class _Panel(_Drawn):
 
 def _placed(panels: Sequence[_Drawn], *, title: str = "", page: float = 11.0) -> Figure:
     """Panels in lines of a page so many inches wide, at their own sizes; under a title how to read the colours."""
-    from matplotlib.figure import Figure
+    from partita.plots.notebook_figure import NotebookFigure
 
     places, x, y, line = [], 0.0, 0.85 if title else 0.1, 0.0
     for panel in panels:
@@ -447,7 +447,7 @@ def _placed(panels: Sequence[_Drawn], *, title: str = "", page: float = 11.0) ->
     lines = [(title, 0.3, 12.0, INK), (HOW_TO_READ, 0.58, _WORDS, _GREY)] if title else []
     across = max([x + w for x, _, w, _ in places] + [0.1 + _wide(text, size) for text, _, size, _ in lines]) + 0.1
     down = y + line + 0.1
-    figure = Figure(figsize=(across, down))
+    figure = NotebookFigure(figsize=(across, down))
     for text, below, size, colour in lines:
         figure.text(0.1 / across, 1 - below / down, text, fontsize=size, color=colour)
     for panel, (x, y, w, h) in zip(panels, places):

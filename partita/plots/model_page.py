@@ -15,6 +15,7 @@ from partita.inspection.planes import PlaneView, view
 from partita.inspection.report import ModelReport, read, short
 from partita.plots.html_blocks import Block, Grid, Heading, Picture, Text, as_html
 from partita.plots.plane_plots import plot_heads
+from partita.plots.style import save, styled
 
 __all__ = ["InspectionPage", "write_inspection"]
 
@@ -88,7 +89,9 @@ def write_inspection(
     if figures:
         views = _views(heads)
         notes = {(h.layer, h.head): f"{h.figures.table_distance:.2g}" for h in report.heads}
-        files += [plot_heads(views, place / f"heads.{kind}", notes=notes) for kind in ("svg", "png")]
+        figure = plot_heads(views, notes=notes)
+        with styled():
+            files += [save(figure, place / f"heads.{kind}") for kind in ("svg", "png")]
         blocks += [Text(_WORDS), *([Text(_POSITIONS)] if any(h.per_position for h in report.heads) else [])]
         blocks += [Picture(place / "heads.svg", "one panel per head, one row per layer")]
     blocks += [

@@ -4,94 +4,109 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from partita.inspection.planes import PlaneView
-from partita.plots.style import ACCENT, COLOURS, INK, SOFT, new_figure, save, styled
+from partita.plots.style import ACCENT, COLOURS, INK, SOFT, new_figure, require_vector_or_pixels, root_figure, save, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["plot_heads", "plot_plane"]
 
 _POINTS_AS_VECTORS = 1000  # beyond this queries are drawn as pixels, or the file grows with the input
 
 
-def plot_plane(view: PlaneView, path: str | os.PathLike[str], *, title: str = "") -> Path:
-    """Write a figure (.svg, .png or .pdf) of one captured head on a plane of its query space.
+def plot_plane(
+    view: PlaneView, path: str | os.PathLike[str] | None = None, *, title: str = "", ax: Axes | None = None
+) -> Figure:
+    """Draw one captured head on a plane of its query space, as a matplotlib figure.
 
     It shows the cells of the keys, the margin between the two largest scores as shading (dark where the winner is clear), and
     the queries in the colours of their cells.
 
     Args:
         view: what `pa.inspect.view` returned.
-        path: the file to write, or replace. Parents are created.
+        path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
         title: stands above the figure.
+        ax: your own matplotlib axes to draw into.
 
     Returns:
-        The path.
+        The figure, or that of `ax`.
 
     Raises:
         UnsupportedError: another kind of file.
         MissingExtraError: matplotlib is not installed.
 
-    >>> import tempfile, torch, partita as pa
+    >>> import torch, partita as pa
     >>> from partita.plots import plot_plane
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
     ...     _ = attention(*[torch.randn(1, 12, 8)] * 3, need_weights=False)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plot_plane(pa.inspect.view(next(iter(heads)).snapshots[0], pixels=16), f"{folder}/plane.png").name
-    'plane.png'
+    >>> figure = plot_plane(pa.inspect.view(next(iter(heads)).snapshots[0], pixels=16), title="one head")
+    >>> figure.axes[0].get_title()  # figure.savefig("plane.svg") writes it
+    'one head'
     """
+    if path is not None:
+        require_vector_or_pixels(path)
     with styled():
-        figure, panels = new_figure(1, width=4.8, height=4.4)
-        panel = panels[0, 0]
+        if ax is None:
+            figure, panels = new_figure(1, width=4.8, height=4.4)
+            panel = panels[0, 0]
+        else:
+            figure, panel = root_figure(ax), ax
         panel.grid(visible=False)
         image = _draw(panel, view, dots=14.0)
-        figure.colorbar(image, ax=panel, shrink=0.8, label="margin (nats)")
+        panel.figure.colorbar(image, ax=panel, shrink=0.8, label="margin between the two largest scores (nats)")
         panel.set_title(title, fontsize=9)
         panel.set_xlabel(f"{view.named}; {view.held:.0%} of the queries' variance")
-        return save(figure, path)
+        if path is not None:
+            save(figure, path)
+    return figure
 
 
 def plot_heads(
     views: Mapping[tuple[str, int], PlaneView],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     notes: Mapping[tuple[str, int], str] | None = None,
-) -> Path:
-    """Write a figure (.svg, .png or .pdf) with a small panel per captured head and a row per layer.
+) -> Figure:
+    """Draw a small panel per captured head and a row per layer, as a matplotlib figure.
 
     Args:
         views: for each layer's name and head's number what `pa.inspect.view` returned.
-        path: the file to write, or replace. Parents are created.
+        path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
         notes: a few words to write above the panel of a head.
 
     Returns:
-        The path.
+        The figure.
 
     Raises:
         UnsupportedError: another kind of file.
         MissingExtraError: matplotlib is not installed.
 
-    >>> import tempfile, torch, partita as pa
+    >>> import torch, partita as pa
     >>> from partita.plots import plot_heads
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
     ...     _ = attention(*[torch.randn(1, 12, 8)] * 3, need_weights=False)
     >>> views = {(r.layer, r.head): pa.inspect.view(r.snapshots[0], pixels=16) for r in heads}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plot_heads(views, f"{folder}/heads.png", notes={("attention", 0): "first"}).name
-    'heads.png'
+    >>> figure = plot_heads(views, notes={("attention", 0): "first"})
+    >>> [panel.get_title() for panel in figure.axes]
+    ['0  first', '1']
     """
+    if path is not None:
+        require_vector_or_pixels(path)
     layers = list(dict.fromkeys(layer for layer, _ in views))
     heads = sorted({head for _, head in views})
     with styled():
-        from matplotlib.figure import Figure
+        from partita.plots.notebook_figure import NotebookFigure
 
         columns, rows = len(heads), len(layers)
-        figure = Figure(figsize=(1.15 * columns + 1.3, 1.3 * rows + 0.3))
+        figure = NotebookFigure(figsize=(1.15 * columns + 1.3, 1.3 * rows + 0.3))
         panels = figure.subplots(rows, columns, squeeze=False)
         figure.subplots_adjust(
             left=1.25 / (1.15 * columns + 1.3),
@@ -114,7 +129,9 @@ def plot_heads(
                 note = (notes or {}).get((layer, head), "")
                 panel.set_title(f"{head}  {note}".strip(), fontsize=6, pad=2)
             panels[row, 0].set_ylabel(_wrapped(layer), fontsize=6, rotation=0, ha="right", va="center")
-        return save(figure, path)
+        if path is not None:
+            save(figure, path)
+    return figure
 
 
 def _wrapped(layer: str) -> str:

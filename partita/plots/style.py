@@ -25,6 +25,7 @@ __all__ = [
     "INK",
     "SOFT",
     "clean",
+    "legend_below",
     "mark",
     "new_figure",
     "replacing",
@@ -138,6 +139,14 @@ def clean(panel: Any, title: str = "", *, x: str = "", y: str = "", legend: bool
     panel.set_ylabel(y)
     if legend:
         panel.legend(loc="best" if legend is True else legend)
+
+
+def legend_below(panel: Any, columns: int = 1) -> None:
+    """A legend under the panel's axis label, where it covers nothing."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = panel.transAxes + ScaledTranslation(0, -34 / 72, panel.figure.dpi_scale_trans)  # under ticks and label
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, borderaxespad=0.2)
 
 
 def ticks(panel: Any, values: Any, *, axis: str = "x") -> None:

@@ -30,6 +30,7 @@ __all__ = ["animate_temperature", "plot_temperatures"]
 _DEFAULT = {1: ("head", "weights"), 2: ("head", "error")}
 _WIDTH, _HEIGHT = {1: 3.5, 2: 3.0}, {1: 2.5, 2: 2.9}  # inches of a panel on a line and on a plane
 _LEAST, _MOST = 2, 500  # frames
+_PIXELS = 200  # across a plane: many are drawn
 
 
 def plot_temperatures(
@@ -82,7 +83,7 @@ def plot_temperatures(
     """
     if path is not None:
         require_vector_or_pixels(path)
-    view = HeadView.of(compiled, output=output, axes=axes, at=at)
+    view = HeadView.of(compiled, output=output, axes=axes, at=at, pixels=_PIXELS)
     kappas = [sharpness] if is_number(sharpness) else list(sharpness)
     if not kappas:
         raise UnsupportedError("sharpness is empty; expected at least one κ > 0.")
@@ -171,7 +172,7 @@ def animate_temperature(
         raise UnsupportedError(f"frames is {frames!r}; expected a whole number from {_LEAST} to {_MOST}.")
     if not (is_number(fps) and 0 < fps < np.inf):
         raise UnsupportedError(f"fps is {fps!r}; expected a finite number > 0.")
-    view = HeadView.of(compiled, output=output, axes=axes, at=at)
+    view = HeadView.of(compiled, output=output, axes=axes, at=at, pixels=_PIXELS)
     ends = list(sharpness) if np.ndim(sharpness) == 1 else []  # type: ignore[arg-type]
     if len(ends) != 2:
         raise UnsupportedError(f"sharpness is {sharpness!r}; expected two numbers, the first and the last κ.")
@@ -200,6 +201,8 @@ def animate_temperature(
         heading.set_visible(titles)
         if legend:
             add_legend(figure, drawn)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # placed once: panels do not move between frames
 
         def show(kappa: float) -> list[object]:
             other = view.at_sharpness(kappa)

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.geometry import Box, MaxAffine
 from partita.geometry.cells import polygons
-from partita.plots.style import COLOURS, INK, SOFT, clean, new_figure, series, ticks
+from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, new_figure, series, ticks
 from partita.reproduction.statistics import group_means
 from partita.reproduction.table import Tables
 
@@ -51,8 +51,8 @@ def draw_partition(tables: Tables) -> Any:
     series(panels[0, 2], heads["tolerance"], heads["worst_seen"], 1, "worst seen, one score leading")
     series(panels[0, 2], heads["tolerance"], heads["worst_near_edges"], 2, "worst seen beside edges")
     panels[0, 2].loglog()
-    clean(panels[0, 0], "max-affine function and its cells (Figure 1)", x="x0", y="x1")
-    clean(panels[0, 1], "the same cells, other values: the head (Figure 2)", x="x0")
+    clean(panels[0, 0], "max-affine function, cells (Figure 1)", x="x0", y="x1")
+    clean(panels[0, 1], "same cells, other values (Figure 2)", x="x0")
     panels[0, 2].set_ylim(1e-7, 4)
     clean(panels[0, 2], "error of the head", x="tolerance", legend="lower right")
     return figure
@@ -112,7 +112,7 @@ def draw_explicit_weights(tables: Tables) -> Any:
 def draw_temperature(tables: Tables) -> Any:
     """How far the softmax is from the indicator, training of both heads, and the largest error of a fixed grid against κ."""
     indicator, sweep, training = tables["partition"], tables["sharpness"], tables["training"]
-    figure, panels = new_figure(4, width=3.0)
+    figure, panels = new_figure(4, width=3.0, height=3.6)
     first, second, third, last = panels[0]
     rate = indicator["inverse_temperature"]
     series(first, rate, np.maximum(indicator["share_blurred"], 1e-5), 0, "share of the domain off by > 0.1")
@@ -120,7 +120,8 @@ def draw_temperature(tables: Tables) -> Any:
     series(first, rate, np.maximum(indicator["bound_where_clear"], 1e-16), 2, "leak bound there")
     first.loglog()
     first.set_ylim(1e-12, 3)
-    clean(first, "softmax against indicator", x="R", legend="lower left")
+    clean(first, "softmax against indicator", x="R")
+    legend_below(first)
     for number, head in enumerate(training.distinct("head")):
         rows = training.where(head=head)
         for panel, measure in ((second, rows["w_k"] * rows["w_q"]), (third, rows["entropy"])):
@@ -128,7 +129,8 @@ def draw_temperature(tables: Tables) -> Any:
             series(panel, step + 1, mean, number, head, spread=spread)
             panel.set_xscale("log")
             panel.set_ylim(bottom=0)
-    clean(second, "training: ‖W_K‖·‖W_Q‖ (Frobenius)", x="step + 1", legend=True)
+    clean(second, "training: ‖W_K‖·‖W_Q‖ (Frobenius)", x="step + 1")
+    legend_below(second)
     clean(third, "training: entropy of the weights", x="step + 1")
     for number, name in enumerate(sweep.distinct("values")):
         rows = sweep.where(values=name)
@@ -136,7 +138,8 @@ def draw_temperature(tables: Tables) -> Any:
         best = int(rows["error"].argmin())
         last.plot(rows["sharpness"][best], rows["error"][best], "o", ms=9, mfc="none", mec=COLOURS[number])
     last.loglog()
-    clean(last, "a fixed grid: largest error", x="sharpness κ = R h²", legend=True)
+    clean(last, "a fixed grid: largest error", x="sharpness κ = R h²")
+    legend_below(last)
     return figure
 
 
@@ -272,6 +275,7 @@ def draw_small_domains(tables: Tables) -> Any:
     for panel in (left, right):
         panel.invert_xaxis()
         ticks(panel, sorted(set(t["tolerance"]))[::2])
-    clean(left, "keys", x="ε", legend=True)
+    clean(left, "keys", x="ε")
     clean(right, "worst error seen, over ε", x="ε")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(pairs))
     return figure

@@ -13,7 +13,7 @@ from partita.compiler.compile import compile as compile_function
 from partita.functions.target import Target, make_target
 from partita.geometry import Box
 from partita.papers.equivariance import EquivarianceGap, equivariance_gap
-from partita.plots.style import clean, new_figure
+from partita.plots.style import COLOURS, INK, clean, new_figure
 from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 
@@ -143,11 +143,12 @@ def draw_positions(tables: Tables) -> Any:
     for number, kind in enumerate(_KINDS):
         rows = t.where(layer=kind)
         places = [targets.index(text) + (number - 1) * 0.2 for text in rows["target"]]
-        panel.plot(places, rows["worst_seen"] / rows["lower_bound"], "os^"[number], label=kind, alpha=0.8)
-    panel.axhline(1.0, color="0.3", linewidth=1)
+        panel.plot(places, rows["worst_seen"] / rows["lower_bound"], "os^"[number], label=kind, color=COLOURS[number])
+    panel.axhline(1.0, color=INK, linewidth=0.9)
     panel.set_xticks(range(len(targets)), targets, fontsize=7)
     panel.set_yscale("log")
-    clean(panel, "worst error over the proved lower bound for layers without positions", legend=True)
+    clean(panel, "worst error over the proved lower bound for layers without positions")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
     return figure
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.plots.style import COLOURS, INK, SOFT, clean, new_figure, series
+from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, new_figure, series
 from partita.reproduction.statistics import group_means
 from partita.reproduction.table import Table, Tables
 
@@ -38,7 +38,7 @@ def _rerun(panel: Any, rows: Table, column: str, name: str) -> None:
 def draw_ramp_rate(tables: Tables) -> Any:
     """Constructed: error against p at a fixed κ, on long sequences, and at a fixed β. The published networks against p."""
     built, long, fixed, trained = (tables[name] for name in ("constructed", "lengths", "fixed_beta", "trained"))
-    figure, panels = new_figure(3, width=3.4)
+    figure, panels = new_figure(3, width=3.4, height=4.0)
     first, second, third = panels[0]
     for number, name in enumerate(built.distinct("sharpness")):
         rows = built.where(sharpness=name)
@@ -51,23 +51,26 @@ def draw_ramp_rate(tables: Tables) -> Any:
             label = f"{name}, n = {n:,}"
             first.plot(rows["anchors"], rows["worst_seen"], marker, color=COLOURS[number], ms=3, label=label)
     first.loglog()
-    clean(first, "constructed, κ fixed (β grows with p)", x="interpolation points p", y="error", legend=True)
+    clean(first, "constructed, κ fixed (β grows with p)", x="interpolation points p", y="error")
+    legend_below(first, columns=2)
     series(second, fixed["anchors"], fixed["worst_seen"], 0, "worst seen")
     second.plot(fixed["anchors"], fixed["error_bound"], color=SOFT, lw=2.5, zorder=0, label="proved bound")
     second.plot(fixed["anchors"], fixed["limit"], color=INK, lw=0.8, ls="--", label="√(Δ/(πβ))")
     second.loglog()
-    clean(second, f"constructed, β = {fixed['beta'][0]:g} for every p", x="p", legend=True)
+    clean(second, f"constructed, β = {fixed['beta'][0]:g} for every p", x="p")
+    legend_below(second)
     _sweep(third, trained.where(sweep="p"), "columns", 2, "trained here", "mse_all_channels")
     _rerun(third, trained.where(sweep="p"), "columns", "rerun_mse")
     third.set_yscale("log")
-    clean(third, "the published networks", x="p", y="mean squared error, 32 channels", legend=True)
+    clean(third, "the published networks", x="p", y="mean squared error, 32 channels")
+    legend_below(third)
     return figure
 
 
 def draw_ramp_heads(tables: Tables) -> Any:
     """Constructed: error against heads. The published networks against H."""
     built, trained = tables["constructed"], tables["trained"]
-    figure, panels = new_figure(2)
+    figure, panels = new_figure(2, height=3.8)
     for number, n in enumerate(built.distinct("tokens")):
         rows = built.where(tokens=n)
         series(panels[0, 0], rows["heads"], rows["worst_seen"], number, f"n = {n:,}: worst seen")
@@ -76,12 +79,14 @@ def draw_ramp_heads(tables: Tables) -> Any:
         )
     panels[0, 0].loglog(base=2)
     panels[0, 0].set_yscale("log")
-    clean(panels[0, 0], "constructed networks", x="heads H", y="error", legend=True)
+    clean(panels[0, 0], "constructed networks", x="heads H", y="error")
+    legend_below(panels[0, 0], columns=2)
     _sweep(panels[0, 1], trained, "heads", 2, "trained here", "mse_all_channels")
     _rerun(panels[0, 1], trained, "heads", "rerun_mse")
     panels[0, 1].set_xscale("log", base=2)
     panels[0, 1].set_yscale("log")
-    clean(panels[0, 1], "the published networks, p = 60", x="heads H", y="mean squared error, 32 channels", legend=True)
+    clean(panels[0, 1], "the published networks, p = 60", x="heads H", y="mean squared error, 32 channels")
+    legend_below(panels[0, 1])
     return figure
 
 
@@ -89,7 +94,8 @@ def draw_attention_maps(tables: Tables) -> Any:
     """One attention matrix per width: the published head, trained, and the constructed one."""
     maps, columns = tables["maps"], tables["columns"]
     widths, heads = maps.distinct("range"), maps.distinct("head")
-    figure, panels = new_figure(len(widths), len(heads), width=2.7, height=2.6)
+    figure, panels = new_figure(len(widths), len(heads), width=2.7, height=2.8)
+    figure.get_layout_engine().set(h_pad=0.08, hspace=0.0)  # the lower titles keep clear of the ticks above them
     size = int(max(maps["anchor"].max(), maps["query"].max())) + 1
     for i, head in enumerate(heads):
         for j, width in enumerate(widths):
