@@ -17,7 +17,9 @@ __all__ = ["plot_command"]
 
 def plot_command(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", help="A .svg, .png or .pdf file; a .gif file animates the temperature.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="A .svg, .png or .pdf file; a .gif file animates the temperature.")
+    ],
     output: Annotated[int, typer.Option("--output", help="Which scalar output to draw.")] = 0,
     axes: Annotated[
         tuple[int, int], typer.Option("--axes", help="Which two coordinates to draw, if there are more.")
@@ -29,7 +31,9 @@ def plot_command(
     panels: Annotated[
         str | None,
         typer.Option(
-            "--panels", help="Which of function, head, cells, weights, error, with commas.", show_default="by the dimension"
+            "--panels",
+            help="Which of function, head, cells, weights, error, with commas.",
+            show_default="by the dimension",
         ),
     ] = None,
     sharpness: Annotated[
@@ -45,9 +49,16 @@ def plot_command(
     compiled, kappas, names = pa.load(folder), _numbers("--sharpness", sharpness), panels and panels.split(",")
     place = _numbers("--at", at)
     if out.suffix.lower() == ".gif":
-        ends = (0.25, 32.0) if kappas is None else tuple(kappas)
+        ends = [0.25, 32.0] if kappas is None else kappas
         animate_temperature(
-            compiled, out, sharpness=ends, panels=names, output=output, axes=axes, at=place, titles=titles  # type: ignore[arg-type]
+            compiled,
+            out,
+            sharpness=ends,
+            panels=names,
+            output=output,
+            axes=axes,
+            at=place,
+            titles=titles,
         )
     elif kappas is not None:
         plot_temperatures(compiled, kappas, out, panels=names, output=output, axes=axes, at=place, titles=titles)

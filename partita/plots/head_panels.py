@@ -5,12 +5,13 @@ A panel is drawn once, for one view. What it returns can show the same panel at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.errors import UnsupportedError
 from partita.geometry.cells import intervals, polygons, sliced
@@ -30,12 +31,13 @@ _COMPARES = ("function", "error")  # panels for which the function is asked
 _CELLS_DRAWN = 4000  # polygons
 _CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
 _KEYS_ON_A_LINE = 120  # that cells and weights show side by side: of more, the first ones
-_DOTS_ACROSS = 40
+_DOTS_ACROSS = 24  # keys of a grid that are drawn as dots
 _COLOUR_MAPS = {"function": "cividis", "head": "cividis", "weights": "Greys", "error": "magma"}
 _BARS = {"function": "value of the function", "head": "value of the head"}
 _GHOST = "ghost: wins nowhere in the domain"
 _GHOST_SEEN = "ghost: wins nowhere that is drawn"  # in a region cells are tried at the points that are drawn
 
+Flags = NDArray[np.bool_]
 Limits = tuple[float, float]
 Refresh = Callable[[HeadView], None]
 
@@ -198,7 +200,9 @@ def _line_values(panel: Axes, view: HeadView, name: str, limits: Limits | None) 
         centers, ghosts = _line_keys(view)
         told = "centers of the cells" + (f" ({_counted(ghosts.sum(), 'ghost')} not shown)" if ghosts.any() else "")
         along = panel.get_xaxis_transform()
-        marks += panel.plot(centers[~ghosts], np.full((~ghosts).sum(), 0.02), "|", color=SOFT, ms=6, transform=along, label=told)
+        marks += panel.plot(
+            centers[~ghosts], np.full((~ghosts).sum(), 0.02), "|", color=SOFT, ms=6, transform=along, label=told
+        )
 
     def refresh(other: HeadView) -> None:
         for curve, across in zip(curves, _places("head", other)):
@@ -211,7 +215,7 @@ def _line_values(panel: Axes, view: HeadView, name: str, limits: Limits | None) 
 
 def _curve(panel: Axes, view: HeadView, name: str, **look: Any) -> list[Any]:
     """A line for each place where the panel is evaluated; listed points are dots."""
-    out = []
+    out: list[Any] = []
     for across in _places("error" if name == "function" else name, view):
         style = {**look, "ls": "", "marker": "."} if across == LISTED else look
         if out:
@@ -237,13 +241,13 @@ def _line_error(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
     return Drawn(_title(name, view), refresh, marks=tuple(marks))
 
 
-def _line_keys(view: HeadView) -> tuple[Array, Array]:
+def _line_keys(view: HeadView) -> tuple[Array, Flags]:
     """Centers on a line, and which keys are ghosts: they win nowhere in the domain."""
     partition = view.compiled.partition
     return partition.to_power_diagram().centers[:, 0], np.isnan(intervals(partition, view.window)[:, 0])
 
 
-def _first_keys(panel: Axes, view: HeadView) -> tuple[Array, Array, Array, str]:
+def _first_keys(panel: Axes, view: HeadView) -> tuple[NDArray[np.int64], Array, Flags, str]:
     """Keys that are shown one by one, from the left, their centers, which are ghosts, and what a title says about the others."""
     centers = view.compiled.partition.to_power_diagram().centers[:, 0]
     keys, lo, hi = np.argsort(centers, kind="stable"), view.window.lo[0], view.window.hi[0]
@@ -260,7 +264,7 @@ def _first_keys(panel: Axes, view: HeadView) -> tuple[Array, Array, Array, str]:
     return keys, centers[keys], ghosts, ""
 
 
-def _domain_ends(panel: Axes, view: HeadView, ghosts: Array) -> list[Any]:
+def _domain_ends(panel: Axes, view: HeadView, ghosts: Flags) -> list[Any]:
     """Where the domain ends, if there is something beyond it."""
     if not ghosts.any():
         return []
@@ -279,7 +283,12 @@ def _line_cells(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
     tilt = np.zeros(len(keys)) if scores.value_slopes is None else scores.value_slopes[keys, view.output, 0]
     window = view.window
     if more:
-        ends = np.column_stack([np.r_[window.lo[0], (centers[1:] + centers[:-1]) / 2], np.r_[(centers[1:] + centers[:-1]) / 2, centers[-1]]])
+        ends = np.column_stack(
+            [
+                np.r_[window.lo[0], (centers[1:] + centers[:-1]) / 2],
+                np.r_[(centers[1:] + centers[:-1]) / 2, centers[-1]],
+            ]
+        )
     else:
         ends = intervals(view.compiled.partition, window)[keys]
     heights = level[:, None] + tilt[:, None] * ends
@@ -296,18 +305,23 @@ def _line_cells(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
 
 def _line_weights(panel: Axes, view: HeadView, name: str, limits: Limits | None) -> Drawn:
     """The softmax weight of each key along the line."""
-    keys, centers, ghosts, more = _first_keys(panel, view)
+    keys, _, ghosts, more = _first_keys(panel, view)
     lo, hi = view.window.lo[0], min(view.window.hi[0], panel.get_xlim()[1])
     x = np.linspace(lo, hi, 801)
     panel.set_xlim(lo, hi)
     colours = (ACCENT, *COLOURS[2:7])
     curves, number = [], 0
     for weight, is_ghost in zip(view.weights_on_line(x, keys).T, ghosts):
-        look = {"color": SOFT, "ls": "--", "lw": 0.9} if is_ghost else {"color": colours[number % len(colours)], "lw": 1.3}
+        look: dict[str, Any] = (
+            {"color": SOFT, "ls": "--", "lw": 0.9} if is_ghost else {"color": colours[number % len(colours)], "lw": 1.3}
+        )
         number += not is_ghost
         curves += panel.plot(x, weight, **look)
     marks = []
-    for some, label in ((~ghosts, "weight of a key, one colour each"), (ghosts, "weight of a ghost, which wins nowhere")):
+    for some, label in (
+        (~ghosts, "weight of a key, one colour each"),
+        (ghosts, "weight of a ghost, which wins nowhere"),
+    ):
         if some.any():
             first = curves[int(np.flatnonzero(some)[0])]
             first.set_label(label)
@@ -336,7 +350,7 @@ def _map(panel: Axes, view: HeadView, name: str, limits: Limits | None) -> Drawn
         if name == "error":
             lo, hi = 0.0, hi if scale is None else max(hi, scale[0])
         limits = lo, hi if hi > lo else lo + (abs(lo) or 1.0)
-    look = {"cmap": _COLOUR_MAPS[name], "vmin": limits[0], "vmax": limits[1]}
+    look: dict[str, Any] = {"cmap": _COLOUR_MAPS[name], "vmin": limits[0], "vmax": limits[1]}
     artists: list[tuple[Any, int]] = []
     panel.set_xlim(window.lo[0], window.hi[0])
     panel.set_ylim(window.lo[1], window.hi[1])
@@ -344,7 +358,7 @@ def _map(panel: Axes, view: HeadView, name: str, limits: Limits | None) -> Drawn
         numbers = _measure(name, view, across)
         if across == LISTED:
             points = view.points(LISTED)[:, list(view.axes)]
-            artists.append((panel.scatter(*points.T, c=numbers, s=14, zorder=3, **look), across))
+            artists.append((panel.scatter(points[:, 0], points[:, 1], c=numbers, s=14, zorder=3, **look), across))
         else:
             artists.append((panel.imshow(numbers.reshape(across, across), **look, **_placed(view)), across))
     if view.is_cloud:  # some points may lie on the frame
@@ -384,7 +398,9 @@ def _map_cells(panel: Axes, view: HeadView) -> Drawn:
 
         def refresh(other: HeadView) -> None: ...
 
-    marks, more = _grid_cells(panel, view) if isinstance(view.compiled.partition, ProductGrid) else _power_cells(panel, view)
+    marks, more = (
+        _grid_cells(panel, view) if isinstance(view.compiled.partition, ProductGrid) else _power_cells(panel, view)
+    )
     return Drawn(_title("cells", view) + more, refresh, marks=tuple(marks))
 
 
@@ -433,7 +449,7 @@ def _grid_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
     panel.set_ylim(y0, y1)
     shown = [np.flatnonzero((a >= lo) & (a <= hi)) for a, lo, hi in ((columns, x0, x1), (rows, y0, y1))]
     marks: list[Any] = []
-    if max(map(len, shown)) <= _DOTS_ACROSS + 1:
+    if max(map(len, shown)) <= _DOTS_ACROSS:
         i, j = (index.ravel() for index in np.meshgrid(*shown))
         dark = ghosts[0][i] | ghosts[1][j]
         if not (in_box or view.is_slice):
@@ -442,7 +458,7 @@ def _grid_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
     return marks + frame, f" (lower left, {factor:.0f}× magnified)" if factor > 1.5 else ""
 
 
-def _meets_domain(view: HeadView, axes: tuple[Array, Array], index: tuple[Array, Array]) -> Array:
+def _meets_domain(view: HeadView, axes: tuple[Array, Array], index: tuple[NDArray[np.int64], ...]) -> Flags:
     """Whether cells of a grid hold points of the domain, tried at 7 × 7 places in each."""
     spots = []
     for k, (centers, chosen) in enumerate(zip(axes, index)):
@@ -455,7 +471,7 @@ def _meets_domain(view: HeadView, axes: tuple[Array, Array], index: tuple[Array,
     return np.asarray(inside.reshape(len(points), -1).any(axis=1))
 
 
-def _ghosts_on_axis(centers: Array, lo: float, hi: float) -> Array:
+def _ghosts_on_axis(centers: Array, lo: float, hi: float) -> Flags:
     """Which centers of an axis win nowhere between lo and hi: their cells end before lo or begin behind hi."""
     edges = np.concatenate([[-np.inf], (centers[1:] + centers[:-1]) / 2, [np.inf]])
     slack = 1e-9 * (hi - lo)  # an edge on the end of the domain, rounded
@@ -472,13 +488,13 @@ def _power_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
     panel.set_xlim(x0, x1)
     panel.set_ylim(y0, y1)
     if partition.num_cells > _CELLS_DRAWN or (view.is_cloud and view.is_slice):
-        return _dots(panel, *centers.T, np.zeros(len(centers), dtype=bool), _GHOST), ""
+        return _dots(panel, centers[:, 0], centers[:, 1], np.zeros(len(centers), dtype=bool), _GHOST), ""
     shapes = polygons(sliced(partition, view.axes, view.at), view.window)
     drawn = [p for p in shapes if len(p)]
     panel.add_collection(PolyCollection(drawn, facecolors="none", edgecolors=INK, linewidths=0.5), autolim=False)
     wins = np.array([len(p) > 0 for p in shapes])
     if view.is_slice:  # keys whose cells miss the slice may win elsewhere
-        return _dots(panel, *centers[wins].T, np.zeros(wins.sum(), dtype=bool), _GHOST), ""
+        return _dots(panel, centers[wins, 0], centers[wins, 1], np.zeros(int(wins.sum()), dtype=bool), _GHOST), ""
     label = _GHOST
     if view.compiled.target.region is not None or view.is_cloud:
         points = np.concatenate([view.points(across) for across in _places("head", view)])
@@ -491,10 +507,10 @@ def _power_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
         (x0, y0), (x1, y1) = np.minimum([x0, y0], far.min(axis=0) - room), np.maximum([x1, y1], far.max(axis=0) + room)
         panel.set_xlim(x0, x1)
         panel.set_ylim(y0, y1)
-    return _dots(panel, *centers.T, ~wins, label), ""
+    return _dots(panel, centers[:, 0], centers[:, 1], ~wins, label), ""
 
 
-def _dots(panel: Axes, x: Array, y: Array, ghosts: Array, ghost: str) -> list[Any]:
+def _dots(panel: Axes, x: Array, y: Array, ghosts: Flags, ghost: str) -> list[Any]:
     """The centers of the keys: filled where the key wins somewhere, hollow for ghosts. What a legend shows of them."""
     marks: list[Any] = []
     if (~ghosts).any():

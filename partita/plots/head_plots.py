@@ -14,7 +14,7 @@ from partita.geometry.domains import Array
 from partita.heads.head import count_text
 from partita.plots.head_panels import Drawn, claim_text, draw_panel, panel_names
 from partita.plots.head_views import HeadView
-from partita.plots.style import INK, new_figure, require_vector_or_pixels, root_figure, save, styled
+from partita.plots.style import INK, loosen, new_figure, require_vector_or_pixels, root_figure, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +61,8 @@ def plot_head(
         The figure, or that of `ax`. Notebooks display it; `figure.savefig("head.svg")` writes it.
 
     Raises:
-        UnsupportedError: another kind of file, a panel, output or coordinate that does not exist, a slice that misses the domain, or
-            a head that was changed after it was certified.
+        UnsupportedError: another kind of file; a panel, output or coordinate that does not exist; a slice that misses the domain; a
+            head that was changed after it was certified.
         ShapeError: `at` has another length.
         MissingExtraError: matplotlib is not installed.
 
@@ -136,11 +136,12 @@ def header(figure: Figure, parts: Sequence[str]) -> None:
         longer = f"{lines[-1]}   ·   {part}"
         lines = [*lines[:-1], longer] if len(longer) <= room else [*lines, part]
     figure.suptitle("\n".join(lines), fontsize=10.5, color=INK)
+    loosen(figure)
 
 
 def add_title(panel: Axes, drawn: Drawn) -> None:
     """The panel's title, broken before what stands in brackets where it would be long."""
-    text = drawn.title if len(drawn.title) <= 34 else drawn.title.replace(" (", "\n(", 1).replace(" at ", "\nat ", 1)
+    text = drawn.title if len(drawn.title) <= 30 else drawn.title.replace(" (", "\n(", 1).replace(" at ", "\nat ", 1)
     panel.set_title(text, fontsize=9, color=INK)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import scipy
 import torch
+from numpy.typing import NDArray
 
 from partita.arithmetic.arguments import is_number
 from partita.compiler.compiled import Compiled
@@ -165,7 +166,7 @@ class HeadView:
             points[:, k] = grid.ravel()
         return points
 
-    def inside(self, points: Array) -> Array:
+    def inside(self, points: Array) -> NDArray[np.bool_]:
         """Which points the domain holds."""
         return np.asarray(self.compiled.target.domain.contains(points))
 
@@ -215,9 +216,9 @@ class HeadView:
         parts = [points[k : k + step] for k in range(0, len(points), step)]
         return np.concatenate([_softmax(rates[0] * partition.scores(p)).max(axis=1) for p in parts])
 
-    def weights_on_line(self, x: Array, keys: Sequence[int]) -> Array:
+    def weights_on_line(self, x: Array, keys: NDArray[np.int64]) -> Array:
         """The softmax weights of some keys at points of a line, `(n, keys)`."""
-        return np.asarray(_softmax(float(self._rates.max()) * self.compiled.partition.scores(x[:, None]))[:, list(keys)])
+        return np.asarray(_softmax(float(self._rates.max()) * self.compiled.partition.scores(x[:, None]))[:, keys])
 
     @property
     def _rates(self) -> Array:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partita.inspection.planes import PlaneView
-from partita.plots.style import ACCENT, COLOURS, INK, SOFT, new_figure, require_vector_or_pixels, root_figure, save, styled
+from partita.plots.style import (
+    ACCENT,
+    COLOURS,
+    INK,
+    SOFT,
+    new_figure,
+    require_vector_or_pixels,
+    root_figure,
+    save,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

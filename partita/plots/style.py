@@ -26,6 +26,7 @@ __all__ = [
     "SOFT",
     "clean",
     "legend_below",
+    "loosen",
     "mark",
     "new_figure",
     "replacing",
@@ -95,6 +96,12 @@ def new_figure(
 
     figure = NotebookFigure(figsize=size or (width * columns, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def loosen(figure: Figure) -> None:
+    """More room between the rows of a figure of ours, so that titles keep clear of what is above them."""
+    engine: Any = figure.get_layout_engine()
+    engine.set(h_pad=0.08, hspace=0.0)
 
 
 def root_figure(panel: Axes) -> Figure:

@@ -17,7 +17,7 @@ from partita.compiler.compiled import Compiled
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
 from partita.plots.head_panels import draw_panel, limits_of, panel_names
-from partita.plots.head_plots import add_bar, add_legend, add_title, header, head_words, tidy
+from partita.plots.head_plots import add_bar, add_legend, add_title, head_words, header, tidy
 from partita.plots.head_views import HeadView
 from partita.plots.style import INK, new_figure, replacing, require_vector_or_pixels, save, styled
 
@@ -84,7 +84,7 @@ def plot_temperatures(
     if path is not None:
         require_vector_or_pixels(path)
     view = HeadView.of(compiled, output=output, axes=axes, at=at, pixels=_PIXELS)
-    kappas = [sharpness] if is_number(sharpness) else list(sharpness)
+    kappas = list(np.ravel(np.asarray(sharpness, dtype=object)))
     if not kappas:
         raise UnsupportedError("sharpness is empty; expected at least one κ > 0.")
     views = [view.at_sharpness(kappa) for kappa in kappas]
@@ -119,7 +119,7 @@ def animate_temperature(
     compiled: Compiled,
     path: str | os.PathLike[str] | None = None,
     *,
-    sharpness: tuple[float, float] = (0.25, 32.0),
+    sharpness: Sequence[float] = (0.25, 32.0),
     frames: int = 24,
     panels: str | Sequence[str] | None = None,
     output: int = 0,
@@ -132,8 +132,8 @@ def animate_temperature(
 ) -> FuncAnimation:
     """Animate a head over the temperature: from the first sharpness to the second in equal ratios, and back.
 
-    Keys, cells and values stay; only the temperature changes. The scales are the same in all frames. As in `plot_temperatures`, errors
-    are computed, not proved.
+    Keys, cells and values stay; only the temperature changes. The scales are the same in all frames. As in
+    `plot_temperatures`, errors are computed, not proved.
 
     Args:
         compiled: the head.
@@ -151,7 +151,8 @@ def animate_temperature(
         fps: frames per second.
 
     Returns:
-        The animation. Keep a reference to it. `a.save("head.gif", writer="pillow")` writes it, `a.to_jshtml()` is a page for notebooks.
+        The animation. Keep a reference to it. `a.save("head.gif", writer="pillow")` writes it; in notebooks,
+        `IPython.display.HTML(a.to_jshtml())` shows it.
 
     Raises:
         UnsupportedError: another kind of file, a sharpness or a number of frames out of range, or what `plot_head` refuses.
@@ -173,19 +174,22 @@ def animate_temperature(
     if not (is_number(fps) and 0 < fps < np.inf):
         raise UnsupportedError(f"fps is {fps!r}; expected a finite number > 0.")
     view = HeadView.of(compiled, output=output, axes=axes, at=at, pixels=_PIXELS)
-    ends = list(sharpness) if np.ndim(sharpness) == 1 else []  # type: ignore[arg-type]
+    ends = list(np.ravel(np.asarray(sharpness, dtype=object)))
     if len(ends) != 2:
         raise UnsupportedError(f"sharpness is {sharpness!r}; expected two numbers, the first and the last κ.")
     for kappa in ends:
         view.at_sharpness(kappa)  # checked before anything is drawn
-    kappas = np.geomspace(*ends, frames)
+    first_kappa, last_kappa = map(float, ends)
+    kappas = np.geomspace(first_kappa, last_kappa, frames)
     names = _rows(view, panels)
     with styled():
         from matplotlib.animation import FuncAnimation, PillowWriter
 
         dimension = view.dimension
-        figure, grid = new_figure(len(names), width=1.25 * _WIDTH[dimension], height=1.25 * _HEIGHT[dimension], size=size)
-        few = [view.at_sharpness(k) for k in np.geomspace(*ends, 5)]
+        figure, grid = new_figure(
+            len(names), width=1.25 * _WIDTH[dimension], height=1.25 * _HEIGHT[dimension], size=size
+        )
+        few = [view.at_sharpness(k) for k in np.geomspace(first_kappa, last_kappa, 5)]
         places, first = list(grid[0]), view.at_sharpness(kappas[0])
         drawn = [
             draw_panel(name, panel, first, limits=limits_of(name, few), edges=name == "head")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, new_figure, series
+from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, loosen, new_figure, series
 from partita.reproduction.statistics import group_means
 from partita.reproduction.table import Table, Tables
 
@@ -95,7 +95,7 @@ def draw_attention_maps(tables: Tables) -> Any:
     maps, columns = tables["maps"], tables["columns"]
     widths, heads = maps.distinct("range"), maps.distinct("head")
     figure, panels = new_figure(len(widths), len(heads), width=2.7, height=2.8)
-    figure.get_layout_engine().set(h_pad=0.08, hspace=0.0)  # the lower titles keep clear of the ticks above them
+    loosen(figure)
     size = int(max(maps["anchor"].max(), maps["query"].max())) + 1
     for i, head in enumerate(heads):
         for j, width in enumerate(widths):
