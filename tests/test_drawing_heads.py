@@ -48,7 +48,7 @@ def head(name: str) -> pa.Compiled:
         ),
         "pair": lambda: pa.compile("k0*q0", (line, pa.Box([0], [2])), tolerance=0.5, method="hard"),
         "ring": lambda: pa.compile(
-            "1/(x0**2 + x1**2)", pa.Region(pa.Box([-2, -2], [2, 2]), "1 <= x0**2 + x1**2 <= 2"), tolerance=0.4
+            "x0 + x1", pa.Region(pa.Box([-2, -2], [2, 2]), "1 <= x0**2 + x1**2 <= 2"), tolerance=0.5
         ),
         "train": lambda: pa.compile("sin(x0+x1+x2+x3)", pa.Box([-1] * 4, [1] * 4), tolerance=0.1, method="train"),
         "cloud": lambda: pa.compile("sin(x0)+x1", pa.PointCloud([[0, 0], [1, 0.5], [2, 0], [3, 2]]), tolerance=0.2),

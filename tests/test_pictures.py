@@ -130,7 +130,7 @@ CURVES = {
 }
 
 
-QUICK = ("attention-maps", "temperature")
+QUICK = ("attention-maps",)
 
 
 def recorded(name: str) -> dict[str, Table]:

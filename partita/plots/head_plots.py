@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_bar", "add_legend", "add_title", "head_words", "header", "plot_head", "tidy"]
 
-_WIDTH, _HEIGHT = {1: 4.4, 2: 3.3}, {1: 3.2, 2: 3.5}  # inches of a panel on a line and on a plane
+_WIDTH, _HEIGHT = {1: 4.4, 2: 3.3}, {1: 3.3, 2: 3.75}  # inches of a panel on a line and on a plane
 
 
 def plot_head(
@@ -136,7 +136,7 @@ def header(figure: Figure, parts: Sequence[str]) -> None:
         longer = f"{lines[-1]}   ·   {part}"
         lines = [*lines[:-1], longer] if len(longer) <= room else [*lines, part]
     figure.suptitle("\n".join(lines), fontsize=10.5, color=INK)
-    loosen(figure)
+    loosen(figure, 0.055)
 
 
 def add_title(panel: Axes, drawn: Drawn) -> None:

@@ -98,10 +98,10 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def loosen(figure: Figure) -> None:
-    """More room between the rows of a figure of ours, so that titles keep clear of what is above them."""
+def loosen(figure: Figure, inches: float = 0.08) -> None:
+    """Room between the rows of a figure of ours, so that titles keep clear of what is above them."""
     engine: Any = figure.get_layout_engine()
-    engine.set(h_pad=0.08, hspace=0.0)
+    engine.set(h_pad=inches, hspace=0.0)
 
 
 def root_figure(panel: Axes) -> Figure:
