@@ -271,10 +271,10 @@ def test_a_black_box_is_asked_little_and_only_where_it_is_drawn() -> None:
     plot_head(c, panels=("head", "cells", "weights"))
     assert asked == []
     figure = plot_head(c)
-    assert sum(asked) == 1600 and "40 × 40 points" in figure.axes[-1].get_title()
+    assert 1500 < sum(asked) <= 1600 and "40 × 40 points" in figure.axes[-1].get_title()
     asked.clear()
     plot_temperatures(c, (1, 4, 16))
-    assert sum(asked) == 1600  # once for all temperatures
+    assert sum(asked) <= 1600  # once for all temperatures, if not remembered from before
 
 
 def test_a_stored_black_box_is_drawn_without_its_function(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def plot_head(
                 header(figure, [*head_words(compiled, output), claim_text(view)])
             if legend:
                 add_legend(figure, drawn)
+            figure.draw_without_rendering()  # the layout of panels with a fixed aspect is final the second time
         if path is not None:
             save(figure, path)
     return figure

@@ -104,7 +104,7 @@ def plot_heads(
     >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
     ...     _ = attention(*[torch.randn(1, 12, 8)] * 3, need_weights=False)
     >>> views = {(r.layer, r.head): pa.inspect.view(r.snapshots[0], pixels=16) for r in heads}
-    >>> figure = plot_heads(views, notes={("attention", 0): "first"})
+    >>> figure = plot_heads(views, notes={next(iter(views)): "first"})
     >>> [panel.get_title() for panel in figure.axes]
     ['0  first', '1']
     """

@@ -110,6 +110,7 @@ def plot_temperatures(
             header(figure, [*head_words(compiled, output), f"the same keys and values at {_counted(len(views))}"])
         if legend:
             add_legend(figure, everything)
+        figure.draw_without_rendering()  # as in plot_head
         if path is not None:
             save(figure, path)
     return figure
