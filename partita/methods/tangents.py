@@ -88,7 +88,12 @@ class Tangents(Method):
         ratio = attack_curvature(target, curvature, lines=attacks, seed=seed)
         values, slopes, step, across = _tangents(target, grid, request.value_axes, curvature, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
-        scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
+        steep = np.abs(slopes).max(axis=(0, 1))
+        if isinstance(curvature.constants, tuple):  # the axes may have different units
+            rise = float(steep @ box.sides) * (1 + 1e-12)
+        else:
+            rise = float(steep.max()) * float(box.sides.sum())
+        scale = float(np.abs(values).max()) + rise
         known: dict[str, Any] = {"curvature": curvature.to_json(), "differences": step, "scale": scale}
         known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
