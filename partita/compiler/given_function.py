@@ -43,7 +43,7 @@ def given_function(
             f"this head's function is the expression {target.label}, which is stored with it", "Leave function= out."
         )
     domains = target.domains[0] if len(target.domains) == 1 else target.domains
-    given = make_target(function, domains, vectorize=vectorize, trace=False)  # type: ignore[arg-type]
+    given = make_target(function, domains, vectorize=vectorize, trace=False)
     if given.output_shape != target.output_shape:
         raise ShapeError(
             f"{given.label} returns values of shape {given.output_shape}; expected {target.output_shape}, the shape that the "

@@ -208,7 +208,13 @@ def probe(
 
 
 def _choose_kind(
-    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], label: str, points: Array, calls: Calls, *, torch_only: bool
+    function: Callable[..., Any],
+    shapes: tuple[tuple[int, ...], ...],
+    label: str,
+    points: Array,
+    calls: Calls,
+    *,
+    torch_only: bool,
 ) -> tuple[Asker, np.ndarray]:
     """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
     answers: dict[str, tuple[Asker, np.ndarray]] = {}

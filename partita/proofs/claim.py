@@ -135,7 +135,7 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
         named = {"type": "black box", "label": target.label, "answers": len(centers)}
         few = np.linspace(0, len(centers) - 1, min(_REMEMBERED, len(centers))).astype(int)
         sample = {"points": np.asarray(centers)[few].tolist(), "values": np.asarray(values)[few].tolist()}
-        return {**named, "sha256": sample_hash(centers, values), "sample": sample, **more}
+        return {**named, "sha256": sample_hash(centers, values), **({"sample": sample} if len(centers) else {}), **more}
     if any(isinstance(limit, LogLimit) for limit in target.stated.limits.values()):
         meanings.append("where a factor w^s·log|w| has w = 0 its value is the limit 0")
     if meanings:

@@ -96,6 +96,8 @@ def _answers(target: Target, points: Array) -> tuple[Array, Array]:
     finally:
         calls.reserved = reserved
     if not parts:
-        raise EvaluationsSpentError(f"f was evaluated {calls.rows:,} times, and max_evaluations leaves none to check the head")
+        raise EvaluationsSpentError(
+            f"f was evaluated {calls.rows:,} times, and max_evaluations leaves none to check the head"
+        )
     answers = np.concatenate(parts)
     return points[: len(answers)], answers

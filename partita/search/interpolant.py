@@ -105,7 +105,9 @@ class _Leaf:
 
     def add(self, levels: Sequence[Levels], ask: Ask) -> None:
         """Evaluate f at the points of these levels, and add their terms."""
-        blocks = [np.array(list(itertools.product(*((0,) if n == 0 else (2 * n - 1, 2 * n) for n in of)))) for of in levels]
+        blocks = [
+            np.array(list(itertools.product(*((0,) if n == 0 else (2 * n - 1, 2 * n) for n in of)))) for of in levels
+        ]
         new, owner = np.concatenate(blocks), np.repeat(np.arange(len(blocks)), [len(b) for b in blocks])
         points = self._place(_leja()[0][new])
         answers = np.asarray(ask(points), dtype=np.float64)
@@ -137,7 +139,12 @@ class _Leaf:
         for i in range(len(levels)):
             up = (*levels[:i], levels[i] + 1, *levels[i + 1 :])
             below = ((*up[:j], up[j] - 1, *up[j + 1 :]) for j in range(len(up)) if up[j])
-            if up[i] <= _MOST_LEVELS and up not in self.open and up not in self.done and all(b in self.done for b in below):
+            if (
+                up[i] <= _MOST_LEVELS
+                and up not in self.open
+                and up not in self.done
+                and all(b in self.done for b in below)
+            ):
                 found.append(up)
         return found
 
@@ -332,7 +339,9 @@ def _landmarks(box: Box) -> Array:
     return np.concatenate([middle, zero]) if box.contains(zero)[0] and middle.any() else middle
 
 
-def _fit(leaf: _Leaf, ask: Ask, tolerance: float, rng: np.random.Generator, watch: Callable[[float], None], *, whole: bool) -> bool:
+def _fit(
+    leaf: _Leaf, ask: Ask, tolerance: float, rng: np.random.Generator, watch: Callable[[float], None], *, whole: bool
+) -> bool:
     """Grow one polynomial until it is within the tolerance at all checks; False if halving the box looks better."""
     m, levels = leaf.box.dimension, leaf.first_levels()
     leaf.add(levels[:1], ask)
