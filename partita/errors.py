@@ -2,6 +2,7 @@
 
 __all__ = [
     "AlreadyExistsError",
+    "AnotherFunctionError",
     "BudgetSpentError",
     "CurvatureContradictedError",
     "DataFileError",
@@ -136,6 +137,10 @@ class BudgetSpentError(PartitaError):
 
 class EvaluationsSpentError(BudgetSpentError):
     """Work that was stopped because the function may not be evaluated more often."""
+
+
+class AnotherFunctionError(PartitaError):
+    """A function given to a loaded head that is not the one the head was compiled from."""
 
 
 class CurvatureContradictedError(PartitaError):

@@ -392,31 +392,37 @@ class Checker:
         return up((found + added) * self.factor + self.jumps()), name
 
     def by_tangents(self) -> tuple[float, str]:
-        """Cells hold tangents of a black box, slopes by differences over t gaps, and the caller vouches for `|∇²f|₂ ≤ M`.
+        """Cells hold tangents of a black box, slopes by differences over t gaps; the caller vouches for `|vᵀ∇²f v| ≤ Σ M_i v_i²`.
 
-        `|f − V_j| ≤ ½M|z − v_j|² + Σ_i (½M t g_i + noise/(t g_i))|z_i − v_{j,i}| + noise`, noise = 2⁻⁵¹·scale, in the mean.
+        `|f − V_j| ≤ Σ_i ½M_i(z_i − v_{j,i})² + (½M_i t g_i + noise/(t g_i))|z_i − v_{j,i}| + noise`, noise = 2⁻⁵¹·scale, in
+        the mean. One M for all axes is `|∇²f|₂ ≤ M`. ∇f moves by at most `√(max M · Σ M_i d_i²)` between points d_i apart.
         """
-        known = [read_hex(self.claim.known.get(k), k) for k in ("curvature", "differences", "scale")]
-        need(min(known) >= 0 and known[1] > 0, "known: curvature, differences and scale must be positive")
-        self.assume(f"|∇²f|₂ ≤ {known[0]:.6g}, for each output")
-        self.given.append(f"values and slopes are those of a black box of size {known[2]:.6g}, which cannot be checked")
-        bend, step, scale = map(arb, known)
+        stated, delta, m = self.claim.known["curvature"], score_error(self.gaps, self.semantics), self.m
+        bends = [read_hex(x, "curvature") for x in (stated if isinstance(stated, list) else [stated] * m)]
+        known = [read_hex(self.claim.known.get(k), k) for k in ("differences", "scale")]
+        need(min(known + bends) >= 0 and known[0] > 0, "known: curvature, differences and scale must be positive")
+        need(len(bends) == m, "known: curvature must be one number, or one per axis")
+        form = " + ".join(f"{c:.6g}·v{i}²" for i, c in enumerate(bends))
+        each = f"|vᵀ∇²f v| ≤ {form} for every v" if isinstance(stated, list) else f"|∇²f|₂ ≤ {bends[0]:.6g}"
+        self.assume(f"{each}, for each output")
+        self.given.append(f"values and slopes are those of a black box of size {known[1]:.6g}, which cannot be checked")
+        step, scale = map(arb, known)
         stated = self.claim.known.get("across")  # slopes of f along axes where cells hold none
         across = [arb(0)] * self.m if stated is None else [arb(read_hex(x, "across")) for x in stated]
         need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
-        delta, m = score_error(gaps, self.semantics), self.m
         firsts, seconds = [[g.sharp_reach(p) for g in gaps] for p in (1, 2)]
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
-        off = bend / 2 * sum(seconds, arb(0)) + noise
-        off += sum((f * (bend / 2 * step * g + noise / (step * g)) for f, g in zip(firsts, wide)), arb(0))
+        off = sum((arb(b) / 2 * s for b, s in zip(bends, seconds)), noise)
+        off += sum((f * (b * step * g / 2 + noise / (step * g)) for b, f, g in zip(bends, firsts, wide)), arb(0))
         off += sum((s * f for s, f in zip(across, firsts)), arb(0))
         largest = Cells(head, None, self.ends, self.semantics, delta).largest
         added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
         slopes = head.slopes if head.slopes is not None else ()
         rows = [slopes[k : k + m] for k in range(0, len(slopes), m)]
         steep = max((length([arb(x) for x in row]) for row in rows), key=up)
-        steep += length(across) + bend * (1 + step) * (length([g.radius for g in gaps]) + length(wide))
+        turned = [arb(b).sqrt() * (g.radius + w) for b, g, w in zip(bends, gaps, wide)]
+        steep += length(across) + arb(max(bends)).sqrt() * (1 + step) * length(turned)
         added += steep * length(self.shift)
         return up((off * (2 * delta).exp() + added) * self.factor), "tangents and declared second derivatives"
 

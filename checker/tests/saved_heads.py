@@ -72,6 +72,12 @@ HEADS: dict[str, tuple[Any, Callable[[], Any], float, dict[str, Any]]] = {
         0.05,
         {"hessian": 1.0, "dtype": torch.float32},
     ),
+    "black box tangents per axis": (
+        lambda z: np.sin(3 * z[:, 0]) + z[:, 0] * z[:, 1] / 8,
+        square,
+        0.05,
+        {"hessian": (9.125, 0.125), "dtype": torch.float32},
+    ),
     "black box pair tangents": (
         lambda k, q: np.sin(k[:, 0]) * q[:, 0],
         lambda: (line(), line()),

@@ -276,6 +276,19 @@ def lower_curvature(files):
     files.certificate["known"]["curvature"] = (float.fromhex(files.certificate["known"]["curvature"]) / 2).hex()
 
 
+def lower_curvature_of_one_axis(files):
+    known = files.certificate["known"]
+    known["curvature"] = [known["curvature"][0], (float.fromhex(known["curvature"][1]) / 2).hex()]
+
+
+def one_curvature_for_all_axes(files):
+    files.certificate["known"]["curvature"] = files.certificate["known"]["curvature"][1]
+
+
+def curvature_of_too_few_axes(files):
+    files.certificate["known"]["curvature"] = files.certificate["known"]["curvature"][:1]
+
+
 def lower_jumps(files):
     files.certificate["known"]["jumps"]["tube"] = [(0.01).hex()]
     files.bound = 0.1 * files.bound
@@ -321,6 +334,12 @@ MUTATIONS = {
     "black box": [upgrade, drop_assumptions, quiet_constant, lower_constant, change_values, lower_bound],
     "black box jumps": [lower_jumps, drop_assumptions],
     "black box tangents": [lower_curvature, drop_assumptions, upgrade, lower_bound],
+    "black box tangents per axis": [
+        lower_curvature_of_one_axis,
+        one_curvature_for_all_axes,
+        curvature_of_too_few_axes,
+        lower_bound,
+    ],
     "estimate": [upgrade_estimate, upgrade_estimate_given],
     "cloud": [upgrade, wider_fill, drop_assumptions],
 }

@@ -96,7 +96,9 @@ def _as_options(text: str, arguments: Sequence[str]) -> str:
 
     value = r"""(?P<value>'[^']*'|"[^"]*"|(?:pa\.)?Tail\([^()]*\)|…|[\w.+-]*\w)?"""
     text = re.sub(rf"\b(?P<name>{'|'.join(options)})=(?![=<>]){value}", option, text)
-    return re.sub(r"\bmax_bytes\b", options.get("max_bytes", "max_bytes"), text)
+    for name in ("max_bytes", "max_value"):
+        text = re.sub(rf"\b{name}\b", options.get(name, name), text)
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,8 +25,10 @@ __all__ = [
     "Dtype",
     "Expression",
     "Folder",
+    "Hessian",
     "Lipschitz",
     "MaxBytes",
+    "MaxValue",
     "Method",
     "Norm",
     "Region",
@@ -82,6 +84,16 @@ Lipschitz = Annotated[
         "--lipschitz", help="Declare a Lipschitz constant (2-norm) instead of the one computed from the expression."
     ),
 ]
+Hessian = Annotated[
+    str | None,
+    typer.Option(
+        "--hessian",
+        help=(
+            "Declare a bound on the second derivatives of a black box: M with |∇²f|₂ ≤ M, or one number per coordinate, "
+            "'M0,M1,…', with |vᵀ∇²f v| ≤ Σ M_i v_i². Not used for expressions."
+        ),
+    ),
+]
 Modulus = Annotated[
     str | None,
     typer.Option(
@@ -120,6 +132,10 @@ Accept = Annotated[
     ),
 ]
 MaxBytes = Annotated[int | None, typer.Option("--max-bytes", min=1, help="Refuse larger heads.", show_default="4 GiB")]
+MaxValue = Annotated[
+    float | None,
+    typer.Option("--max-value", help="The largest |V| of any key. Fitted values can be much larger than f."),
+]
 Budget = Annotated[
     float | None,
     typer.Option("--budget", help="Seconds, roughly. A proof then stops at the valid bound it has reached."),
@@ -145,6 +161,9 @@ def compile_options(
     accept: str,
     sharpness: float | None,
     max_bytes: int | None,
+    *,
+    hessian: str | None = None,
+    max_value: float | None = None,
 ) -> dict[str, Any]:
     """The options of `plan` and `compile` as keyword arguments of `pa.plan` and `pa.compile`."""
     return {
@@ -153,12 +172,25 @@ def compile_options(
         "dtype": dtype_named(dtype),
         "lipschitz": lipschitz,
         "modulus": modulus,
+        "hessian": _hessian(hessian),
         "tail": _tail(tail),
         "method": method,
         "accept": accept,
         "sharpness": sharpness,
+        "max_value": max_value,
         **({} if max_bytes is None else {"max_bytes": max_bytes}),
     }
+
+
+def _hessian(text: str | None) -> float | list[float] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        expected = "expected a number, or one per coordinate such as '9,0.5'"
+        raise typer.BadParameter(f"{text!r}; {expected}.", param_hint="--hessian") from None
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _tail(text: str | None) -> pa.Tail | None:

@@ -16,8 +16,10 @@ from partita.cli.common import (
     Domain,
     Dtype,
     Expression,
+    Hessian,
     Lipschitz,
     MaxBytes,
+    MaxValue,
     Method,
     Modulus,
     Norm,
@@ -46,11 +48,13 @@ def compile_command(
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
     modulus: Modulus = None,
+    hessian: Hessian = None,
     tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
     max_bytes: MaxBytes = None,
+    max_value: MaxValue = None,
     budget: Budget = None,
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
@@ -62,7 +66,20 @@ def compile_command(
     """Build the head, certify it, attack it, and save it."""
     require_free(out, overwrite=overwrite)
     where = parse_domain(domain, region)
-    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
+    options = compile_options(
+        tolerance,
+        norm,
+        dtype,
+        lipschitz,
+        modulus,
+        tail,
+        method,
+        accept,
+        sharpness,
+        max_bytes,
+        hessian=hessian,
+        max_value=max_value,
+    )
     with shown_progress("planning") as progress:
         c = pa.compile(expression, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)

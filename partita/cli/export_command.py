@@ -16,10 +16,20 @@ __all__ = ["export_command"]
 def export_command(
     folder: Folder,
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    outside: Annotated[
+        str,
+        typer.Option(
+            "--outside",
+            help="Inputs outside the domain: allow (a value without a claim), clamp (boxes only) or mark (NaN).",
+        ),
+    ] = "allow",
     as_json: AsJson = False,
 ) -> None:
-    """Write the head as an ONNX file with a dynamic batch axis."""
+    """Write the head as an ONNX file with a dynamic batch axis.
+
+    The file's metadata has the domain, the kind of claim, the bound and the hash of the certificate.
+    """
     with stderr.status("exporting"):
-        place = pa.load(folder).export_onnx(onnx)
+        place = pa.load(folder).export_onnx(onnx, outside=outside)
     size = place.stat().st_size
-    emit({"onnx": str(place), "bytes": size}, as_json, f"wrote {place} ({size:,} bytes)")
+    emit({"onnx": str(place), "bytes": size, "outside": outside}, as_json, f"wrote {place} ({size:,} bytes)")

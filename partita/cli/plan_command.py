@@ -9,8 +9,10 @@ from partita.cli.common import (
     Domain,
     Dtype,
     Expression,
+    Hessian,
     Lipschitz,
     MaxBytes,
+    MaxValue,
     Method,
     Modulus,
     Norm,
@@ -36,15 +38,30 @@ def plan_command(
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
     modulus: Modulus = None,
+    hessian: Hessian = None,
     tail: Tail = None,
     method: Method = "auto",
     accept: Accept = "strongest",
     sharpness: Sharpness = None,
     max_bytes: MaxBytes = None,
+    max_value: MaxValue = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
-    options = compile_options(tolerance, norm, dtype, lipschitz, modulus, tail, method, accept, sharpness, max_bytes)
+    options = compile_options(
+        tolerance,
+        norm,
+        dtype,
+        lipschitz,
+        modulus,
+        tail,
+        method,
+        accept,
+        sharpness,
+        max_bytes,
+        hessian=hessian,
+        max_value=max_value,
+    )
     planned = pa.plan(expression, parse_domain(domain, region), **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"

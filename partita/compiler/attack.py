@@ -109,7 +109,8 @@ def attack(
 
     Args:
         claim: a `Compiled`, or any module or function of a batch that is claimed to be within `bound` of `function`.
-        function: the function, as in `compile`. Needed unless `claim` is a `Compiled`.
+        function: the function, as in `compile`. Needed unless `claim` is a `Compiled` that has its function: of one that was
+            loaded from a file and approximates a black box, give that black box.
         domain: its domain, as in `compile`. Needed unless `claim` is a `Compiled`.
         bound: the claimed bound. For a `Compiled` the certificate's, by default.
         samples: random points.
@@ -122,6 +123,7 @@ def attack(
     Raises:
         UnsupportedError: the head was changed after it was certified, or function=, domain= or bound= is missing.
         DomainError: bound is negative.
+        AnotherFunctionError: function is not the one that a loaded head was compiled from.
 
     >>> import partita as pa
     >>> c = pa.compile("sin(3*x)", pa.Box([-1], [1]), tolerance=1e-3)
@@ -129,7 +131,7 @@ def attack(
     (False, True)
     """
     if isinstance(claim, Compiled):
-        opponent = _opponent_of(claim, bound)
+        opponent = _opponent_of(claim if function is None else claim.with_function(function), bound)
     else:
         if function is None or domain is None or bound is None:
             raise UnsupportedError("the claim is not a Compiled; give function=, domain= and bound= as well.")

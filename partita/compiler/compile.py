@@ -54,7 +54,7 @@ def compile(
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
     modulus: Modulus | str | None = None,
-    hessian: float | None = None,
+    hessian: float | Sequence[float] | None = None,
     jumps: Jumps | None = None,
     tail: Tail | None = None,
     norm: float | str = "inf",
@@ -64,6 +64,7 @@ def compile(
     sharpness: float | None = None,
     outside: str = "raise",
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_value: float | None = None,
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -88,7 +89,9 @@ def compile(
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
-        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
+        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box, or one number per coordinate, `(M_1, …, M_m)`, with
+            `|vᵀ∇²f v| ≤ Σ_i M_i v_i²` for every v. For f = Σ_i f_i(x_i) take `M_i = max |f_i''|`; in general
+            `M_i = max Σ_j |∂_i∂_j f|` will do. Not used for expressions.
         jumps: where f may jump. Finite norms only.
         tail: for a function without a bound, where to clip it and the norm of what is cut off. Finite norms only.
         norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
@@ -104,6 +107,8 @@ def compile(
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
         max_bytes: largest size of the head in bytes.
+        max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the
+            domain. It must exceed max |f|, less the tolerance. Fitted heads of few keys may have values much larger than f.
         query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
@@ -152,6 +157,7 @@ def compile(
         max_evaluations=max_evaluations,
         best_effort=budget is not None,
         asking=clock.until(_TO_EVALUATE),
+        max_value=max_value,
         progress=planning,
     )
     planned = best_plan(request, progress=planning)
@@ -166,7 +172,7 @@ def plan(
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
     modulus: Modulus | str | None = None,
-    hessian: float | None = None,
+    hessian: float | Sequence[float] | None = None,
     jumps: Jumps | None = None,
     tail: Tail | None = None,
     norm: float | str = "inf",
@@ -175,6 +181,7 @@ def plan(
     dtype: torch.dtype = torch.float64,
     sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_value: float | None = None,
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -196,7 +203,9 @@ def plan(
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
-        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box.
+        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box, or one number per coordinate, `(M_1, …, M_m)`, with
+            `|vᵀ∇²f v| ≤ Σ_i M_i v_i²` for every v. For f = Σ_i f_i(x_i) take `M_i = max |f_i''|`; in general
+            `M_i = max Σ_j |∂_i∂_j f|` will do. Not used for expressions.
         jumps: where f may jump. Finite norms only.
         tail: for a function without a bound, where to clip it and the norm of what is cut off. Finite norms only.
         norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
@@ -205,6 +214,8 @@ def plan(
         dtype: dtype of the head, torch.float64 or torch.float32.
         sharpness: κ = R h², for methods whose values are f at the centers.
         max_bytes: largest size of the head in bytes.
+        max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the
+            domain. It must exceed max |f|, less the tolerance. Fitted heads of few keys may have values much larger than f.
         query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
@@ -239,6 +250,7 @@ def plan(
         query_values=query_values,
         max_evaluations=max_evaluations,
         asking=progress,
+        max_value=max_value,
         progress=progress,
     )
     return best_plan(request, progress=progress)
@@ -332,6 +344,12 @@ def _finished(
             f"the finished {plan.method} head takes {size_text(size)}; max_bytes allows {size_text(request.max_bytes)}",
             "Use a larger tolerance, or raise max_bytes.",
         )
+    largest = construction.head.largest_value(request.box.lo, request.box.hi)
+    if largest > request.max_value:
+        raise SizeError(
+            f"the values of the finished {plan.method} head reach {largest:.6g}; max_value allows {request.max_value:g}",
+            "Use a larger tolerance, or raise max_value.",
+        )
     error = certificate.error_bound if certificate.error_estimate is None else certificate.error_estimate
     if must_meet and error > request.tolerance:
         raise _missed(plan, certificate)
@@ -342,7 +360,6 @@ def _finished(
     others = [c for c in plan.candidates if c.method not in told]
     notes = [c.note for c in plan.candidates if c.method == plan.method]
     rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
-    largest = certificate.facts.get("largest_value", plan.largest)
     note = "the next best" if missed else notes[0] if notes else ""
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = _attacked(compiled, seed)

@@ -17,6 +17,7 @@ from partita import storage
 from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
+from partita.compiler.given_function import given_function
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
 from partita.functions.target import Target
@@ -279,33 +280,64 @@ class Compiled:
             return "This head was loaded from a file, and files do not store the other methods. Compile it again to compare them."
         return report(self.candidates, built=True)
 
-    def attack(self, *, samples: int = 4096, seed: int = 0) -> Witness:
+    def attack(self, *, samples: int = 4096, seed: int = 0, function: Any = None) -> Witness:
         """The worst error found by a search over random points, corners, cell corners and a local search: a lower estimate.
 
         Args:
             samples: random points.
             seed: random seed.
+            function: the black box that was compiled, if the head was loaded from a file (see `with_function`).
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
         >>> c.attack(samples=256).error <= c.error_bound
         True
         """
-        error = partial(errors_at, self.head, self.target)
+        target = self.target if function is None else self.with_function(function).target
+        error = partial(errors_at, self.head, target)
         return search_worst(error, self.target.domain, partition=self.partition, samples=samples, seed=seed)
 
-    def errors_at(self, points: np.ndarray) -> np.ndarray:
+    def errors_at(self, points: np.ndarray, *, function: Any = None) -> np.ndarray:
         """`|f − head|_∞` at points, `(n,)`. For an expression the error of evaluating f in float64 is subtracted.
 
         Args:
             points: flat points, `(n, m)`.
+            function: the black box that was compiled, if the head was loaded from a file (see `with_function`).
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
         >>> bool(c.errors_at(np.array([[0.5]]))[0] <= c.error_bound)
         True
         """
-        return errors_at(self.head, self.target, points)
+        target = self.target if function is None else self.with_function(function).target
+        return errors_at(self.head, target, points)
+
+    def with_function(self, function: Any, *, vectorize: bool = False) -> Compiled:
+        """The same head with the black box that it approximates, which files do not store.
+
+        The function is called at a few points: its values must have the right shape, and be those that the certificate holds.
+
+        Args:
+            function: the function that was compiled.
+            vectorize: call it once per point, for functions that do not take batches.
+
+        Raises:
+            AnotherFunctionError: its values are not those of the function that was compiled.
+            ShapeError: its values have another shape.
+            UnsupportedError: the head's function is an expression, which is stored with the head.
+
+        >>> import partita as pa, tempfile, pathlib
+        >>> def f(z):
+        ...     return np.sin(3 * z[:, 0])
+        >>> c = pa.compile(f, pa.Box([0], [1]), tolerance=0.1, lipschitz=3.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = pa.load(c.save(pathlib.Path(folder) / "head"))
+        >>> bool(loaded.with_function(f).errors_at(np.array([[0.5]]))[0] <= c.error_bound)
+        True
+        """
+        return replace(
+            self, target=given_function(self.target, self.head, self.certificate, function, vectorize=vectorize)
+        )
 
     def bound_range(self, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Proved lower and upper bounds of each output on the domain, for the head as it runs.
@@ -385,19 +417,26 @@ class Compiled:
             self.head, self.certificate, self.target, folder, outside=self.outside, why=self.why, overwrite=overwrite
         )
 
-    def export_onnx(self, path: str | os.PathLike[str]) -> Path:
-        """Write the head as an ONNX file with a dynamic batch axis.
+    def export_onnx(self, path: str | os.PathLike[str], *, outside: str = "allow") -> Path:
+        """Write the head as an ONNX file with a dynamic batch axis. Inputs and outputs have the dtype of the head.
 
-        onnxruntime reproduces the head within the rounding terms of the certificate.
+        onnxruntime reproduces the head within the rounding terms of the certificate. The file's metadata (`metadata_props`) has
+        `partita.function`, `.domain` (JSON), `.kind`, `.norm`, `.tolerance`, `.dtype`, `.outside`, `.error_bound` where it is
+        proved, `.error_estimate` where it was sampled, and `.certificate_sha256`, the hash of the saved `certificate.json`.
 
         Args:
             path: the file to write.
+            outside: what the file does with inputs outside the domain: "allow" computes a value that the certificate does not
+                cover, "clamp" moves them to the nearest point of the box, "mark" returns NaN.
 
         Raises:
             MissingExtraError: the `onnx` extra is not installed.
-            UnsupportedError: the head was changed after it was certified.
+            UnsupportedError: the head was changed after it was certified, or the domain does not allow such a rule: "clamp" is
+                for boxes, "mark" for boxes and regions.
         """
-        return storage.export_onnx(self.require_unchanged().head, path)
+        self.require_unchanged()
+        said = storage.onnx_metadata(self.certificate, self.target)
+        return storage.export_onnx(self.head, path, domain=self.target.domain, outside=outside, metadata=said)
 
     def _inside(self, flat: Tensor) -> Tensor:
         domain, points = self.target.domain, flat.detach().cpu().numpy()
@@ -445,7 +484,7 @@ class Compiled:
 def load(folder: str | os.PathLike[str]) -> Compiled:
     """A head that `Compiled.save` wrote, with every hash, shape and number checked.
 
-    Expressions are restored. Black boxes come back without their function.
+    Expressions are restored. Black boxes come back without their function: give it to `with_function`, or as `function=`.
 
     Args:
         folder: the folder that `Compiled.save` wrote.

@@ -10,13 +10,15 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from partita.compiler.compiled import Compiled
 from partita.errors import ExpressionError, PartitaError
+from partita.functions.curvature import Curvature
 from partita.functions.expressions import CONSTANTS, parse
-from partita.functions.regularity import Curvature, Known, gather
+from partita.functions.regularity import Known, gather
 from partita.functions.tails import find_singularities
 from partita.functions.target import Target, variable_names
 from partita.geometry.domains import PointCloud
@@ -47,13 +49,18 @@ class Check:
     checked: bool = True
 
 
-def recheck(compiled: Compiled) -> tuple[Check, ...]:
+def recheck(compiled: Compiled, *, function: Any = None) -> tuple[Check, ...]:
     """Recompute every term of a certificate from the head's tensors, and check its hashes, constants and witness.
 
     This is partita checking its own arithmetic, not an independent proof. `partita-check` is independent.
 
     Args:
         compiled: from `pa.compile` or `pa.load`.
+        function: the black box that was compiled, if the head was loaded from a file. Its values are then compared with those
+            that the certificate holds, and its error is sampled again.
+
+    Raises:
+        AnotherFunctionError: function is not the one that was compiled.
 
     Returns:
         One `Check(name, holds, detail)` per line.
@@ -63,7 +70,7 @@ def recheck(compiled: Compiled) -> tuple[Check, ...]:
     >>> all(check.holds for check in pa.recheck(c))
     True
     """
-    return tuple(_checks(compiled))
+    return tuple(_checks(compiled if function is None else compiled.with_function(function)))
 
 
 def _checks(compiled: Compiled) -> Iterator[Check]:
@@ -154,7 +161,7 @@ def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
     """The moduli that the proof may use, and where they come from; an empty text if it needs none."""
     certificate, target = compiled.certificate, compiled.target
     if proof.rests_on == "curvature":
-        used = str(Curvature(float(certificate.known["curvature"])))
+        used = str(Curvature(certificate.known["curvature"]))
         by_caller = (a for a in certificate.assumptions if a.vouched_by == "caller" and a.about == "curvature")
         listed = certificate.kind == "proved_given" and any(a.statement == used for a in by_caller)
         return (Known() if listed else None), (

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import DomainError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
 from partita.functions.regularity import Declared, knowledge_or_obstacle
 from partita.functions.tails import clipped_for
-from partita.functions.target import Tail, make_target
+from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
 
 __all__ = ["ACCEPT", "method_names", "request_for"]
@@ -48,6 +49,7 @@ def request_for(
     best_effort: bool = False,
     asking: Progress | None = None,
     query_values: bool = False,
+    max_value: float | None = None,
     tail: Tail | None = None,
     progress: Progress | None = None,
 ) -> Request:
@@ -74,6 +76,8 @@ def request_for(
         _require_sharpness(sharpness, method)
     if not (is_number(max_bytes) and 1 <= max_bytes < math.inf):
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
+    if max_value is not None and not (is_number(max_value) and max_value > 0):
+        raise UnsupportedError(f"max_value is {max_value!r}; expected a number > 0, the largest |V| allowed.")
     calls = Calls(progress=asking)
     if max_evaluations is not None:
         if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
@@ -93,6 +97,8 @@ def request_for(
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
     found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
+    if max_value is not None and math.isinf(power):
+        _require_room(target, float(max_value), left)
     require_gradual_underflow()
     report(progress, "planning")
     seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
@@ -109,6 +115,7 @@ def request_for(
         progress,
         bool(query_values),
         best_effort or max_evaluations is not None,
+        math.inf if max_value is None else float(max_value),
         seen,
         {"knowledge": found},
     )
@@ -122,4 +129,20 @@ def _require_sharpness(sharpness: float, method: str) -> None:
     if not (is_number(sharpness) and least <= sharpness < math.inf):
         raise UnsupportedError(
             f"sharpness is {sharpness}; expected a finite κ = R h² ≥ {least:g} (heads with κ ≥ 8 are called hard)."
+        )
+
+
+def _require_room(target: Target, max_value: float, tolerance: float) -> None:
+    """A SizeError if f is larger somewhere than values within the limit can make a head."""
+    points, values = target.answered()
+    if not len(points):
+        points = target.domain.sample(64, np.random.default_rng(2))
+        values = target(points)
+    size = np.abs(values).max(axis=1)
+    worst = int(size.argmax())
+    if size[worst] > max_value + tolerance:
+        raise SizeError(
+            f"|{target.label}| is {size[worst]:.6g} at {points[worst].tolist()}; a head averages its values, so values within "
+            f"max_value={max_value:g} cannot come within {tolerance:g} of that",
+            f"Use at least max_value={size[worst]:.4g}.",
         )

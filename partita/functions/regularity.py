@@ -23,6 +23,7 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.functions.continuity import composed_modulus
+from partita.functions.curvature import Curvature
 from partita.functions.derivatives import LipschitzBounds, lipschitz_bounds
 from partita.functions.graph import Graph
 from partita.functions.limits import Root
@@ -34,7 +35,6 @@ from partita.geometry.domains import Array, PointCloud
 
 __all__ = [
     "AxisLipschitz",
-    "Curvature",
     "Declared",
     "Jumps",
     "Knowledge",
@@ -59,20 +59,6 @@ class AxisLipschitz:
 
     def __str__(self) -> str:
         return "|f(x) − f(y)|_∞ ≤ " + " + ".join(f"{c:.6g}·|x{i} − y{i}|" for i, c in enumerate(self.constants))
-
-
-@dataclass(frozen=True)
-class Curvature:
-    """`|∇²f_o(z)|₂ ≤ constant` for every output o and every z of a box: f leaves its tangents by at most ½ constant |z − c|²."""
-
-    constant: float
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.constant, (int, float, np.number)) and 0 <= self.constant < math.inf):
-            raise DomainError(f"hessian is {self.constant}; expected a finite number ≥ 0.")
-
-    def __str__(self) -> str:
-        return f"|∇²f|₂ ≤ {self.constant:.6g}, for each output"
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +216,7 @@ class Declared:
 
     lipschitz: float | Sequence[float] | None = None
     modulus: Modulus | str | None = None
-    hessian: float | None = None
+    hessian: float | Sequence[float] | None = None
     jumps: Jumps | None = None
     curvature: Curvature | None = field(init=False)
 
@@ -241,7 +227,8 @@ class Declared:
             raise DomainError(
                 f"modulus is {self.modulus!r}; expected a Modulus, or an expression in t such as '0.5*sqrt(t) + t'."
             )
-        object.__setattr__(self, "curvature", None if self.hessian is None else Curvature(self.hessian))
+        curvature = None if self.hessian is None else Curvature(self.hessian)  # type: ignore[arg-type]
+        object.__setattr__(self, "curvature", curvature)
 
 
 def knowledge_or_obstacle(
@@ -258,7 +245,10 @@ def gather(
     target: Target, *, norm: float, declared: Declared | None = None, progress: Progress | None = None
 ) -> Knowledge:
     """Proved before declared: a graph's own constants are used unless the caller's are smaller and not contradicted."""
-    said = _moduli(target, declared or Declared())
+    declared = declared or Declared()
+    if declared.curvature is not None:
+        declared.curvature.per_axis(target.domain.dimension)  # one for each coordinate, or an error
+    said = _moduli(target, declared)
     if target.graph is not None:
         return _from_graph(target, target.graph, norm, said, progress)
     if said is None:

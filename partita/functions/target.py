@@ -151,7 +151,7 @@ class Target:
         if self.ask is None:
             raise TargetFailedError(
                 "this head was read from a file, which does not store the black-box function that it approximates: it cannot be "
-                "evaluated. Compile the function again to compare with it."
+                "evaluated. Give the function: c.with_function(f), or function=f."
             )
         parts = [self.ask(points[i : i + _POINTS_AT_ONCE]) for i in range(0, max(len(points), 1), _POINTS_AT_ONCE)]
         values = np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -188,6 +188,14 @@ class GridHead(FoldedHead):
             **shapes,
         )
 
+    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
+        values = np.abs(numbers(self.values))
+        if self.value_slopes is not None and self.origin is not None:
+            origin = numbers(self.origin)
+            away = np.maximum(np.abs(np.ravel(lo) - origin), np.abs(np.ravel(hi) - origin))
+            values = values + np.abs(numbers(self.value_slopes)) @ away
+        return float(values.max())
+
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
         size = float(np.abs(numbers(self.values)).max())

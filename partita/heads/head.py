@@ -250,6 +250,13 @@ class FoldedHead(nn.Module, ABC):
             )
 
     @abstractmethod
+    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
+        """The largest `|V_j|`, or `|V_j| + |J_j||z − c_j|` for values that depend on z in [lo, hi]; up to rounding.
+
+        For a tensor train it is an upper bound, since it has too many values to look at each.
+        """
+
+    @abstractmethod
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         """Names of the numbers that are formed for z in [lo, hi], and how large each may get."""
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import scipy
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from partita.arithmetic.precision import Precision
@@ -119,19 +120,27 @@ class ScatteredHead(FoldedHead):
             **shapes,
         )
 
+    def _far(self, lo: ArrayLike, hi: ArrayLike) -> Array:
+        """How far z in [lo, hi] may be from each center along each axis, `(N, m)`."""
+        centers = numbers(self.centers)
+        return np.asarray(np.maximum(np.abs(centers - np.ravel(lo)), np.abs(np.ravel(hi) - centers)))
+
+    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
+        values = np.abs(numbers(self.values))
+        if self.value_slopes is not None:
+            values = values + np.einsum("jom,jm->jo", np.abs(numbers(self.value_slopes)), self._far(lo, hi))
+        return float(values.max())
+
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
-        centers, values = numbers(self.centers), np.abs(numbers(self.values))
-        far = np.maximum(np.abs(centers - lo), np.abs(hi - centers))
+        far = self._far(lo, hi)
         yield "z − c", float(far.max())
         power = 0.0 if self.powers is None else float(np.abs(numbers(self.powers)).max())
         square = float((far * far).sum(axis=1).max()) + 2 * power
         yield "|z − c|² with the powers", square
         yield "a score", float(self.inverse_temperature) / 2 * square
         if self.value_slopes is not None:
-            steep = np.abs(numbers(self.value_slopes))
-            yield "a slope", float(steep.max())
-            values = values + np.einsum("jom,jm->jo", steep, far)
-        yield "a value", float(values.max())
+            yield "a slope", float(np.abs(numbers(self.value_slopes)).max())
+        yield "a value", self.largest_value(lo, hi)
 
     def _lost_to_underflow(self, lo: Array, hi: Array, precision: Precision) -> float:
         """Squares are formed before R multiplies them, and each may lose the tiniest number."""

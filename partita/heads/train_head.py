@@ -148,6 +148,12 @@ class TrainHead(FoldedHead):
             **shapes,
         )
 
+    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
+        row = np.ones(1)
+        for size in self._core_sizes():
+            row = row @ size
+        return float(row.max())
+
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
         row = np.ones(1)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from partita.arithmetic.precision import SINGLE
 from partita.geometry.domains import Array, PointCloud
 from partita.methods.method import Plan, Refusal
 from partita.methods.request import Request
 from partita.methods.soft_values import SoftValues
 from partita.proofs.proof import Progress
 from partita.search.extension import extended
-from partita.search.grid_fit import fit_grid
+from partita.search.grid_fit import GridFit, fit_grid
 
 __all__ = ["Fitted"]
 
 _EXTENSION_SHARE = 0.1  # of the tolerance, by which f may be left where it has to be continued beyond a region
 _ROUNDING_SHARE = 0.1  # of the tolerance, that running in floats may take
+_ROUNDINGS = 110  # units of roundoff per axis, times the spread of the values: about what running in floats takes
+_LARGE = 10  # times |f|: values that are explained
 
 
 class Fitted(SoftValues):
@@ -50,18 +54,22 @@ class Fitted(SoftValues):
             outputs=target.num_outputs,
             storage=request.precision.number,
             max_spread=_largest_spread(request),
+            max_value=request.max_value,
             progress=progress,
         )
         if fit.fitted:
-            return self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
+            plan = self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
+            return replace(plan, caveat=_large_values(request, fit))
         if not fit.values.size:
             return Refusal(fit.status)
+        fits = math.isfinite(fit.error_estimate) and fit.largest <= request.max_value
         best = self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
+        large = f" with values up to {fit.largest:.3g}" if fit.largest > request.max_value else ""
         return Refusal(
-            f"{fit.status}: the best of the grids tried leaves an error of {fit.error_estimate:.3g}",
+            f"{fit.status}: the best of the grids tried leaves an error of {fit.error_estimate:.3g}{large}",
             keys=fit.num_cells,
             reached=fit.error_estimate,
-            best=best if best.bytes <= request.max_bytes and math.isfinite(fit.error_estimate) else None,
+            best=best if fits and best.bytes <= request.max_bytes else None,
         )
 
 
@@ -71,5 +79,17 @@ def _largest_spread(request: Request) -> float:
     box, aim, domain = request.box, request.aim, request.target.domain
     seen = request.target(np.concatenate([domain.sample(512, np.random.default_rng(3)), domain.corners(64)]))
     range_of_f = float(np.ptp(seen, axis=0).max()) + float(np.abs(seen).max())
-    rounding = request.precision.unit * 110 * box.dimension
+    rounding = request.precision.unit * _ROUNDINGS * box.dimension
     return min(_ROUNDING_SHARE * aim / rounding, 1e4 * max(range_of_f, aim))
+
+
+def _large_values(request: Request, fit: GridFit) -> str:
+    """Why values are much larger than f, and what that costs; empty where they are not."""
+    if not fit.largest > _LARGE * fit.size > 0:
+        return ""
+    cost = SINGLE.unit * _ROUNDINGS * request.box.dimension * fit.spread
+    return (
+        f"the values reach {fit.largest:.3g}, {fit.largest / fit.size:.3g} times |f|, because neighbouring keys hold values of "
+        f"opposite signs that cancel in the softmax average; rounding grows with them, in float32 to an error of about {cost:.1g}; "
+        "a limit (max_value) makes them smaller and the head larger"
+    )

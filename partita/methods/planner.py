@@ -16,7 +16,8 @@ from partita.errors import (
     SizeError,
     ToleranceError,
 )
-from partita.geometry.domains import PointCloud
+from partita.functions.curvature import FIRST_LINES, attack_curvature
+from partita.geometry.domains import Box, PointCloud
 from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
 from partita.methods.method import Candidate, candidate_rows, size_text
 from partita.proofs.assumptions import steepest_table, vouched
@@ -81,8 +82,12 @@ def _test_declared(request: Request) -> None:
 
     Raises:
         LipschitzContradictedError: two points at which f moves faster than declared.
+        CurvatureContradictedError: three points at which f bends more than declared.
     """
-    if request.target.graph is not None or request.knowledge is None:
+    target, curvature = request.target, request.declared.curvature
+    if target.graph is None and curvature is not None and isinstance(target.domain, Box):
+        attack_curvature(target, curvature, lines=target.calls.allowance(3 * FIRST_LINES) // 3)
+    if target.graph is not None or request.knowledge is None:
         return
     known = request.knowledge.known
     vouched(request.target, known, declared=True)
@@ -102,7 +107,7 @@ def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> 
         trial += 1
         try:
             again = _planned(maker, request, shares[0], progress) if shares else None
-            if not isinstance(again, Plan) or again.bytes > request.max_bytes:
+            if not isinstance(again, Plan) or _beyond_limits(again) is not None:
                 break
             plan = replace(again, why=_why(again), candidates=plan.candidates)
             found = maker.build(plan, progress, seed + trial), plan  # an estimate needs points that no plan has seen
@@ -157,8 +162,9 @@ def _proposal(
         found = replace(found, kind="proved_given" if given else found.kind)
         if cut is not None:
             found = replace(found, error_bound=add_up(found.error_bound, cut.norm))
-        if found.bytes > request.max_bytes:
-            return _too_large(found)
+        beyond = _beyond_limits(found)
+        if beyond is not None:
+            return beyond
         if found.maker.exact and (found.evaluations or 0) > _granted(request):
             return _too_many(found)
     return found
@@ -224,16 +230,19 @@ def _limited(request: Request, plans: Sequence[Plan]) -> Request:
     return replace(request, max_bytes=min(request.max_bytes, *proved)) if request.is_auto and proved else request
 
 
-def _too_large(found: Plan) -> Refusal:
-    return Refusal(
-        f"its head of {found.keys:,} keys takes {size_text(found.bytes)}; max_bytes allows "
-        f"{size_text(found.request.max_bytes)}",
-        "Use a larger tolerance, or raise max_bytes.",
-        SizeError,
-        found.kind,
-        found.keys,
-        found.parameters,
-    )
+def _beyond_limits(found: Plan) -> Refusal | None:
+    """Why the head is larger than max_bytes, or its values than max_value, allow; None if it is not.
+
+    Where f is evaluated at the centers when the head is built, the values are looked at then.
+    """
+    request, size = found.request, (found.kind, found.keys, found.parameters, found.largest)
+    if found.bytes > request.max_bytes:
+        reason = f"its head of {found.keys:,} keys takes {size_text(found.bytes)}; max_bytes allows {size_text(request.max_bytes)}"
+        return Refusal(reason, "Use a larger tolerance, or raise max_bytes.", SizeError, *size[:3])
+    if getattr(found.draft, "values", None) is not None and found.largest > request.max_value:
+        reason = f"its values reach {found.largest:.4g}; max_value allows {request.max_value:g}"
+        return Refusal(reason, "Use a larger tolerance, or raise max_value.", SizeError, *size)
+    return None
 
 
 def _rank(found: Plan, request: Request) -> tuple[int, int]:

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partita.errors import CurvatureContradictedError, UnsupportedError
-from partita.functions.regularity import Curvature
+from partita.errors import UnsupportedError
+from partita.functions.curvature import LINES, Curvature, attack_curvature, worst_bend
 from partita.functions.target import Target
-from partita.geometry.domains import Array, Box
+from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
 from partita.methods.affine import affine_parameters, halving_text
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, keys_text, needs_box, size_text
 from partita.methods.request import Request
-from partita.proofs.cell_proof import ANSWER, OVERLAP, CurvatureProof, largest_value
+from partita.proofs.cell_proof import OVERLAP, CurvatureProof, largest_value
 from partita.proofs.certificate import Assumption
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Given, Progress
@@ -30,14 +30,13 @@ __all__ = ["Tangents"]
 
 _STEP = 1 / 32  # of a spacing: how far from a center f is evaluated for its slope
 _AIM = {torch.float64: 0.995, torch.float32: 0.85}  # of the tolerance, for the tangents; the rest is for rounding
-_ATTACKS = 4096
 
 
 class Tangents(Method):
     """A hard grid whose cells hold the tangents of f at their centers, slopes by differences. *Theorem*: `declared-curvature`.
 
-    Hypotheses: f is twice differentiable with `|∇²f|₂ ≤ M` on the box, which the caller declares (`hessian=M`) and an attack on
-    second differences along random lines tries to refute.
+    Hypotheses: f is twice differentiable with `|vᵀ∇²f v| ≤ Σ M_i v_i²` on the box, which the caller declares (`hessian=M`, or
+    one M_i per axis) and an attack on second differences along lines tries to refute.
     """
 
     name = "affine"
@@ -56,7 +55,8 @@ class Tangents(Method):
         curvature, precision = _declared(request), request.precision
         draft = _draft(request, curvature, share)
         parameters = affine_parameters(request, draft.counts)
-        bent = f"½·{curvature.constant:g}·|z − c|²"
+        one = not isinstance(curvature.constants, tuple)
+        bent = f"½·{curvature.constants:g}·|z − c|²" if one else f"½·({curvature.form}), v = z − c"
         return Plan(
             request=request,
             maker=self,
@@ -84,12 +84,17 @@ class Tangents(Method):
         """
         request, box = plan.request, plan.request.box
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
-        attacks = target.calls.allowance(3 * _ATTACKS) // 3
-        ratio = _attack(target, box, curvature, attacks, seed)
-        values, slopes, step, across = _tangents(target, grid, request.value_axes, progress)
+        attacks = target.calls.allowance(3 * LINES) // 3
+        ratio = attack_curvature(target, curvature, lines=attacks, seed=seed)
+        values, slopes, step, across = _tangents(target, grid, request.value_axes, curvature, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
-        scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
-        known: dict[str, Any] = {"curvature": curvature.constant, "differences": step, "scale": scale}
+        steep = np.abs(slopes).max(axis=(0, 1))
+        if isinstance(curvature.constants, tuple):  # the axes may have different units
+            rise = float(steep @ box.sides) * (1 + 1e-12)
+        else:
+            rise = float(steep.max()) * float(box.sides.sum())
+        scale = float(np.abs(values).max()) + rise
+        known: dict[str, Any] = {"curvature": curvature.to_json(), "differences": step, "scale": scale}
         known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
         lines = f"second differences along {attacks:,} random lines"
@@ -117,33 +122,51 @@ class Tangents(Method):
 
 def _declared(request: Request) -> Curvature:
     if request.declared.curvature is None:
-        raise UnsupportedError("tangents need a declared bound on the second derivatives: pass hessian=M.")
+        raise UnsupportedError(
+            "tangents need a declared bound on the second derivatives: pass hessian=M, or one number per coordinate."
+        )
     return request.declared.curvature
 
 
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
-    """The fewest cells with `½M Σ((½ + s)h_i)² + M Σ d_i(½ + s)h_i/2 ≤ aim`, spacings alike."""
+    """The fewest cells with `½ Σ M_i((½ + s)h_i)² + Σ M_i d_i(½ + s)h_i/2 ≤ aim`: every axis takes as much of it as the others."""
     box, widths = request.box, 0.5 + OVERLAP
-    per_cell = 0.5 * curvature.constant * (widths**2 + widths * _STEP)  # times Σ h_i²
+    per_cell = 0.5 * curvature.per_axis(box.dimension) * (widths**2 + widths * _STEP)  # times h_i², summed
     aim, flat = _AIM[request.dtype] * share * request.aim, ~request.value_axes
-    h = np.full(box.dimension, math.sqrt(aim / max(per_cell * box.dimension, 1e-300)))
     if flat.any():  # fewest cells where an axis of first order takes twice the share of one of second order
         part = aim * np.where(flat, 2, 1) / (box.dimension + flat.sum())
         rise = np.where(flat, 1.05 * request.slopes.first * widths, 0.0)
         h = 2 * part / (rise + np.sqrt(rise**2 + 4 * per_cell * part))
+    else:
+        h = _spacings(aim, per_cell, box.sides)
     counts = tuple(np.maximum(np.ceil(np.minimum(box.sides / h, 1e15)), 1).astype(np.int64).tolist())
     rates = request.precision.rates(SHARPNESS, box.sides / np.array(counts))
     return GridDraft(counts, tuple(rates.tolist()), (1,) * box.dimension)
 
 
+def _spacings(aim: float, per_cell: Array, sides: Array) -> Array:
+    """Spacings h with `Σ per_cell_i h_i² ≤ aim`, equal shares; what an axis of one cell leaves goes to the others."""
+    whole = np.zeros(len(sides), dtype=bool)
+    while True:
+        left = aim - float((per_cell * sides**2)[whole].sum())
+        h = np.where(whole, sides, np.sqrt(left / np.maximum(per_cell * max((~whole).sum(), 1), 1e-300)))
+        more = ~whole & (h >= sides)
+        if not more.any():
+            return np.asarray(h)
+        whole |= more
+
+
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
 def _tangents(
-    target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], progress: Progress | None
+    target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], curvature: Curvature, progress: Progress | None
 ) -> tuple[Array, Array, float, list[float]]:
     """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out.
 
     Axes that are not `sloped` hold no slopes. The last list has the largest slope that f has across each, 0 for the others.
+
+    Raises:
+        CurvatureContradictedError: f bends more than declared around a center.
     """
     centers = grid.centers_of(np.arange(grid.num_cells))
     spacing = grid.box.sides / np.array(grid.counts)
@@ -154,7 +177,9 @@ def _tangents(
         left[:, i] -= _STEP * h
         right[:, i] += _STEP * h
         left, right = grid.box.clamp(left), grid.box.clamp(right)
-        slopes[:, :, i] = (target(right) - target(left)) / (right - left)[:, i, None]
+        beside = target(right), target(left)
+        worst_bend(target.label, curvature, (left, centers, right), (beside[1], here, beside[0]), roundings=64)
+        slopes[:, :, i] = (beside[0] - beside[1]) / (right - left)[:, i, None]
         reach = np.maximum(right - centers, centers - left)[:, i].max() / h
         widest = max(widest, float(reach) * (1 + 1e-12))
         if progress is not None:
@@ -163,34 +188,3 @@ def _tangents(
     slopes[:, :, ~sloped] = 0.0
     origin = (grid.box.lo.ravel() + grid.box.hi.ravel()) / 2
     return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest, across.tolist()
-
-
-def _attack(target: Target, box: Box, curvature: Curvature, count: int, seed: int) -> float:
-    """The largest `|f(x + d) − 2f(x) + f(x − d)|/(M|d|²)` on random lines; an error above 1, rounding aside."""
-    rng = np.random.default_rng(seed)
-    ends = box.sample(count, rng), box.sample(count, rng)
-    share = 10.0 ** -rng.integers(0, 4, size=(count, 1)).astype(float)
-    first, middle, last = _evenly(box, ends[0], ends[0] + share * (ends[1] - ends[0]))
-    answers = [target(z) for z in (first, middle, last)]
-    bend = np.abs(answers[0] - 2 * answers[1] + answers[2]).max(axis=1)
-    noise = 8 * ANSWER * max(float(np.abs(a).max()) for a in answers)
-    allowed = curvature.constant * ((last - first) ** 2).sum(axis=1) / 4
-    ratio = np.maximum(bend - noise, 0.0) / np.maximum(allowed, 1e-300)
-    i = int(ratio.argmax())
-    if ratio[i] > 1 + 1e-9:
-        raise CurvatureContradictedError(
-            f"{target.label} bends by {bend[i]:.6g} between {first[i].tolist()} and {last[i].tolist()}, {ratio[i]:.4g} times what "
-            f"the declared bound {curvature.constant:g} on its second derivatives allows; declare at least "
-            f"{ratio[i] * curvature.constant:.6g}."
-        )
-    return float(ratio[i])
-
-
-def _evenly(box: Box, first: Array, last: Array) -> tuple[Array, Array, Array]:
-    """First, middle and last of about these lines, all in the box, the middle exact: off by a rounding, slopes would look bent."""
-    lo, hi = box.lo.ravel(), box.hi.ravel()
-    unit = np.ldexp(1.0, np.frexp(np.maximum(np.abs(lo), np.abs(hi)))[1] - 51)
-    middle = np.clip(np.round((first + last) / 2 / unit), np.ceil(lo / unit), np.floor(hi / unit)) * unit
-    half = (last - first) / 2
-    half = np.copysign(np.floor(np.maximum(np.abs(half) / unit - 1, 0)) * unit, half)
-    return middle - half, middle, middle + half

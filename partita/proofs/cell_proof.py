@@ -12,10 +12,11 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
 from partita.errors import BudgetSpentError, UnsupportedError
+from partita.functions.curvature import ANSWER, Curvature
 from partita.functions.graph import Graph
 from partita.functions.moduli import Modulus
 from partita.functions.regions import Region
-from partita.functions.regularity import Curvature, Known
+from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -28,12 +29,11 @@ from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
+__all__ = ["OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
 
 CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
 
 OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
-ANSWER = 2.0**-51  # relative error of a black box's own answers
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
 _TINY = 1e-300  # more than underflow takes from a difference here
@@ -62,9 +62,9 @@ class CellProof(Proof):
 class CurvatureProof(Proof):
     """Tangents against a function whose second derivatives are declared. *Theorem*: `declared-curvature`.
 
-    `given.details` has `curvature`, M; `differences`, d/h: how far from a center f was evaluated for its slope; `scale`, at
-    least max |f| and what its tangents reach; and, if the cells hold no slopes along some axes, `across`, the largest slopes that
-    were found there, one per axis and 0 for the others.
+    `given.details` has `curvature`, M or one number per axis; `differences`, d/h: how far from a center f was evaluated for its
+    slope; `scale`, at least max |f| and what its tangents reach; and, if the cells hold no slopes along some axes, `across`, the
+    largest slopes that were found there, one per axis and 0 for the others.
     """
 
     name = "curvature"
@@ -73,7 +73,8 @@ class CurvatureProof(Proof):
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head, box = _with_slopes(head), target.box
-        curvature = Curvature(float(given.details["curvature"]))
+        curvature = Curvature(given.details["curvature"])
+        curvature.per_axis(box.dimension)
         step, scale = float(given.details["differences"]), float(given.details["scale"])
         grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))
         gaps = [g.gap_max if g.count > 1 else float(s) for g, s in zip(grid.geometry, box.sides)]
@@ -93,8 +94,8 @@ class CurvatureProof(Proof):
         if precision.rounds_inputs:
             slopes = head.get_buffer("value_slopes").double().numpy()
             steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
-            reach = math.sqrt(sum(g * g for g in gaps))
-            known = Known(Modulus(add_up(steepest, *across, mul_up(curvature.constant, reach, 1.0 + step))))
+            turned = curvature.turning_up(1.0 + step, gaps)  # whole gaps, where half of each would do
+            known = Known(Modulus(add_up(steepest, *across, turned)))
             terms.append(input_rounding(facts, known, given.norm))
         return Proved(terms, {"method": self.name, "boxes": grid.num_cells})
 
@@ -108,13 +109,13 @@ def _with_slopes(head: FoldedHead) -> GridHead:
 def _leaves_tangent(
     curvature: Curvature, gaps: list[float], step: float, scale: float, across: list[float], widths: float, _: float
 ) -> float:
-    """`½M Σ(w h_i)² + Σ(½M d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i.
+    """`½ Σ M_i(w h_i)² + Σ(½M_i d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i.
 
     A slope that the cells do not hold adds itself times `w h_i`.
     """
     wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
-    bent = mul_up(0.5, curvature.constant, add_up(*(mul_up(w, w) for w in wide)))
-    tilted = mul_up(0.5 * (1 + 1e-9), curvature.constant, add_up(*(mul_up(step, g, w) for g, w in zip(gaps, wide))))
+    bent = curvature.form_up(0.5, wide, wide)
+    tilted = curvature.form_up(0.5 * (1 + 1e-9), [step] * len(gaps), gaps, wide)
     noise = mul_up(ANSWER, scale, add_up(1.0, len(gaps) * widths / step * (1 + 1e-9)))
     return add_up(bent, tilted, noise, *map(mul_up, across, wide))
 

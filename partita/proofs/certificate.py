@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 from partita.arithmetic.notebook_cards import card
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
-from partita.functions.regularity import Curvature, Known
+from partita.functions.curvature import Curvature
+from partita.functions.regularity import Known
 from partita.heads.tensor_digest import model_digest
 
 __all__ = [

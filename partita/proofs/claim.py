@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 
+_REMEMBERED = 8  # values of a black box that a certificate holds, to recognise it by
+
+
 @dataclass(frozen=True, eq=False)
 class Construction:
     """A head, the partition it makes, and what is claimed about it."""
@@ -120,7 +123,7 @@ _SAME_ANSWERS = Assumption(
 
 
 def describe_function(target: Target, centers: Array, values: Array) -> dict[str, Any]:
-    """The graph itself, or for a black box the hash of some of its values."""
+    """The graph itself, or for a black box the hash of some of its values, and a few of them."""
     meanings = [target.meaning] if target.meaning else []
     more: dict[str, Any] = {}
     if target.tail is not None:
@@ -130,7 +133,9 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
         more["clip"] = target.tail.clip
     if target.stated is None:
         named = {"type": "black box", "label": target.label, "answers": len(centers)}
-        return {**named, "sha256": sample_hash(centers, values), **more}
+        few = np.linspace(0, len(centers) - 1, min(_REMEMBERED, len(centers))).astype(int)
+        sample = {"points": np.asarray(centers)[few].tolist(), "values": np.asarray(values)[few].tolist()}
+        return {**named, "sha256": sample_hash(centers, values), **({"sample": sample} if len(centers) else {}), **more}
     if any(isinstance(limit, LogLimit) for limit in target.stated.limits.values()):
         meanings.append("where a factor w^s·log|w| has w = 0 its value is the limit 0")
     if meanings:

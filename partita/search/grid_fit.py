@@ -43,6 +43,7 @@ class GridFit:
         values: `(ΠP_i, out)`, cells numbered as by ProductGrid; empty when nothing could be tried.
         error_estimate: the largest |f − net| seen at the fit's samples and at others kept out of it; infinite without values.
         samples: the number of points at which f was evaluated.
+        size: the largest |f| among the first of them.
     """
 
     status: Status
@@ -53,6 +54,7 @@ class GridFit:
     values: Array
     error_estimate: float
     samples: int
+    size: float = 0.0
 
     @property
     def fitted(self) -> bool:
@@ -81,6 +83,7 @@ def fit_grid(
     outputs: int,
     storage: type[np.floating] = np.float64,
     max_spread: float = math.inf,
+    max_value: float = math.inf,
     max_samples: int = _SAMPLES,
     progress: Progress | None = None,
 ) -> GridFit:
@@ -93,6 +96,7 @@ def fit_grid(
         tolerance: in the units of f; nine tenths of it are used.
         storage: centers, rates and values are rounded to this dtype before the error is estimated.
         max_spread: the largest max V − min V that the caller's arithmetic can bear.
+        max_value: the largest |V| allowed.
         max_samples: the largest number of points at which f may be evaluated.
 
     Raises:
@@ -111,7 +115,7 @@ def fit_grid(
         return "rounding" if search.goal.below_rounding or search.spread_too_far else "stagnates"
 
     f = Sampled(ask, box, outputs, max_samples)
-    return _searched(f, lambda: Goal.of(f, tolerance, storage, max_spread), work, progress)
+    return _searched(f, lambda: Goal.of(f, tolerance, storage, max_spread, max_value), work, progress)
 
 
 def fit_values(
@@ -213,4 +217,5 @@ def _result(status: Status, f: Sampled, trial: Trial | None) -> GridFit:
         trial.values,
         trial.error * f.scale,
         f.asked,
+        f.size * f.scale,
     )

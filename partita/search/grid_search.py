@@ -31,21 +31,35 @@ _CALM = 20.0  # times half the range of f: values that spread no farther are lef
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted, in the relative units of a Sampled: error, spread of the values, and the dtype of everything stored."""
+    """What is wanted, in the relative units of a Sampled: error, spread of the values, and the dtype of everything stored.
+
+    `most_value` is the largest |V| allowed, in the units of f.
+    """
 
     target: float
     most_spread: float
     storage: type[np.floating]
     below_rounding: bool
+    most_value: float = math.inf
 
     @classmethod
-    def of(cls, f: Sampled, tolerance: float, storage: type[np.floating], max_spread: float) -> Goal:
+    def of(
+        cls,
+        f: Sampled,
+        tolerance: float,
+        storage: type[np.floating],
+        max_spread: float,
+        max_value: float = math.inf,
+    ) -> Goal:
         """Nine tenths of the tolerance; values whose own rounding stays below a tenth of it, whatever the caller allows."""
         limits = np.finfo(storage)
         target, eps = max(_AIM * tolerance / f.scale, 1e-300), float(limits.eps)
+        max_value *= 1 - 2 * eps  # storing rounds values
+        room = float((max_value - np.abs(f.offset)).min())  # around the middle of f
+        max_spread = min(max_spread, 2 * room)
         most = min(max_spread / f.scale, max(0.2 * target / eps, 4.0), float(limits.max) / (4 * f.scale), 1e15)
         low = target < 100 * eps * f.size or tolerance < float(limits.tiny) / eps
-        return cls(target, max(most, 1e-300), storage, low)
+        return cls(target, max(most, 1e-300), storage, low, max_value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +115,16 @@ class GridSearch:
 
     @property
     def spread_too_far(self) -> bool:
-        """Whether the best trial fails by the spread of its values alone."""
+        """Whether the best trial fails by the size of its values alone."""
         return self.best is not None and self.best.error <= self.goal.target and not self.met
 
     def _met(self, trial: Trial | None) -> bool:
         return trial is not None and self._excess(trial) <= self.goal.target
 
     def _excess(self, trial: Trial) -> float:
-        """The error, or more where the values spread too far."""
-        return max(trial.error, self.goal.target * trial.spread / self.goal.most_spread)
+        """The error, or more where the values spread too far or are too large."""
+        large = float(np.abs(trial.values).max()) / self.goal.most_value
+        return max(trial.error, self.goal.target * max(trial.spread / self.goal.most_spread, large))
 
     def draw(self, lines: Array) -> tuple[list[AxisSearch], bool]:
         """One search for each axis, axes on which f behaves alike sharing one; and whether f is resolved on all lines."""
@@ -220,9 +235,10 @@ class GridSearch:
         tests = self._sample(choices)
         grid, rates = self._place(choices, rates)
         frame = Frame.of([softmax_matrix(x, c, r) for x, c, r in zip(self._axes, grid.axes, rates)])
-        wanted = 0.98 * self.goal.target
+        wanted, reach = 0.98 * self.goal.target, self.goal.most_spread / 2
+        ends = tuple((end * self.goal.most_value - self.f.offset) / self.f.scale for end in (-1, 1))
         for _ in range(3):
-            fit = frame.fit(self._samples, wanted, reach=self.goal.most_spread / 2, rounds=_ROUNDS, watch=self.watch)
+            fit = frame.fit(self._samples, wanted, reach=reach, ends=ends, rounds=_ROUNDS, watch=self.watch)
             values = (fit.values * self.f.scale + self.f.offset).astype(self.goal.storage).astype(np.float64)
             relative = (values - self.f.offset) / self.f.scale
             seen, where = tests.worst(grid.axes, rates, relative)

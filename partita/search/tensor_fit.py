@@ -125,16 +125,19 @@ class Frame:
         *,
         reach: float,
         rounds: int,
+        ends: tuple[Array | float, ...] = (-np.inf, np.inf),
         watch: Callable[[str], None] = lambda _: None,
     ) -> BoundedFit:
         """Values with `|AV − f| ≤ target` at the samples and `|V − middle| ≤ reach`, or the best of so many rounds.
+
+        The middle is chosen such that all these values lie between the two `ends`, which are at least 2 reach apart.
 
         Douglas–Rachford between the pairs `(f − AV, μV)` and the box `|f − AV| ≤ target, |V| ≤ reach`: p the nearest such
         pair to z, `z ← z + clip(2p − z) − p`. From z = 0 the first p is least squares with ridge μ, whose largest error is
         1.2 to 2 times the best; some ten rounds gain most of that. (Weights sum to 1, so values and f may be moved by a
         common middle.)
         """
-        ridge, middle = self._ridge(samples, target, reach)
+        ridge, middle = self._ridge(samples, target, reach, ends)
         f, state, pull = samples - middle, np.zeros_like(samples), None
         best, least = BoundedFit(np.zeros(1), np.inf, False), np.inf
         for step in range(rounds + 1):
@@ -154,12 +157,18 @@ class Frame:
                 pull = before + np.clip(2 * ridge * values - before, -ridge * reach, ridge * reach) - ridge * values
         return best
 
-    def _ridge(self, samples: Array, target: float, reach: float) -> tuple[float, Array]:
+    def _ridge(
+        self, samples: Array, target: float, reach: float, ends: tuple[Array | float, ...]
+    ) -> tuple[float, Array]:
         """The least ridge μ that keeps values within reach, if the error allows, and the middle of the values."""
         ridge = max(target / reach, 4e-16 * float(self.strength.max()))
         while True:
             values, fitted = self.nearest(samples, ridge)
             flat = values.reshape(-1, samples.shape[-1])
-            if np.ptp(flat, axis=0).max() <= 2 * reach or np.abs(samples - fitted).max() > target:
-                return ridge, flat.max(axis=0) / 2 + flat.min(axis=0) / 2
+            own = flat.max(axis=0) / 2 + flat.min(axis=0) / 2
+            middle = np.minimum(np.maximum(own, ends[0] + reach), ends[1] - reach)
+            close = np.ptp(flat, axis=0).max() <= 2 * reach
+            close = close and ((middle == own).all() or np.abs(flat - middle).max() <= reach)
+            if close or np.abs(samples - fitted).max() > target:
+                return ridge, middle
             ridge *= 4

@@ -1,40 +1,85 @@
-"""The head as an ONNX graph."""
+"""The head as an ONNX graph, which says in its metadata what is claimed about it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
 import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, SizeError
+from partita.arithmetic.precision import Precision
+from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, SizeError, UnsupportedError
+from partita.functions.regions import Domain, Piece, Region
+from partita.functions.target import Target
+from partita.geometry.domains import Box, PointCloud
 from partita.heads.head import FoldedHead
 from partita.heads.trace_modes import exporting
+from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
+from partita.storage.saving import canonical
 
-__all__ = ["export_onnx"]
+__all__ = ["ONNX_OUTSIDE", "export_onnx", "onnx_metadata"]
+
+ONNX_OUTSIDE = ("allow", "clamp", "mark")
 
 _LARGEST = (1 << 31) - (1 << 24)  # an ONNX file is one protocol buffer of at most 2 GiB
 
 
-def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
-    """Write the head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q.
+def onnx_metadata(certificate: Certificate, target: Target) -> dict[str, str]:
+    """What the file says about the claim. Numbers are decimal and exact; a bound is there only if it is proved.
+
+    `partita.certificate_sha256` is the sha256 of the `certificate.json` that saving the head writes.
+    """
+    found = {
+        "function": target.label,
+        "domain": json.dumps([d.description for d in target.domains], ensure_ascii=False),
+        "kind": certificate.kind,
+        "norm": certificate.norm,
+        "tolerance": repr(certificate.tolerance),
+        "dtype": certificate.semantics,
+        "certificate_sha256": hashlib.sha256(canonical(certificate.to_json())).hexdigest(),
+    }
+    if math.isfinite(certificate.error_bound):
+        found["error_bound"] = repr(certificate.error_bound)
+    if certificate.error_estimate is not None:
+        found["error_estimate"] = repr(certificate.error_estimate)
+    return {f"partita.{name}": text for name, text in found.items()}
+
+
+def export_onnx(
+    head: FoldedHead,
+    path: str | os.PathLike[str],
+    *,
+    domain: Domain | None = None,
+    outside: str = "allow",
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q, and have the head's dtype.
 
     Args:
         path: the file to write. It appears whole or not at all; an existing regular file is replaced.
+        domain: the flat domain, for `outside`.
+        outside: "allow" evaluates the head everywhere, "clamp" moves inputs into the box, "mark" returns NaN outside the domain.
+        metadata: becomes the `metadata_props` of the file; `partita.outside` is added.
 
     Raises:
+        UnsupportedError: there is no such rule for inputs outside this domain.
         AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
         MissingExtraError: the extra `onnx` is not installed.
         SizeError: more than an ONNX file can hold.
     """
-    place = _require_replaceable(Path(path))
+    place, model = _require_replaceable(Path(path)), _guarded(head, domain, outside)
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -49,7 +94,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
     batch = torch.export.Dim("batch", max=1 << 40)  # without a limit torch 2.6 and 2.7 fix the size of the example
     with exporting(), _quiet_exporter(), tempfile.TemporaryDirectory(dir=place.parent) as draft:
         program = torch.onnx.export(
-            head.eval(),
+            model.eval(),
             examples,
             input_names=names,
             output_names=["value"],
@@ -59,9 +104,58 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
         )
         if program is None:
             raise FormatError("torch.onnx.export returned nothing.")
+        program.model.metadata_props.update({**(metadata or {}), "partita.outside": outside})
         program.save(Path(draft) / "head.onnx")
         os.replace(Path(draft) / "head.onnx", _require_replaceable(place))
     return place
+
+
+class _Guarded(nn.Module):
+    """A head that moves inputs into a box first, or returns NaN for inputs outside of all pieces of a domain."""
+
+    def __init__(self, head: FoldedHead, domain: Box | Region, *, mark: bool) -> None:
+        super().__init__()
+        self.head, self.precision, self.mark = head, Precision.of(head.dtype), mark
+        self.pieces = domain.pieces if isinstance(domain, Region) else (Piece(domain, ()),)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        flat, lead = self.head.flatten(*inputs)
+        shape = (*lead, *self.head.output_shape)
+        if not self.mark:
+            low, high = (self._numbers(end) for end in (self.pieces[0].box.lo, self.pieces[0].box.hi))
+            return self.head.evaluate(torch.minimum(torch.maximum(flat, low), high)).reshape(shape)
+        inside = torch.stack([self._inside(piece, flat) for piece in self.pieces]).any(dim=0)
+        value = self.head.evaluate(flat)
+        return torch.where(inside[:, None], value, torch.full_like(value, math.nan)).reshape(shape)
+
+    def _numbers(self, given: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(given, dtype=np.float64).ravel()).to(self.head.dtype)
+
+    def _inside(self, piece: Piece, flat: Tensor) -> Tensor:
+        """Which inputs lie in the piece; below float64 also those that rounding may have moved out of it."""
+        lo, hi = piece.box.lo.ravel(), piece.box.hi.ravel()
+        moved, (low, high) = self.precision.moved(lo, hi), self.precision.widened(lo, hi)
+        inside = ((flat >= self._numbers(low)) & (flat <= self._numbers(high))).all(dim=1)
+        for constraint in piece.constraints:
+            _, slopes = constraint.graph.enclose_gradient(lo[None], hi[None])
+            added = float((slopes.magnitude.reshape(-1) * moved).sum()) if self.precision.rounds_inputs else 0.0
+            limit = constraint.slack + (added if math.isfinite(added) else 0.0)
+            inside = inside & (constraint.graph.evaluate_torch(flat.double()).reshape(-1) <= limit)
+        return inside
+
+
+def _guarded(head: FoldedHead, domain: Domain | None, outside: str) -> nn.Module:
+    if outside not in ONNX_OUTSIDE:
+        raise UnsupportedError(f"outside is {outside!r}; expected one of {', '.join(map(repr, ONNX_OUTSIDE))}.")
+    if outside == "allow":
+        return head
+    if domain is None or isinstance(domain, PointCloud) or (outside == "clamp" and not isinstance(domain, Box)):
+        kinds = "a box" if outside == "clamp" else "a box or a region"
+        raise UnsupportedError(
+            f"outside={outside!r} in an ONNX file needs {kinds}; the domain is {domain}",
+            "Use outside='mark' or outside='allow'." if isinstance(domain, Region) else "Use outside='allow'.",
+        )
+    return _Guarded(head, domain, mark=outside == "mark")
 
 
 def _require_replaceable(place: Path) -> Path:

@@ -1,0 +1,109 @@
+"""A black box for a head that was loaded from a file: the caller brings it, and it must be the one that was compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from partita.arithmetic.precision import Precision
+from partita.errors import AnotherFunctionError, FormatError, ShapeError, UnsupportedError
+from partita.functions.tails import clipped
+from partita.functions.target import Target, make_target, sample_hash
+from partita.geometry.domains import Array
+from partita.geometry.grid import ProductGrid
+from partita.heads.head import FoldedHead
+from partita.proofs.certificate import Certificate
+
+__all__ = ["given_function"]
+
+_SLACK = (
+    1e-6  # of the largest value and of the tolerance: what another machine or library version may round differently
+)
+
+_ANSWERS = 256  # that older certificates hash
+_AT_RANDOM_POINTS = frozenset(
+    ("fitted", "tuned", "corrected", "affine", "train")
+)  # methods whose hash is of such values
+
+
+def given_function(
+    target: Target, head: FoldedHead, certificate: Certificate, function: Any, *, vectorize: bool = False
+) -> Target:
+    """The target with a function to evaluate.
+
+    Raises:
+        AnotherFunctionError: its values are not those of the function that was compiled, as far as the certificate holds them.
+        ShapeError: its values have another shape.
+        UnsupportedError: the target has an expression.
+    """
+    if target.graph is not None:
+        raise UnsupportedError(
+            f"this head's function is the expression {target.label}, which is stored with it", "Leave function= out."
+        )
+    domains = target.domains[0] if len(target.domains) == 1 else target.domains
+    given = make_target(function, domains, vectorize=vectorize, trace=False)
+    if given.output_shape != target.output_shape:
+        raise ShapeError(
+            f"{given.label} returns values of shape {given.output_shape}; expected {target.output_shape}, the shape that the "
+            f"head and its function {target.label} have."
+        )
+    found = replace(target, ask=given.ask)
+    if target.tail is not None:
+        found = replace(target, ask=clipped(given, target.tail, declared=True).ask)
+    _require_same(found, head, certificate, given.label)
+    return found
+
+
+def _require_same(target: Target, head: FoldedHead, certificate: Certificate, label: str) -> None:
+    """Compare with the values that the certificate holds; older ones hold a hash only."""
+    sample = certificate.function.get("sample")
+    hint = "Give the function that was compiled, or compile this one."
+    if sample is not None:
+        points, stored = _read_sample(sample, target)
+        found = target(points)
+        off = np.abs(found - stored).max(axis=1)
+        worst = int(off.argmax())
+        if off[worst] > _SLACK * (float(np.abs(stored).max()) + certificate.tolerance):
+            raise AnotherFunctionError(
+                f"{label} is not the function that was compiled ({target.label}): at {points[worst].tolist()} it is "
+                f"{found[worst].tolist()}, and that one was {stored[worst].tolist()}",
+                hint,
+            )
+        return
+    hashed = _hashed(target, head, certificate)
+    if hashed is not None and sample_hash(*hashed) != certificate.function.get("sha256"):
+        raise AnotherFunctionError(
+            f"{label} does not have the values of the function that was compiled ({target.label}): the hash of its values at "
+            f"{len(hashed[0]):,} points is another",
+            f"{hint} A different rounding on another machine changes the hash, too: then compile again, or attack the head "
+            "with pa.attack(c.head, function, domain, bound=c.error_bound).",
+        )
+
+
+def _read_sample(sample: Any, target: Target) -> tuple[Array, Array]:
+    """Points `(k, m)` and values `(k, out)` of a certificate; nothing in it is trusted."""
+    try:
+        points, values = (np.array(sample[name], dtype=np.float64) for name in ("points", "values"))
+        fits = points.shape == (len(values), target.domain.dimension) and values.shape == (
+            len(points),
+            target.num_outputs,
+        )
+    except (LookupError, TypeError, ValueError):
+        fits = False
+    if not (fits and len(points) and np.isfinite(points).all() and np.isfinite(values).all()):
+        raise FormatError("certificate.json: the sample of the function is not a list of points with finite values.")
+    return points, values
+
+
+def _hashed(target: Target, head: FoldedHead, certificate: Certificate) -> tuple[Array, Array] | None:
+    """The points and values that the hash of an older certificate was made from; None where they cannot be found again."""
+    model, partition = certificate.model, head.partition(target.box)
+    if model.get("method") in _AT_RANDOM_POINTS:
+        points = target.domain.sample(_ANSWERS, np.random.default_rng(0))
+        return points, target(points)
+    if "counts" not in model or not isinstance(partition, ProductGrid):
+        return None
+    points = partition.centers_of(np.arange(min(certificate.function.get("answers", 0), partition.num_cells)))
+    return points, Precision.of(head.dtype).rounded(target(points))
