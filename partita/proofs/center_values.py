@@ -465,7 +465,7 @@ def _mean_score_error(facts: GridFacts) -> float:
     worst = score_error(facts)
     if worst > 0.01:
         return worst
-    moments, _ = zip(*map(distance_bounds, facts.axes, facts.rates, [2.0] * m))
+    moments = [distance_bounds(axis, rate, 2.0, quick=True)[0] for axis, rate in zip(facts.axes, facts.rates)]
     scores = add_up(*map(mul_up, [r / 2 for r in facts.rates], moments, moments))
     return min(worst, mul_up(2.04, unit, add_up(mul_up(8.0, scores), 16.0 * m)))
 
