@@ -33,7 +33,7 @@ __all__ = [
 _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
 _SOFT = 7.0  # κ below which many centers share the mass, so that they are all summed
 _SOFTER = 2.0  # κ below which comparing them with the two nearest is never better
-_STEPS = 1024  # pieces of a gap, for soft heads
+_STEPS = 1024  # pieces of a gap, for soft heads; fewer where distances are many gaps long
 _AT_ONCE = 1 << 21  # floats of one array
 _UNDERFLOWS = 1e-280  # sums of weights below it may have lost what matters
 
@@ -103,6 +103,7 @@ def _soft_moments(geometry: AxisGeometry, inverse_temperature: float, power: flo
     n, rate, least, most = geometry.count, inverse_temperature, geometry.gap_min, geometry.gap_max
     seen = min(n, 2 + math.ceil(math.sqrt(1500 / (rate * least * least))))  # the weights beyond are below e^{−750}
     i = np.arange(seen)
+    steps = math.ceil(_STEPS * min(1.0, max(math.sqrt(rate) * least, 2 / n, 1 / 64)))
     if n < 2 * seen:
         left = np.arange(max(1, n - seen), min(n - 1, seen) + 1)
         sides = left - 1, n - left - 1
@@ -131,10 +132,10 @@ def _soft_moments(geometry: AxisGeometry, inverse_temperature: float, power: flo
             found.append(np.where(known, top / np.where(known, bottom, 1.0), np.inf).max(axis=1))
         return np.concatenate(found)
 
-    inside = quotients(np.linspace(0, most, _STEPS + 1), True)
+    inside = quotients(np.linspace(0, most, steps + 1), True)
     supremum, average = float(inside.max()), float(inside.mean()) * most / least
     if geometry.overhang:
-        beyond = quotients(np.linspace(0, geometry.overhang, _STEPS + 1), False)
+        beyond = quotients(np.linspace(0, geometry.overhang, steps + 1), False)
         supremum, average = max(supremum, float(beyond.max())), max(average, float(beyond.mean()))
     return float(up(supremum * _INFLATE)), float(up(average * _INFLATE))
 

@@ -43,8 +43,8 @@ class Hard(Method):
     """
 
     name = "hard"
+    takes_sharpness = True
     exact = True
-    least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:
         if refusal := needs_box(request):

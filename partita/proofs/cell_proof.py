@@ -28,7 +28,7 @@ from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
+__all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "is_hard", "largest_value", "lost_slopes"]
 
 CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
 
@@ -46,10 +46,12 @@ class CellProof(Proof):
     mean_distance = 1.0
 
     def handles(self, head: FoldedHead) -> bool:
-        return isinstance(head, GridHead) and head.value_slopes is not None
+        return isinstance(head, GridHead) and head.value_slopes is not None and is_hard(head)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head = _with_slopes(head)
+        if not is_hard(grid_head):
+            raise UnsupportedError("a proof cell by cell needs windows of two centers per axis; this head is softer.")
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
@@ -103,6 +105,11 @@ def _with_slopes(head: FoldedHead) -> GridHead:
     if not isinstance(head, GridHead) or head.value_slopes is None:
         raise UnsupportedError("a proof cell by cell needs a grid head with affine values.")
     return head
+
+
+def is_hard(head: GridHead) -> bool:
+    """Whether a query reads at most two centers per axis."""
+    return all(min(2 * q, count) <= 2 for q, count in zip(head.half_windows, head.counts))
 
 
 def _leaves_tangent(
@@ -167,7 +174,7 @@ def _affine_terms(
         Term(
             "summation",
             add_up(
-                summed(operations, u, largest, factor), mul_up(_lost_slopes(head, box, operations, largest), factor)
+                summed(operations, u, largest, factor), mul_up(lost_slopes(head, box, operations, largest), factor)
             ),
             "γ_K · max(|A| + |J||z − o|)",
             "score-rounding",
@@ -180,7 +187,7 @@ def _affine_terms(
     return terms
 
 
-def _lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> float:
+def lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> float:
     """What underflow takes from averaged slopes, times how far they reach; 0 where `1.01·K·u` covers it."""
     precision = Precision.of(head.dtype)
     lost = mul_up(operations, precision.tiniest, add_up(*box.sides.tolist()))
