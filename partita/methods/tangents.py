@@ -26,7 +26,7 @@ from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import fresh_points
 from partita.search.affine_cells import SHARPNESS
 
-__all__ = ["Tangents"]
+__all__ = ["Tangents", "attack_curvature", "curvature_assumptions", "tangent_values"]
 
 _STEP = 1 / 32  # of a spacing: how far from a center f is evaluated for its slope
 _AIM = {torch.float64: 0.995, torch.float32: 0.85}  # of the tolerance, for the tangents; the rest is for rounding
@@ -84,16 +84,10 @@ class Tangents(Method):
         """
         request, box = plan.request, plan.request.box
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
-        attacks = target.calls.allowance(3 * _ATTACKS) // 3
-        ratio = _attack(target, box, curvature, attacks, seed)
-        values, slopes, step, across = _tangents(target, grid, request.value_axes, progress)
+        ratio, attacks = attack_curvature(target, box, curvature, seed)
+        values, slopes, known = tangent_values(target, grid, request.value_axes, curvature, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
-        scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(box.sides.sum())
-        known: dict[str, Any] = {"curvature": curvature.constant, "differences": step, "scale": scale}
-        known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
-        lines = f"second differences along {attacks:,} random lines"
-        repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
         certificate = claim(
             head,
             describe_function(target, *some_answers(target)),
@@ -103,16 +97,23 @@ class Tangents(Method):
             theorem="declared-curvature",
             norm=request.norm,
             tolerance=request.tolerance,
-            assumptions=(
-                Assumption(str(curvature), "caller", ratio, lines, "curvature"),
-                Assumption(repeats, "caller", about="function"),
-            ),
+            assumptions=curvature_assumptions(curvature, ratio, attacks),
             details={"type": "grid", "method": self.name},
             known=known,
             facts={"largest_value": largest_value(head, box), "covering_radius": grid.covering_radius},
             proof=proved.details,
         )
         return Construction(head, grid, certificate)
+
+
+def curvature_assumptions(curvature: Curvature, ratio: float, attacks: int) -> tuple[Assumption, ...]:
+    """What a claim about tangents rests on; `ratio` is what so many attacks on the declared bound found."""
+    lines = f"second differences along {attacks:,} random lines"
+    repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
+    return (
+        Assumption(str(curvature), "caller", ratio, lines, "curvature"),
+        Assumption(repeats, "caller", about="function"),
+    )
 
 
 def _declared(request: Request) -> Curvature:
@@ -138,12 +139,12 @@ def _draft(request: Request, curvature: Curvature, share: float) -> GridDraft:
 
 
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
-def _tangents(
-    target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], progress: Progress | None
-) -> tuple[Array, Array, float, list[float]]:
-    """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out.
+def tangent_values(
+    target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], curvature: Curvature, progress: Progress | None
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Values at the middle of the box and slopes, from f at the centers and 2m places near each, and what `CurvatureProof` needs.
 
-    Axes that are not `sloped` hold no slopes. The last list has the largest slope that f has across each, 0 for the others.
+    Axes that are not `sloped` hold no slopes; `across` has the largest slope that f has along each, 0 for the others.
     """
     centers = grid.centers_of(np.arange(grid.num_cells))
     spacing = grid.box.sides / np.array(grid.counts)
@@ -162,11 +163,15 @@ def _tangents(
     across = np.where(sloped, 0.0, np.abs(slopes).max(axis=(0, 1)) * (1 + 1e-12))
     slopes[:, :, ~sloped] = 0.0
     origin = (grid.box.lo.ravel() + grid.box.hi.ravel()) / 2
-    return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest, across.tolist()
+    values = here - np.einsum("jom,jm->jo", slopes, centers - origin)
+    scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(grid.box.sides.sum())
+    known: dict[str, Any] = {"curvature": curvature.constant, "differences": widest, "scale": scale}
+    return values, slopes, known | ({"across": across.tolist()} if across.any() else {})
 
 
-def _attack(target: Target, box: Box, curvature: Curvature, count: int, seed: int) -> float:
-    """The largest `|f(x + d) − 2f(x) + f(x − d)|/(M|d|²)` on random lines; an error above 1, rounding aside."""
+def attack_curvature(target: Target, box: Box, curvature: Curvature, seed: int) -> tuple[float, int]:
+    """The largest `|f(x + d) − 2f(x) + f(x − d)|/(M|d|²)` on random lines, and how many; an error above 1, rounding aside."""
+    count = target.calls.allowance(3 * _ATTACKS) // 3
     rng = np.random.default_rng(seed)
     ends = box.sample(count, rng), box.sample(count, rng)
     share = 10.0 ** -rng.integers(0, 4, size=(count, 1)).astype(float)
@@ -183,7 +188,7 @@ def _attack(target: Target, box: Box, curvature: Curvature, count: int, seed: in
             f"the declared bound {curvature.constant:g} on its second derivatives allows; declare at least "
             f"{ratio[i] * curvature.constant:.6g}."
         )
-    return float(ratio[i])
+    return float(ratio[i]), count
 
 
 def _evenly(box: Box, first: Array, last: Array) -> tuple[Array, Array, Array]:

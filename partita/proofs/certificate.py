@@ -143,7 +143,8 @@ class Certificate:
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
-        lines = [f"{self.kind}: {norm} error {self.claim} (tolerance {self.tolerance:g}), {self.semantics} arithmetic"]
+        asked = f"tolerance {self.tolerance:g}" if self.has_tolerance else "no tolerance was asked"
+        lines = [f"{self.kind}: {norm} error {self.claim} ({asked}), {self.semantics} arithmetic"]
         if self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
@@ -173,6 +174,16 @@ class Certificate:
         if self.error_estimate is not None:
             return f"≈ {self.error_estimate:.4g} (estimate)"
         return f"≤ {self.error_bound:.6g}"
+
+    @property
+    def has_tolerance(self) -> bool:
+        """Whether the head was built for a tolerance; where none was asked, the certificate repeats the error in its place."""
+        return self.tolerance != self.error
+
+    @property
+    def limit(self) -> float:
+        """The tolerance that was asked, infinite if none was."""
+        return self.tolerance if self.has_tolerance else math.inf
 
     @property
     def exact_bound(self) -> float:

@@ -369,9 +369,7 @@ class _Difference:
             coefficients[:, 0] += self.level
         return np.moveaxis(coefficients, (0, 1, 2), (2, 1, 0)), remainder.T * _INFLATE, parts.max(axis=2).T
 
-    def _tilted(
-        self, sums: tuple[Array, Array, Array], middle: Array, radius: Array
-    ) -> tuple[Array, Array, Array]:
+    def _tilted(self, sums: tuple[Array, Array, Array], middle: Array, radius: Array) -> tuple[Array, Array, Array]:
         """`net = Σ w V + Σ_i (z_i − o_i) Σ w J_i` from the polynomials of the sums; nothing to do for constant values.
 
         `z_i − o_i = (c_i − o_i) + r_i t_i`: the second part raises the degree by 1, and what that lifts beyond the degree goes to

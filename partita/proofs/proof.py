@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
@@ -20,7 +20,9 @@ from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term, total
 
-__all__ = ["Given", "Progress", "Proof", "Proved"]
+__all__ = ["Given", "Progress", "Proof", "Proved", "tightest"]
+
+_GOALS = (1.005, 1.03, 1.1, 1.3, 2.0, 8.0)  # times what was seen: what to aim a proof at
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,33 @@ class Proved:
     @property
     def bound(self) -> float:
         return total(self.terms)
+
+
+class _Bounded(Protocol):
+    @property
+    def bound(self) -> float: ...
+    @property
+    def settled(self) -> bool: ...
+
+
+Found = TypeVar("Found", bound=_Bounded)
+
+
+def tightest(prove: Callable[[float], Found], seen: float, floor: float) -> Found:
+    """The proof of the first goal that is met, from what was seen upwards; the one with the smallest bound, if none is.
+
+    Args:
+        prove: a goal to a proof that works towards it.
+        seen: an error that was observed. floor: what to aim at where none was.
+    """
+    best: Found | None = None
+    for factor in _GOALS:
+        found = prove(factor * seen + floor)
+        best = found if best is None or found.bound < best.bound else best
+        if found.settled:
+            break
+    assert best is not None
+    return best
 
 
 class Proof(ABC):
