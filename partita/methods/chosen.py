@@ -49,7 +49,7 @@ VALUES = ("centers", "corrected", "fitted", "affine")
 _THEOREM = "chosen-temperature"
 _LEFT_OUT = 1e-17  # of the mass on an axis, that windows may leave out
 _CLOSE = 1.02  # times the worst error seen: bounds that close are good enough
-_HARD = 16.0  # κ: beyond, polynomials need so many boxes that moments must do where they can
+_MOST_BOXES = 1 << 15  # expected, of a proof by polynomials where another proof has a bound already
 _SPREAD = 1e4  # times the range of f, that fitted values may spread
 _NO_TOLERANCE = "chosen by the caller: no tolerance was asked"
 
@@ -284,7 +284,9 @@ def _request_again(certificate: Certificate, target: Target, dtype: torch.dtype)
     """A request that a certificate answers: declared moduli are taken from it, those of an expression are computed again."""
     norm = math.inf if certificate.norm == "inf" else float(certificate.norm)
     found: dict[str, Any] = {}
-    if certificate.rests_on("regularity"):
+    if "curvature" in certificate.known:
+        found = {"knowledge": (None, None)}
+    elif certificate.rests_on("regularity"):
         known = Known.from_json(certificate.known)
         found = {"knowledge": (Knowledge(known, True, math.inf, "declared by the caller"), None)}
     return Request(target, certificate.tolerance, norm, dtype, _found=found)
@@ -314,7 +316,7 @@ def _certified(
         "theorem": _THEOREM,
         "norm": request.norm,
         "known": {} if known is None else known.to_json(),
-        "details": {**made, **({} if found.error is None else {"value_error": found.error})},
+        "details": made,
         "facts": {
             "sharpness": min(sharp, default=0.0),
             "covering_radius": grid.covering_radius,
@@ -323,10 +325,12 @@ def _certified(
     }
     function = function_of(target) if function is None else function
     seen = math.inf if witness is None else witness.error
-    best = _smallest_bound(head, request, found, seen, min(sharp, default=0.0), largest, progress)
+    best = _smallest_bound(head, request, found, seen, largest, progress)
     if best is not None:
         proved, assumptions = best
         common |= {"known": dict(found.known)} if found.known else {}
+        if proved.details.get("method") == MomentProof.name:
+            common["details"] = {**made, "value_error": _stored_error(proved)}
         certificate = claim(
             head, function, target.domains, proved.terms, assumptions=assumptions, proof=proved.details, **common
         )
@@ -352,7 +356,6 @@ def _smallest_bound(
     request: Request,
     found: _Values,
     seen: float,
-    sharpness: float,
     largest: float,
     progress: Progress | None,
 ) -> tuple[Proved, tuple[Assumption, ...]] | None:
@@ -370,19 +373,37 @@ def _smallest_bound(
         stated = vouched(target, knowledge.known, declared=knowledge.declared, table=found.table) if target.ask else ()
         candidates.append((proved, tuple(stated)))
     factor = 1.0 if math.isinf(norm) else lp_factor(target.volume, target.num_outputs, norm)
-    close = bool(candidates) and (candidates[0][0].bound <= _CLOSE * seen * factor or sharpness > _HARD)
-    if provable and not close:
-        proof: Proof = CellProof() if head.value_slopes is not None and is_hard(head) else TaylorProof()
-
-        def prove(goal: float) -> Proved:
-            given = Given(norm=norm, known=known, aim=goal, sharpen=False, progress=progress)
-            return proof.prove(head, target, given)
-
-        floor = max(1e-14 * largest, 1e-298) * factor
+    floor = max(1e-14 * largest, 1e-298) * factor
+    proofs: list[Proof] = []
+    if provable:
+        proofs = [CellProof()] if head.value_slopes is not None and is_hard(head) else []
+        proofs.append(TaylorProof())
+    for proof in proofs:
+        bound = min((pair[0].bound for pair in candidates), default=math.inf)
+        dear = proof.name == TaylorProof.name and _expected_boxes(head) > _MOST_BOXES
+        if bound <= _CLOSE * seen * factor or (math.isfinite(bound) and dear):
+            break
+        prove = partial(_proved, proof, head, target, Given(norm=norm, known=known, sharpen=False, progress=progress))
         proved = tightest(prove, min(seen, 1e300) * factor, floor)
         candidates.append((proved, (*input_assumptions(request), *undefined_roots(target))))
     finite = [pair for pair in candidates if math.isfinite(pair[0].bound)]
     return min(finite, key=lambda pair: pair[0].bound, default=None)
+
+
+def _proved(proof: Proof, head: GridHead, target: Target, given: Given, goal: float) -> Proved:
+    return proof.prove(head, target, replace(given, aim=goal))
+
+
+def _expected_boxes(head: GridHead) -> float:
+    """About how many boxes polynomials need: κ/2 for every cell of an axis, and one at least."""
+    rates = head.inverse_temperature.double().tolist()
+    gaps = ((float(a[-1]) - float(a[0])) / max(len(a) - 1, 1) for a in head.axes)
+    return math.prod(max(1.0, n * max(1.0, r * h * h / 2)) for n, r, h in zip(head.counts, rates, gaps))
+
+
+def _stored_error(proved: Proved) -> float:
+    """`max |V_j − f(v_j)|` as the proof used it."""
+    return next((t.inputs["error"] for t in proved.terms if t.name == "stored values"), 0.0)
 
 
 def _holds_f(head: GridHead, request: Request, found: _Values) -> bool:

@@ -165,7 +165,7 @@ def tangent_values(
     origin = (grid.box.lo.ravel() + grid.box.hi.ravel()) / 2
     values = here - np.einsum("jom,jm->jo", slopes, centers - origin)
     scale = float(np.abs(values).max()) + float(np.abs(slopes).max()) * float(grid.box.sides.sum())
-    known: dict[str, Any] = {"curvature": curvature.constant, "differences": widest, "scale": scale}
+    known: dict[str, Any] = {"curvature": float(curvature.constant), "differences": widest, "scale": scale}
     return values, slopes, known | ({"across": across.tolist()} if across.any() else {})
 
 

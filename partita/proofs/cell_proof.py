@@ -33,7 +33,9 @@ __all__ = ["ANSWER", "OVERLAP", "CellProof", "CurvatureProof", "is_hard", "large
 CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
 _Mean = tuple[float, str, str, dict[str, float]]  # a bound of Σ_j w_j|V_j − f|, its formula, theorem and inputs
 
-OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
+OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12, at κ = 4096
+_SHARP = 4000.0  # κ from which that overlap is the one
+_MASSES = (1e-12, 1e-6, 1e-3)  # that may lie beyond the overlap of softer heads; the best one is taken
 ANSWER = 2.0**-51  # relative error of a black box's own answers
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
@@ -159,12 +161,26 @@ def _cell_by_cell(cell_error: CellError) -> Callable[[GridFacts, float], _Mean]:
     others in the window, two centers wide, at most `mass · (the largest error two cells away)`. *Theorem*: `affine-values`.
     """
 
-    def mean(facts: GridFacts, goal: float) -> _Mean:
-        near, far = cell_error(0.5 + OVERLAP, goal), cell_error(1.6, math.inf)
-        beyond = add_up(*(_beyond_overlap(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1))
-        formula = "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor"
-        inputs = {"cells": near, "beyond": beyond, "far": far}
+    formula = "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor"
+
+    def with_overlap(facts: GridFacts, goal: float, overlap: float, far: float) -> _Mean:
+        split = [(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1]
+        beyond = add_up(*(_beyond_overlap(r, g, overlap) for r, g in split))
+        if overlap != OVERLAP:  # what lies beyond takes its part of the goal
+            goal = max(goal - mul_up(beyond, far), 0.0)
+        near = cell_error(0.5 + overlap, goal)
+        inputs = {"cells": near, "beyond": beyond, "far": far, "overlap": overlap}
         return add_up(near, mul_up(beyond, far)), formula, "affine-values", inputs
+
+    def mean(facts: GridFacts, goal: float) -> _Mean:
+        kappa = min((r * a.gap_min**2 for r, a in zip(facts.rates, facts.axes) if a.count > 1), default=math.inf)
+        far = cell_error(1.6, math.inf)
+        if kappa >= _SHARP:
+            value, _, theorem, inputs = with_overlap(facts, goal, OVERLAP, far)
+            return value, formula, theorem, {k: x for k, x in inputs.items() if k != "overlap"}
+        overlaps = [math.sqrt(0.25 - 2 * math.log(mass / 2) / kappa) - 0.5 for mass in _MASSES]
+        wide = [min(s, 1.1) for s in overlaps]  # no center of a window is farther than 1.6 gaps
+        return min((with_overlap(facts, goal, s, far) for s in dict.fromkeys(wide)), key=lambda found: found[0])
 
     return mean
 
@@ -232,9 +248,9 @@ def lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> 
     return lost if lost > 1e-3 * operations * precision.unit * largest else 0.0
 
 
-def _beyond_overlap(rate: float, gap: float) -> float:
+def _beyond_overlap(rate: float, gap: float, overlap: float) -> float:
     """The mass, on one axis, of centers whose widened cell does not hold x: `e^{−κ(s + s²)/2}` for either neighbour."""
-    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (OVERLAP + OVERLAP**2)
+    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (overlap + overlap**2)
     return mul_up(2.0, exp_up(exponent))
 
 

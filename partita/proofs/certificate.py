@@ -148,7 +148,7 @@ class Certificate:
         if self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
-                f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved about its supremum"
+                f"{self.exceeded_on:.2g} of the domain. Nothing is proved about its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         if self.model.get("values") == QUERY_VALUES:
@@ -174,6 +174,11 @@ class Certificate:
         if self.error_estimate is not None:
             return f"≈ {self.error_estimate:.4g} (estimate)"
         return f"≤ {self.error_bound:.6g}"
+
+    @property
+    def exceeded_on(self) -> float:
+        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
+        return -math.log(_CONFIDENCE) / max(self.samples, 1)
 
     @property
     def has_tolerance(self) -> bool:
