@@ -235,7 +235,7 @@ class Compiled:
         >>> import partita as pa
         >>> c = pa.head("sin(3*x)", pa.Box([-1], [1]), keys=8, sharpness=2.0)
         >>> [f"{c.with_sharpness(k).error_bound:.2f}" for k in (0.5, 2.0, 64.0)]
-        []
+        ['0.54', '0.41', '0.35']
         """
         made = head_at(
             self.require_unchanged().head, self.certificate, self.target, sharpness, seed=seed, progress=progress

@@ -48,7 +48,10 @@ __all__ = ["VALUES", "Chosen", "chosen_head", "head_at"]
 VALUES = ("centers", "corrected", "fitted", "affine")
 _THEOREM = "chosen-temperature"
 _LEFT_OUT = 1e-17  # of the mass on an axis, that windows may leave out
-_CLOSE = 1.02  # times the worst error seen: bounds that close are good enough
+_CLOSE, _CLOSE_IN_SPACE = (
+    1.02,
+    1.1,
+)  # times the worst error seen: bounds that close will do, in up to two variables and in more
 _MOST_BOXES = 1 << 15  # expected, of a proof by polynomials where another proof has a bound already
 _SPREAD = 1e4  # times the range of f, that fitted values may spread
 _NO_TOLERANCE = "chosen by the caller: no tolerance was asked"
@@ -70,6 +73,7 @@ class _Values:
     Attributes:
         error: a bound of `|V_j − f(v_j)|` where the values are f at the centers. table: of pairs of values, to attack a modulus.
         known: what the proof by declared second derivatives needs; empty where none are declared.
+        assumptions: what the caller vouched for, where f need not be evaluated again.
     """
 
     values: torch.Tensor
@@ -171,7 +175,7 @@ def head_at(
     error = None
     if "value_error" in certificate.model:
         error = float(certificate.model["value_error"])
-    kept = tuple(a for a in certificate.assumptions if a.about in ("curvature", "function")) if known else ()
+    kept = tuple(a for a in certificate.assumptions if a.about != "platform")
     found = _Values(values, slopes, error, None, known, kept)
     made = {k: certificate.model[k] for k in ("type", "method", "made") if k in certificate.model}
     stated = certificate.function
@@ -370,10 +374,13 @@ def _smallest_bound(
     if knowledge is not None and _holds_f(head, request, found) and (provable or knowledge.declared):
         error = None if target.graph is not None else found.error
         proved = MomentProof().prove(head, target, Given(norm=norm, known=known, value_error=error))
-        stated = vouched(target, knowledge.known, declared=knowledge.declared, table=found.table) if target.ask else ()
-        candidates.append((proved, tuple(stated)))
+        stated = found.assumptions  # of a function that is not at hand: as they were
+        if target.ask is not None:
+            stated = tuple(vouched(target, knowledge.known, declared=knowledge.declared, table=found.table))
+        candidates.append((proved, stated))
     factor = 1.0 if math.isinf(norm) else lp_factor(target.volume, target.num_outputs, norm)
     floor = max(1e-14 * largest, 1e-298) * factor
+    enough = _CLOSE if len(head.counts) <= 2 else _CLOSE_IN_SPACE
     proofs: list[Proof] = []
     if provable:
         proofs = [CellProof()] if head.value_slopes is not None and is_hard(head) else []
@@ -381,10 +388,10 @@ def _smallest_bound(
     for proof in proofs:
         bound = min((pair[0].bound for pair in candidates), default=math.inf)
         dear = proof.name == TaylorProof.name and _expected_boxes(head) > _MOST_BOXES
-        if bound <= _CLOSE * seen * factor or (math.isfinite(bound) and dear):
+        if bound <= enough * seen * factor or (math.isfinite(bound) and dear):
             break
         prove = partial(_proved, proof, head, target, Given(norm=norm, known=known, sharpen=False, progress=progress))
-        proved = tightest(prove, min(seen, 1e300) * factor, floor)
+        proved = tightest(prove, min(seen, 1e300) * factor, floor, enough=enough)
         candidates.append((proved, (*input_assumptions(request), *undefined_roots(target))))
     finite = [pair for pair in candidates if math.isfinite(pair[0].bound)]
     return min(finite, key=lambda pair: pair[0].bound, default=None)

@@ -77,18 +77,19 @@ class _Bounded(Protocol):
 Found = TypeVar("Found", bound=_Bounded)
 
 
-def tightest(prove: Callable[[float], Found], seen: float, floor: float) -> Found:
-    """The proof of the first goal that is met, from what was seen upwards; the one with the smallest bound, if none is.
+def tightest(prove: Callable[[float], Found], seen: float, floor: float, *, enough: float = 0.0) -> Found:
+    """The proof with the smallest bound: of goals from what was seen upwards, until one is met.
 
     Args:
         prove: a goal to a proof that works towards it.
         seen: an error that was observed. floor: what to aim at where none was.
+        enough: a bound of so many times what was seen will do.
     """
     best: Found | None = None
     for factor in _GOALS:
         found = prove(factor * seen + floor)
         best = found if best is None or found.bound < best.bound else best
-        if found.settled:
+        if found.settled or best.bound <= enough * seen:
             break
     assert best is not None
     return best
