@@ -114,9 +114,9 @@ def test_any_sharpness_above_zero_compiles(kappa):
 @pytest.mark.parametrize("kappa", [0.0, -1.0, float("nan"), float("inf"), "soft", (1.0, 2.0, 3.0)])
 def test_what_is_no_sharpness_is_refused(kappa):
     for make in (
-        lambda: pa.head("x0*x1", SQUARE, keys=4, sharpness=kappa),
-        lambda: pa.head("x0*x1", SQUARE, keys=4).with_sharpness(kappa),
-        lambda: pa.compile("x0*x1", SQUARE, tolerance=0.5, sharpness=kappa),
+        lambda: pa.head("x", LINE, keys=4, sharpness=kappa),
+        lambda: pa.head("x", LINE, keys=1).with_sharpness(kappa),
+        lambda: pa.compile("x", LINE, tolerance=0.5, sharpness=kappa),
     ):
         with pytest.raises(errors.UnsupportedError, match="κ = R h² > 0"):
             make()
@@ -145,8 +145,9 @@ def test_what_cannot_be_chosen_is_named(error, text, options):
 
 
 CASES = {
-    "vector, per axis": (("sin(x0), x0*x1", SQUARE), {"keys": (6, 5), "sharpness": (1, 3.0)}),
-    "far away, float32": (("sin(3*x0)*x1", pa.Box([100, -1], [101, 5])), {"keys": 6, "dtype": torch.float32}),
+    "vector": (("sin(x0), x0*x1", SQUARE), {"keys": (6, 5), "sharpness": (1, 3.0)}),
+    "vector, one variable": (("sin(x0), x0*x0", LINE), {"keys": 6, "sharpness": 0.7, "values": "corrected"}),
+    "far away": (("sin(3*x0)*x1", pa.Box([100, -1], [101, 5])), {"keys": 6, "dtype": torch.float32}),
     "sloped, float32": (
         ("sin(3*x0)*x1", pa.Box([100, -1], [101, 5])),
         {"keys": 5, "values": "affine", "dtype": torch.float32},
@@ -163,7 +164,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in ("three variables", "region", "pair", "vector", "far away")]
+)
 def test_every_kind_of_head_is_proved_and_saved(case, tmp_path):
     (function, domain), options = CASES[case]
     c = pa.head(function, domain, **options)
@@ -183,6 +186,7 @@ def test_every_kind_of_head_is_verified(case, tmp_path):
     c = pa.head(function, domain, **options)
     assert verdict(c, tmp_path / "head") == "verified"
     again = pa.load(tmp_path / "head")
+    assert all(check.holds for check in pa.recheck(again))
     assert again.with_sharpness(5.0).error_bound == pytest.approx(c.with_sharpness(5.0).error_bound)
 
 
@@ -224,9 +228,9 @@ def test_declared_slopes_give_the_best_bound_that_they_can(kappa):
     assert c.certificate.witness.error <= c.error_bound <= 1.01 * c.certificate.witness.error
 
 
-@pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
-@pytest.mark.parametrize("count", [2, 3, 20, 200])
-@pytest.mark.parametrize("kappa", [1e-4, 0.03, 0.9, 1.9, 4.0, 6.9])
+@pytest.mark.parametrize("power", [1.0, 3.5])
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("kappa", [1e-4, 0.03, 0.9, 4.0, 6.9])
 def test_soft_moments_are_bounds_and_sharp(kappa, count, power):
     centers = np.arange(count) + 0.5
     x = np.linspace(0, count, 3001)

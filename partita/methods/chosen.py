@@ -184,16 +184,21 @@ def head_at(
     return _reported(again, renewed, target, name, (), "the same centers and values at another temperature")
 
 
+def _per_axis(given: Any, m: int) -> list[Any]:
+    """One number for all axes or a sequence of them as a list; empty for anything else."""
+    return [given] * m if is_number(given) else list(given) if isinstance(given, Sequence | np.ndarray) else []
+
+
 def _integers(name: str, given: int | Sequence[int], m: int, *, least: int) -> tuple[int, ...]:
-    listed = [given] * m if is_number(given) else list(given) if isinstance(given, Sequence | np.ndarray) else []
-    if len(listed) != m or not all(is_number(n) and n == int(n) and n >= least for n in listed):
+    listed = _per_axis(given, m)
+    if len(listed) != m or not all(is_number(n) and n == math.floor(n) and n >= least for n in listed):
         axes = f"one for all {m} axes, or {m} of them" if m > 1 else "one"
         raise ShapeError(f"{name} is {given!r}; expected whole numbers ≥ {least}: {axes}.")
     return tuple(int(n) for n in listed)
 
 
 def _sharpness(given: float | Sequence[float], m: int) -> tuple[float, ...]:
-    listed = [given] * m if is_number(given) else list(given) if isinstance(given, Sequence | np.ndarray) else []
+    listed = _per_axis(given, m)
     if len(listed) != m or not all(is_number(k) and 0 < k < math.inf for k in listed):
         axes = f", one for all {m} axes or {m} of them" if m > 1 else ""
         raise UnsupportedError(f"sharpness is {given!r}; expected a finite κ = R h² > 0{axes}.")
@@ -228,10 +233,10 @@ def _values(
         stated = curvature_assumptions(curvature, ratio)
         return _Values(torch.tensor(level).to(dtype), torch.tensor(slopes).to(dtype), known=known, assumptions=stated)
     if values == "fitted":
-        table = _fitted(request, grid.counts, ghosts, rates)
+        made = _fitted(request, grid.counts, ghosts, rates)
     else:
-        table = tuned_values(target, grid) if values == "centers" else corrected_values(target, grid, ghosts, kappas)
-    return _Values(torch.tensor(table).to(dtype))
+        made = tuned_values(target, grid) if values == "centers" else corrected_values(target, grid, ghosts, kappas)
+    return _Values(torch.tensor(made).to(dtype))
 
 
 def _fitted(request: Request, counts: tuple[int, ...], ghosts: tuple[int, ...], rates: tuple[float, ...]) -> Array:
