@@ -160,6 +160,8 @@ CASES = {
     "one key": (("exp(x0)", LINE), {"keys": 1, "values": "affine"}),
     "two sloped keys": (("sin(3*x0)", LINE), {"keys": 2, "sharpness": 0.4, "values": "affine"}),
     "module": ((nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 2)).eval(), LINE), {"keys": 5}),
+    "jump": (("step(x0 - 0.2) + x0", LINE), {"keys": 7}),
+    "steep": (("sqrt(x0)", pa.Box([0], [1])), {"keys": 7}),
     "constant": (("3 + 0*x0", LINE), {"keys": 4, "sharpness": 0.01}),
 }
 

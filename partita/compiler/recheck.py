@@ -121,7 +121,7 @@ def _proof_again(compiled: Compiled) -> Iterator[Check]:
             known=known,
             value_error=error,
             details={**certificate.known, **certificate.proof},
-            aim=certificate.terms[0].value,
+            aim=float(certificate.proof.get("aim", certificate.terms[0].value)),
         )
         terms = proof.prove(head, target, given).terms
     except (PartitaError, ArithmeticError, ValueError, LookupError, TypeError) as problem:

@@ -395,7 +395,9 @@ def _smallest_bound(
         dear = proof.name == TaylorProof.name and _expected_boxes(head) > _MOST_BOXES
         if bound <= enough * seen * factor or (math.isfinite(bound) and dear):
             break
-        prove = partial(_proved, proof, head, target, Given(norm=norm, known=known, sharpen=False, progress=progress))
+        limit = min(1 << 17, (1 << 13) + 2 * math.ceil(min(_expected_boxes(head), 1e9)))
+        given = Given(norm=norm, known=known, sharpen=False, max_boxes=limit, progress=progress)
+        prove = partial(_proved, proof, head, target, given)
         proved = tightest(prove, min(seen, 1e300) * factor, floor, enough=enough)
         candidates.append((proved, (*input_assumptions(request), *undefined_roots(target))))
     finite = [pair for pair in candidates if math.isfinite(pair[0].bound)]
@@ -403,7 +405,9 @@ def _smallest_bound(
 
 
 def _proved(proof: Proof, head: GridHead, target: Target, given: Given, goal: float) -> Proved:
-    return proof.prove(head, target, replace(given, aim=goal))
+    """The proof with this goal, which the certificate keeps if it was not met: another would lead to other boxes."""
+    found = proof.prove(head, target, replace(given, aim=goal))
+    return found if found.settled else replace(found, details={**found.details, "aim": goal})
 
 
 def _expected_boxes(head: GridHead) -> float:

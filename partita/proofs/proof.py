@@ -38,6 +38,7 @@ class Given:
         earlier: what a search found already and need not be found again: the boxes of a bisection, a cover, the
             figures of a head made of pieces.
         sharpen: whether to look for a bound close to the truth once the tolerance is met.
+        max_boxes: how many boxes polynomials may look at; None for as many as the proof takes by itself.
     """
 
     tolerance: float = math.inf
@@ -48,6 +49,7 @@ class Given:
     aim: float | None = None
     earlier: Any = None
     sharpen: bool = True
+    max_boxes: int | None = None
     progress: Progress | None = None
 
 

@@ -62,6 +62,7 @@ class TaylorProof(Proof):
             region=target.region,
             shift=None if target.region is None else PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
             progress=given.progress,
+            **({} if given.max_boxes is None else {"max_boxes": given.max_boxes}),
         )
         floor = div_down(_SMALL * added, factor)
         proof = (
