@@ -10,8 +10,7 @@ import torch
 from partita.compiler.compiled import Compiled, require_outside
 from partita.compiler.request_options import request_for
 from partita.functions.moduli import Modulus
-from partita.functions.regions import Region
-from partita.geometry.domains import Box
+from partita.functions.regions import DomainLike
 from partita.methods.chosen import chosen_head
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.proof import Progress
@@ -21,7 +20,7 @@ __all__ = ["head"]
 
 def head(
     function: Any,
-    domain: Box | Region | tuple[Box, Box],
+    domain: DomainLike,
     *,
     keys: int | Sequence[int],
     sharpness: float | Sequence[float] = 2.0,
@@ -37,6 +36,7 @@ def head(
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
+    max_evaluations: int | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
@@ -49,7 +49,7 @@ def head(
 
     Args:
         function: as in `compile`.
-        domain: a `Box`, a `Region` on whose box f is bounded, or a pair of boxes for cross-attention.
+        domain: as in `compile`: a box, a `Region` on whose box f is bounded, or a pair of boxes for cross-attention.
         keys: keys per axis, ghosts included: one number, or one per axis `(m,)`.
         sharpness: κ = R h² > 0, one number or one per axis `(m,)`. Heads with κ ≥ 8 are called hard.
         values: "centers": f at the centers. "corrected": minus the bias of the average that the softmax takes.
@@ -66,6 +66,7 @@ def head(
         query_values: for a pair of boxes: let affine values depend on z_Q as well as on z_K.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
+        max_evaluations: the largest number of points at which the function may be evaluated, for functions that are slow.
         progress: called as `progress(what, done, of)`.
         seed: random seed of the attack on the finished head, ≥ 0.
 
@@ -94,6 +95,7 @@ def head(
         declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": None},
         vectorize=vectorize,
         trace=trace,
+        max_evaluations=max_evaluations,
         query_values=query_values,
         progress=progress,
     )

@@ -465,7 +465,8 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         c, seen = self.certificate, self.certificate.witness
-        claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} (tolerance {c.tolerance:g})"
+        asked = f"tolerance {c.tolerance:g}" if c.has_tolerance else "no tolerance was asked"
+        claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} ({asked})"
         facts = {
             "function": self.target.label,
             "domain": " and ".join(str(d) for d in self.target.domains),

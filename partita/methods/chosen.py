@@ -38,7 +38,7 @@ from partita.proofs.claim import Construction, claim, function_of
 from partita.proofs.proof import Given, Progress, Proof, Proved, tightest
 from partita.proofs.sampled import sampled_error
 from partita.proofs.taylor_proof import TaylorProof, running_soft
-from partita.proofs.worst_point import errors_at, require_unrefuted, search_worst
+from partita.proofs.worst_point import attacked, require_unrefuted
 from partita.search.affine_cells import affine_cells
 from partita.search.averaged_values import corrected_values, tuned_values
 from partita.search.grid_fit import fit_values
@@ -54,6 +54,8 @@ _CLOSE, _CLOSE_IN_SPACE = (
 )  # times the worst error seen: bounds that close will do, in up to two variables and in more
 _MOST_BOXES = 1 << 15  # expected, of a proof by polynomials where another proof has a bound already
 _SPREAD = 1e4  # times the range of f, that fitted values may spread
+_STAND_IN = 1e-7  # of the range of f, by which an interpolant may miss it
+_SEEN = 48  # points that tell this range
 _NO_TOLERANCE = "chosen by the caller: no tolerance was asked"
 
 
@@ -228,9 +230,9 @@ def _values(
         if curvature is None or target.graph is not None:
             level, slopes = affine_cells(target, grid, request.value_axes)
             return _Values(torch.tensor(level).to(dtype), torch.tensor(slopes).to(dtype))
-        ratio = attack_curvature(target, request.box, curvature, seed)
+        ratio, attacks = attack_curvature(target, request.box, curvature, seed)
         level, slopes, known = tangent_values(target, grid, request.value_axes, curvature, progress)
-        stated = curvature_assumptions(curvature, ratio)
+        stated = curvature_assumptions(curvature, ratio, attacks)
         return _Values(torch.tensor(level).to(dtype), torch.tensor(slopes).to(dtype), known=known, assumptions=stated)
     if values == "fitted":
         made = _fitted(request, grid.counts, ghosts, rates)
@@ -241,16 +243,19 @@ def _values(
 
 def _fitted(request: Request, counts: tuple[int, ...], ghosts: tuple[int, ...], rates: tuple[float, ...]) -> Array:
     target, domain = request.target, request.target.domain
-    seen = target(np.concatenate([domain.sample(512, np.random.default_rng(3)), domain.corners(64)]))
+    seen = target(np.concatenate([domain.sample(_SEEN, np.random.default_rng(3)), domain.corners(16)]))
+    size = max(float(np.ptp(seen, axis=0).max()), 1e-12 * float(np.abs(seen).max()), 1e-300)
+    # a black box is interpolated first: a fit evaluates its function thousands of times
+    closely = replace(request, tolerance=_STAND_IN * size * request.domain_factor, _found={})
     fit = fit_values(
-        target,
+        closely.for_search().target,
         request.box,
         counts,
         outputs=target.num_outputs,
         ghosts=ghosts,
         rates=rates,
         storage=request.precision.number,
-        max_spread=_SPREAD * max(float(np.ptp(seen, axis=0).max()), 1e-12 * float(np.abs(seen).max()), 1e-300),
+        max_spread=_SPREAD * size,
     )
     if not fit.values.size:
         raise SizeError(
@@ -312,9 +317,7 @@ def _certified(
 ) -> Certificate:
     """What can be claimed about a head that exists: the smallest proved bound, or else an estimate; attacked either way."""
     target, grid = request.target, head.partition(request.box)
-    witness = None
-    if target.ask is not None:
-        witness = search_worst(partial(errors_at, head, target), target.domain, partition=grid, samples=2048, seed=seed)
+    witness = attacked(head, target, grid, seed) if target.graph is not None else None  # a black box may be slow
     knowledge, largest = request.knowledge, largest_value(head, request.box)
     known = None if knowledge is None else knowledge.known
     spacing = [float(g.gap_min) for g in grid.geometry]
@@ -344,20 +347,24 @@ def _certified(
             head, function, target.domains, proved.terms, assumptions=assumptions, proof=proved.details, **common
         )
     else:
-        if witness is None:
+        if target.ask is None:
             raise UnsupportedError(
                 f"{target.label} is not stored with this head, so that its error cannot be sampled again",
                 "Make the head again from the function, with pa.head.",
             )
         sampled = sampled_error(head, target, request.norm, seed=seed)
         terms = running_soft(head, request.box, known, request.norm)
-        tolerance = max(sampled.estimate, witness.error if math.isinf(request.norm) else 0.0)
-        certificate = claim(head, function, target.domains, terms, seen=sampled, tolerance=tolerance, **common)
-        certificate = certificate.with_estimate(tolerance)
-    if witness is None:
-        return replace(certificate, seed=seed)
-    require_unrefuted(head, target, certificate, witness, seed)
-    return replace(certificate, witness=witness, seed=seed)
+        worst = witness.error if witness is not None and math.isinf(request.norm) else 0.0
+        error = max(sampled.estimate, worst)
+        certificate = claim(head, function, target.domains, terms, seen=sampled, tolerance=error, **common)
+        certificate = certificate.with_estimate(error)
+        witness = certificate.witness if witness is None else witness  # the worst fresh sample will do
+    if witness is None and target.ask is not None:
+        witness = attacked(head, target, grid, seed)
+    if witness is not None:
+        require_unrefuted(head, target, certificate, witness, seed)
+    counted = {"evaluations": float(target.calls.rows)} if target.calls.rows else {}
+    return replace(certificate, witness=witness, seed=seed, facts={**certificate.facts, **counted})
 
 
 def _smallest_bound(
@@ -405,9 +412,9 @@ def _smallest_bound(
 
 
 def _proved(proof: Proof, head: GridHead, target: Target, given: Given, goal: float) -> Proved:
-    """The proof with this goal, which the certificate keeps if it was not met: another would lead to other boxes."""
+    """The proof with this goal, which the certificate keeps: another would lead to other boxes."""
     found = proof.prove(head, target, replace(given, aim=goal))
-    return found if found.settled else replace(found, details={**found.details, "aim": goal})
+    return replace(found, details={**found.details, "aim": goal})
 
 
 def _expected_boxes(head: GridHead) -> float:
@@ -456,6 +463,7 @@ def _reported(
         certificate.rounding,
         certificate.error,
         chosen=True,
+        evaluations=None if target.graph is not None else target.calls.rows,
     )
     origin = (target.origin,) if target.origin else ()
     return Chosen(Construction(head, head.partition(target.box), certificate), (*why, *origin), (row,))
