@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
     from partita.compiler.attack import attack
+    from partita.compiler.chosen_head import head
     from partita.compiler.compile import build, compile, plan
     from partita.compiler.compiled import Compiled, load
     from partita.compiler.recheck import recheck
@@ -48,6 +49,7 @@ __all__ = [
     "attention_from_mlp",
     "build",
     "compile",
+    "head",
     "in_context",
     "inspect",
     "load",
@@ -57,6 +59,7 @@ __all__ = [
 
 _HOMES = {
     "partita.compiler.attack": ("attack",),
+    "partita.compiler.chosen_head": ("head",),
     "partita.compiler.compile": ("build", "compile", "plan"),
     "partita.compiler.compiled": ("Compiled", "load"),
     "partita.compiler.recheck": ("recheck",),

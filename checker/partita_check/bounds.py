@@ -41,6 +41,8 @@ SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -12
 TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, "float32": arb(2) ** -149}  # positive
 LARGEST = {"real": math.inf, "float64": 1.7e308, "float32": 3e38}  # a little less, for rounded sums
 PARTS = 1200  # of half a gap, for averages
+SOFT = 3.0  # κ, up to which all centers are summed: many share the mass
+SOFT_PARTS = 800  # of a gap, for averages at κ = 1 and above; fewer where the mass is spread over many gaps
 
 
 def lambert(cells: int) -> arb:
@@ -64,7 +66,7 @@ class Gaps:
     """
 
     def __init__(self, centers: Sequence[float], ends: tuple[float, float], rate: float, q: int) -> None:
-        self.count, self.rate, self.q = len(centers), arb(rate), q
+        self.count, self.rate, self.q, self.centers, self.ends = len(centers), arb(rate), q, centers, ends
         gaps = self.count > 1
         steps = [f(b - a for a, b in pairwise(centers)) for f in (min, max)] if gaps else [0.0, 0.0]
         outward = zip(steps, (-math.inf, math.inf))  # a difference of floats is rounded to the nearest
@@ -91,6 +93,8 @@ class Gaps:
         """
         if self.count == 1:
             return _power(self.radius, power)  # the average is less
+        if self.rate * self.least * self.least < SOFT:
+            return self._soft_reach(power, average)
         gap, unit, found = self.least.union(self.most), _power(self.least, power), []
         finest = 1e-7 if self.rate * self.least * self.least > 32 else 3e-6  # soft heads have flat tops
         best = max(up(self._moment(gap, power, arb(0), True) / unit), up(_power(self.overhang, power) / unit))
@@ -106,6 +110,34 @@ class Gaps:
             if not top <= 1:
                 return INF
         return max(found, key=up) * unit
+
+    def _soft_reach(self, power: arb, average: bool) -> arb:
+        """The same for a soft axis: `Σ_k d_k^p g_k / Σ_k g_k` over all centers, x a ball around x₀.
+
+        With a common factor dropped, `g_k = exp(R(c_k − x₀)(x − x₀ − (c_k − x₀)/2))`.
+        """
+        (low, high), unit = self.ends, _power(self.most, power)
+
+        def measure(ends: Ends, _: object) -> Measured:
+            clock.tick()
+            x, middle = balls(ends)[0][0], balls(ends)[1][0]
+            steps = [arb(c) - middle for c in self.centers]
+            weights = [(self.rate * d * (x - middle - d / 2)).exp() for d in steps]
+            top = sum((w * _power(abs(x - c), power) for w, c in zip(weights, self.centers)), arb(0))
+            total = sum(weights, arb(0))
+            return Measured(up(top.upper() / total.lower() / unit) if total > 0 else math.inf, 0)
+
+        if not average:
+            places = [low + (high - low) * k / 64 for k in range(65)] + [low, high]
+            seen = max(measure(((x, x),), None).bound for x in places)
+            until = time.monotonic() + min(10.0, clock.left() / 4)
+            goal = seen * (1 + 1e-4)
+            return arb(search(measure, ((low, high),), lambda: goal, until)[0]) * unit
+        share = min(1.0, math.sqrt(up(self.rate * self.least * self.least)))
+        count = math.ceil(SOFT_PARTS * max(share, 1 / 32)) * self.count
+        edges = [low + (high - low) * k / count for k in range(count)] + [high]
+        parts = (measure(((a, b),), None).bound * (arb(b) - arb(a)) for a, b in pairwise(edges))
+        return sum(parts, arb(0)) / (arb(high) - arb(low)) * unit
 
     def sharp_reach(self, power: int) -> arb:
         """A bound of `E|x − c|^p` for sharp grids: centers farther than r, one being within ρ, have e^{−R(r² − ρ²)/2} at most."""

@@ -58,6 +58,7 @@ class AxisPart:
             self.end += 1
         self.forgotten = (len(centers) - (self.end - self.first)) * arb(FORGOTTEN).exp()
         near, tall = centers[self.first : self.end], grid.tallest[axis][self.first : self.end]
+        tilt, origin = grid.steepest[axis][self.first : self.end], grid.origin[axis]
         lines = [(-rate * (middle - c) * (middle - c) / 2, rate * (c - middle) * radius) for c in near]
 
         def row(t: arb) -> list[arb]:
@@ -68,19 +69,32 @@ class AxisPart:
             return [(a + b * t).exp() for a, b in lines]
 
         def size_on(t: acb) -> arb:
-            g = complex_row(t)
+            g, away = complex_row(t), (middle - origin + radius * t).abs_upper()
             total = sum(g[1:], g[0]).abs_lower()
-            return sum((x.abs_upper() * v for x, v in zip(g, tall)), arb(0)) / total if total > 0 else INF
+            sizes = (v + away * slope for v, slope in zip(tall, tilt)) if grid.slopes else iter(tall)
+            return sum((x.abs_upper() * v for x, v in zip(g, sizes)), arb(0)) / total if total > 0 else INF
 
         rows = [(g, sum(g, arb(0))) for g in map(row, basis.nodes)]
-        self.weights = basis.to_bernstein * arb_mat([[x / total for x in g] for g, total in rows])
+        table = arb_mat([[x / total for x in g] for g, total in rows])
+        self.weights = self.tilted = basis.to_bernstein * table
+        if grid.slopes:  # times z − o
+            away = [middle - origin + radius * t for t in basis.nodes]
+            self.tilted = basis.to_bernstein * arb_mat(
+                [[table[i, j] * x for j in range(table.ncols())] for i, x in enumerate(away)]
+            )
         self.rest = best_rest(size_on, n, *FINE.get(len(grid.counts), (8, 6)))
 
 
 class SoftGrid:
-    """`measure` bounds |f − net| on a box; `slack` is what remainders may take; `exact`: bounds below the target matter too."""
+    """`measure` bounds |f − net| on a box; `slack` is what remainders may take; `exact`: bounds below the target matter too.
 
-    def __init__(self, head: Head, graph: Graph, ends: Ends, target: float, slack: float, exact: bool) -> None:
+    `reach`: how far z may be from the origin of affine values, per axis. Along its own axis a slope is multiplied with z − o
+    before the product is interpolated, so that the head is one function of every coordinate, as it is for constant values.
+    """
+
+    def __init__(
+        self, head: Head, graph: Graph, ends: Ends, target: float, slack: float, exact: bool, reach: list[arb]
+    ) -> None:
         self.head, self.target, self.slack = head, 0.0 if exact else target, arb(slack)
         self.axes, self.rates = [[arb(c) for c in axis] for axis in head.axes], [arb(r) for r in head.rates]
         self.counts, self.most = [len(a) for a in head.axes], 0 if exact else MOST_PIECES
@@ -90,20 +104,47 @@ class SoftGrid:
         self.spread = max((arb(max(v)) - arb(min(v)) for v in head.values), key=up)
         self.middles = [min(v) / 2 + max(v) / 2 for v in head.values]  # weights sum to 1: the rest carries no middle
         self.centred = [[arb(x) - mid for x in v] for v, mid in zip(head.values, self.middles)]
+        m, out = len(head.axes), len(head.values)
+        self.slopes: list[list[list[arb]]] = []  # output, axis, cell
+        self.origin, self.reach = [arb(0)] * m, reach
+        if head.slopes is not None and head.origin is not None:
+            self.origin, flat = [arb(x) for x in head.origin], head.slopes
+            self.slopes = [[[arb(x) for x in flat[o * m + i :: out * m]] for i in range(m)] for o in range(out)]
+            every = [x for rows in self.tables(-1) for x in rows]
+            self.spread = 2 * max(every, key=up)
+
+    def tables(self, own: int) -> list[list[arb]]:
+        """Per output and cell, `|V|` and what the slopes along all axes but one may add, `(out, cells)`."""
+        found = []
+        for output, v in enumerate(self.centred):
+            sizes = [abs(x) for x in v]
+            for i, rows in enumerate(self.slopes[output] if self.slopes else []):
+                clock.tick()
+                sizes = [a + abs(x) * self.reach[i] for a, x in zip(sizes, rows)] if i != own else sizes
+            found.append(sizes)
+        return found
 
     @cached_property
     def tallest(self) -> list[list[arb]]:
-        """Per axis and center the largest centred |V| over the cells and outputs there."""
-        found = [[0.0] * count for count in self.counts]
-        for v in self.centred:
-            for cell, x in enumerate(v):
+        """Per axis and center the largest centred |V|, slopes along other axes included, over the cells and outputs there."""
+        return [self._largest(axis, self.tables(axis)) for axis in range(len(self.counts))]
+
+    @cached_property
+    def steepest(self) -> list[list[arb]]:
+        """Per axis and center the largest slope along that axis; zeros for constant values."""
+        if not self.slopes:
+            return [[arb(0)] * count for count in self.counts]
+        return [self._largest(axis, [rows[axis] for rows in self.slopes]) for axis in range(len(self.counts))]
+
+    def _largest(self, axis: int, tables: list[list[arb]]) -> list[arb]:
+        inner, count, found = math.prod(self.counts[axis + 1 :]), self.counts[axis], [0.0] * self.counts[axis]
+        for table in tables:
+            for cell, x in enumerate(table):
                 if cell % 1024 == 0:
                     clock.tick()
-                size = up(abs(x))
-                for axis in range(len(self.counts) - 1, -1, -1):
-                    cell, k = divmod(cell, self.counts[axis])
-                    found[axis][k] = max(found[axis][k], size)
-        return [[arb(x) for x in row] for row in found]
+                k = cell // inner % count
+                found[k] = max(found[k], up(abs(x)))
+        return [arb(x) for x in found]
 
     def measure(self, ends: Ends, _: object) -> Measured:
         worst = Measured(0.0, self.longest(ends))
@@ -150,13 +191,21 @@ class SoftGrid:
 
     def _net(self, output: int, parts: list[AxisPart]) -> list[arb]:
         """Bernstein coefficients of the head on the box."""
-        flat = self.centred[output]
-        for axis, part in enumerate(parts):  # the cells of the windows only
+        plain = [p.weights for p in parts]
+        net = transform(self._near(self.centred[output], parts), plain)
+        for axis, slopes in enumerate(self.slopes[output] if self.slopes else []):
+            weights = [*plain[:axis], parts[axis].tilted, *plain[axis + 1 :]]
+            net = [a + b for a, b in zip(net, transform(self._near(slopes, parts), weights))]
+        return [x + self.middles[output] for x in net]
+
+    def _near(self, flat: list[arb], parts: list[AxisPart]) -> list[arb]:
+        """The cells of the windows only."""
+        for axis, part in enumerate(parts):
             inner = math.prod(self.counts[axis + 1 :])
             block, a, b = self.counts[axis] * inner, part.first * inner, part.end * inner
             if part.end - part.first < self.counts[axis]:
                 flat = [x for k in range(0, len(flat), block) for x in flat[k + a : k + b]]
-        return [x + self.middles[output] for x in transform(flat, [p.weights for p in parts])]
+        return flat
 
 
 def _corner(part: list[arb], n: int, path: list[int], ends: Ends) -> tuple[float, ...]:

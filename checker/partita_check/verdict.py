@@ -46,6 +46,7 @@ MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
 MOST_QUERY_KEYS = 2_000
 LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
+SOFT_SLOPES = 100  # κ, below which affine values are compared as polynomials: many cells share the mass
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 
@@ -188,13 +189,20 @@ class Checker:
         moved, gaps = self.moved_by_inputs(), self.gaps
         sharp = min((up(g.rate * g.least * g.least) for g in gaps if g.count > 1), default=0.0)
         way: SoftGrid | Cells
-        if gaps and self.head.slopes is None and (self.sup or sharp < 16):
-            name = "polynomials"
-            extra = (window_mass(gaps) + mixing(gaps, self.semantics)) * self.spread + moved
-            extra = (extra + self.sums(self.largest)) * self.factor
+        constant = self.head.slopes is None
+        if gaps and ((constant and (self.sup or sharp < 16)) or (not constant and sharp < SOFT_SLOPES)):
+            name, spread, largest = "polynomials", self.spread, self.largest
+            reach = [arb(0)] * self.m
+            if not constant and self.head.origin is not None:
+                away = zip(self.ends, self.head.origin, self.shift)
+                reach = [max((abs(arb(x) - o) for x in pair), key=up) + 2 * s for pair, o, s in away]
+                largest = Cells(self.head, None, self.ends, self.semantics, arb(0)).largest
+                spread = 2 * largest
+            extra = (window_mass(gaps) + mixing(gaps, self.semantics)) * spread + moved
+            extra = (extra + self.sums(largest)) * self.factor
             target = down(arb(self.bound) - extra)
             slack = min(max(0.2 * (target - self.seen), 1e-4 * target), 0.1 * target) if self.sup else 0.05 * target
-            way = SoftGrid(self.head, self.function, self.ends, target, slack / up(self.factor), not self.sup)
+            way = SoftGrid(self.head, self.function, self.ends, target, slack / up(self.factor), not self.sup, reach)
         else:
             name, delta = "mixtures of cells", score_error(gaps, self.semantics) if gaps else None
             way = cells = Cells(self.head, self.graph, self.ends, self.semantics, delta)
@@ -411,7 +419,9 @@ class Checker:
         across = [arb(0)] * self.m if stated is None else [arb(read_hex(x, "across")) for x in stated]
         need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
-        firsts, seconds = [[g.sharp_reach(p) for g in gaps] for p in (1, 2)]
+        firsts, seconds = [
+            [min(g.sharp_reach(p), g.reach(arb(p), average=False), key=up) for g in gaps] for p in (1, 2)
+        ]
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = sum((arb(b) / 2 * s for b, s in zip(bends, seconds)), noise)
         off += sum((f * (b * step * g / 2 + noise / (step * g)) for b, f, g in zip(bends, firsts, wide)), arb(0))
@@ -670,7 +680,7 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         if vouched or not known:
             return
     sharp = all(g.rate * g.most * g.most > 3 for g in checker.gaps if g.count > 1)
-    if head.kind == "grid" and constant and sharp and (checker.sup or not known):
+    if head.kind == "grid" and constant and ((sharp and checker.sup) or not known):
         yield checker.by_moments
     if head.kind == "grid" and not constant and region is None and "curvature" in checker.claim.known and few:
         yield checker.by_tangents

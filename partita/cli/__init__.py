@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "app", "main"]
 COMMANDS = {
     "plan": "Show the sizes before anything is built.",
     "compile": "Build a head, certify it, attack it, save it.",
+    "head": "Build the head you choose, at any temperature.",
     "eval": "Evaluate a head at the points of a CSV file.",
     "plot": "Draw a head, its cells and its error.",
     "layers": "Write and draw every weight matrix of a head.",

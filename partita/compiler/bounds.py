@@ -23,7 +23,7 @@ from partita.heads.head import FoldedHead
 from partita.proofs import proof_for
 from partita.proofs.center_values import GridFacts, soft_terms
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
-from partita.proofs.proof import Given, Progress, Proved
+from partita.proofs.proof import Given, Progress, Proved, tightest
 from partita.proofs.taylor_proof import soft_grid_of
 
 __all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bound_slope"]
@@ -31,7 +31,7 @@ __all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bou
 _SAMPLES = 4096
 _MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
 _LEAST = 1e-298  # proofs allow themselves 1e-300 for underflow
-_GOALS = (1.005, 1.03, 1.1, 1.3, 2.0, 8.0)  # times what was seen: what to aim a proof at
+_NEAR = 1.005  # times what was seen: no proof aims closer
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
         truth = graph.evaluate(slopes.points).reshape(len(slopes.points), -1)
         error = float(np.abs(truth - slopes.values[:, :, axis]).max())
         prove = partial(_prove_slope, grid, domain, graph, along=axis, progress=progress)
-        bounds.append(_tightest(prove, error, max(1e-14 * float(np.abs(truth).max()), _least_slope(grid, axis))))
+        floor = max(1e-14 * float(np.abs(truth).max()), _least_slope(grid, axis))
+        bounds.append(float(tightest(prove, error, floor).bound))
         seen.append(error)
     return GradientError(tuple(bounds), tuple(seen))
 
@@ -104,7 +105,7 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
     """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
     hull = _hull(head, target.box, output, seen)
-    if hull is not None and (head.num_keys > _MOST_CELLS or hull.hi - hull.lo <= _GOALS[0] * np.ptp(seen)):
+    if hull is not None and (head.num_keys > _MOST_CELLS or hull.hi - hull.lo <= _NEAR * np.ptp(seen)):
         return hull  # no proof aims closer to what was seen
     proof, one = proof_for(head), _one_output(head, output)
 
@@ -145,17 +146,6 @@ def _prove_slope(
     return prove_grid(grid, graph, *ends, goal=goal, region=region, along=along, progress=progress)
 
 
-def _tightest(prove: Callable[[float], GridProof | Proved], seen: float, floor: float) -> float:
-    """The bound of the first goal that is proved, from what was seen upwards; of the last, if none is."""
-    best = math.inf
-    for factor in _GOALS:
-        proof = prove(factor * seen + floor)
-        best = min(best, float(proof.bound))
-        if proof.settled:
-            break
-    return best
-
-
 def _range_of(
     seen: Array, dimension: int, prove: Callable[[Graph, float], GridProof | Proved], floor: float = 0.0
 ) -> Range:
@@ -164,7 +154,8 @@ def _range_of(
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     builder = GraphBuilder(dimension)
     graph = builder.finish([builder.add("const", parameters=(middle,))], (1,))
-    reach = _tightest(partial(prove, graph), half, max(1e-13 * max(abs(low), abs(high)), floor, _LEAST))
+    floor = max(1e-13 * max(abs(low), abs(high)), floor, _LEAST)
+    reach = float(tightest(partial(prove, graph), half, floor).bound)
     return Range(sub_down(middle, reach), add_up(middle, reach), low, high)
 
 

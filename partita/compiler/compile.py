@@ -9,7 +9,6 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 
 from partita.arithmetic.progress import report
@@ -18,33 +17,29 @@ from partita.compiler.compiled import Compiled, require_outside
 from partita.compiler.request_options import request_for
 from partita.errors import (
     BudgetSpentError,
-    CurvatureContradictedError,
-    LipschitzContradictedError,
     NotContinuousError,
     PartitaError,
-    ProofRefutedError,
     SizeError,
     ToleranceError,
     ToleranceMissedWarning,
     UnsupportedError,
 )
 from partita.functions.moduli import Modulus
-from partita.functions.regions import DomainLike, Region
+from partita.functions.regions import DomainLike
 from partita.functions.regularity import Jumps
-from partita.functions.tails import norm_seen
 from partita.functions.target import Tail
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
-from partita.proofs.certificate import Certificate, Witness
+from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction, estimated, with_tail
 from partita.proofs.proof import Progress
+from partita.proofs.worst_point import attacked, require_unrefuted
 
 __all__ = ["build", "compile", "plan"]
 
 _TO_EVALUATE, _TO_PLAN = 0.4, 0.67  # of a budget: when planning stops evaluating a black box, and when planning ends
 _USELESS = 10.0  # times the sampled error, beyond which the bound of a proof that was stopped is not stated
-_ATTACK, _SAMPLES = 2048, 4096  # random points of the attack on a finished head, and of its mean error
 
 
 def compile(
@@ -362,10 +357,10 @@ def _finished(
     rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
     note = "the next best" if missed else notes[0] if notes else ""
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
-    witness = _attacked(compiled, seed)
-    seen = witness.error if certificate.norm == "inf" else _mean_error(compiled, float(certificate.norm), seed)
-    if not seen <= certificate.error_bound:  # NaN refutes as well
-        raise _refuted(plan, certificate, seen, witness.point)
+    witness = certificate.witness if certificate.kind == "estimated" and request.target.graph is None else None
+    if witness is None:  # the worst fresh sample of a black box will do
+        witness = attacked(construction.head, request.target, construction.partition, seed)
+    require_unrefuted(construction.head, request.target, certificate, witness, seed)
     if certificate.kind == "estimated" and certificate.norm == "inf":
         certificate = certificate.with_estimate(max(error, witness.error))
         if must_meet and certificate.error > certificate.tolerance:
@@ -379,19 +374,6 @@ def _finished(
     chosen = replace(chosen, evaluations=None if request.target.graph is not None else request.target.calls.rows)
     certificate = replace(certificate, witness=witness, seed=seed)
     return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
-
-
-def _attacked(compiled: Compiled, seed: int) -> Witness:
-    """The worst point of a search; of a black box that was only sampled the worst sample, which was drawn for that."""
-    target, certificate = compiled.target, compiled.certificate
-    if target.graph is not None:
-        return compiled.attack(samples=_ATTACK, seed=seed)
-    if certificate.kind == "estimated" and certificate.witness is not None:
-        return certificate.witness
-    points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
-    errors = compiled.errors_at(points)
-    worst = int(errors.argmax())
-    return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
@@ -415,30 +397,3 @@ def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:
         f"{tolerance:g}: {worst.name} took more than was planned",
         f"Use tolerance={request.stated(1.01 * certificate.error_bound):.3g}.",
     )
-
-
-def _refuted(plan: Plan, certificate: Certificate, seen: float, point: Sequence[float]) -> PartitaError:
-    """A point refutes the claim: what the caller declared is false, or, if nothing was declared, the proof is wrong."""
-    found = (
-        f"{plan.target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
-        f"{certificate.error_bound:.6g} (worst point seen: {list(point)})"
-    )
-    if certificate.kind == "proved":
-        return ProofRefutedError(
-            found, "This is a bug in partita: please report the function, the domain and the tolerance."
-        )
-    contradicted = CurvatureContradictedError if certificate.rests_on("curvature") else LipschitzContradictedError
-    return contradicted(
-        found, "A declared property of the function is false, or the function does not always return the same value."
-    )
-
-
-def _mean_error(compiled: Compiled, p: float, seed: int) -> float:
-    """The L_p error over uniform samples less six standard errors, by the largest output only: an estimate from below."""
-    box, domain = compiled.target.box, compiled.target.domain
-    count = _SAMPLES if compiled.target.graph is not None else compiled.target.calls.allowance(_SAMPLES)
-    points = box.sample(count, np.random.default_rng(seed))
-    inside = domain.contains(points)
-    if isinstance(domain, Region):  # points within roundings of the edge do not count
-        points = domain.clamp(points)
-    return norm_seen(np.where(inside, compiled.errors_at(points), 0.0)[:, None], p, box.volume)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
+from partita.methods.chosen import head_at
 from partita.methods.method import Candidate, candidate_rows
 from partita.methods.planner import report
 from partita.proofs import PROOFS
@@ -214,6 +216,41 @@ class Compiled:
         """
         return replace(self, outside=outside)
 
+    def with_sharpness(
+        self, sharpness: float | Sequence[float], *, progress: Progress | None = None, seed: int = 0
+    ) -> Compiled:
+        """The same head, with the same centers and values, at another temperature, certified again.
+
+        `κ = R h²`, h the spacing of the centers on an axis. No tolerance is asked: the certificate states the bound that the head
+        has at this temperature. *Theorem*: `chosen-temperature`.
+
+        Args:
+            sharpness: κ > 0, one number or one per axis.
+            progress: called as `progress(what, done, of)`.
+            seed: random seed of the attack on the head.
+
+        Raises:
+            UnsupportedError: κ is not a number > 0, the centers are not on a grid, the head was changed after it was certified,
+                or the claim needs a black box that is not stored with the head.
+
+        >>> import partita as pa
+        >>> c = pa.head("sin(3*x)", pa.Box([-1], [1]), keys=8, sharpness=2.0)
+        >>> [f"{c.with_sharpness(k).error_bound:.2f}" for k in (0.5, 2.0, 64.0)]
+        ['0.54', '0.41', '0.35']
+        """
+        made = head_at(
+            self.require_unchanged().head, self.certificate, self.target, sharpness, seed=seed, progress=progress
+        )
+        found = made.construction
+        return replace(
+            self,
+            head=found.head,
+            partition=found.partition,
+            certificate=found.certificate,
+            why=made.why,
+            candidates=made.candidates,
+        )
+
     def layers(
         self, form: str = "indexed", *, dtype: torch.dtype | None = None, tolerance: float | None = None
     ) -> SelfNetwork | CrossNetwork:
@@ -226,8 +263,8 @@ class Compiled:
         Args:
             form: "indexed" (ours) or "log" (the paper's).
             dtype: of the layers, `torch.float64` or `torch.float32`; that of the head if None.
-            tolerance: the largest error bound to accept; the tolerance that the head was compiled with if None. `math.inf` accepts
-                any.
+            tolerance: the largest error bound to accept; the tolerance that the head was compiled with if None, and any if it
+                was compiled without one (`pa.head`). `math.inf` accepts any.
 
         Raises:
             ToleranceError: the error bound exceeds the tolerance.
@@ -249,7 +286,7 @@ class Compiled:
             self.head,
             certificate.terms,
             self.target.box,
-            tolerance=certificate.tolerance if tolerance is None else tolerance,
+            tolerance=certificate.limit if tolerance is None else tolerance,
             norm=certificate.norm,
             estimate=certificate.error_estimate,
             mean_distance=math.inf if proof is None else proof.mean_distance_in(certificate.proof),
@@ -467,7 +504,8 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         c, seen = self.certificate, self.certificate.witness
-        claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} (tolerance {c.tolerance:g})"
+        asked = f"tolerance {c.tolerance:g}" if c.has_tolerance else "no tolerance was asked"
+        claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} ({asked})"
         facts = {
             "function": self.target.label,
             "domain": " and ".join(str(d) for d in self.target.domains),

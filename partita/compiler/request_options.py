@@ -123,12 +123,18 @@ def request_for(
 
 def _require_sharpness(sharpness: float, method: str) -> None:
     name = "hard" if method == "auto" else method  # a sharpness chosen by the caller asks for values at the centers
-    least = next(m.least_sharpness for m in METHODS if m.name == name)
-    if least is None:
-        raise UnsupportedError(f"method {method!r} chooses its own sharpness; leave sharpness out.")
-    if not (is_number(sharpness) and least <= sharpness < math.inf):
+    if not any(m.takes_sharpness for m in METHODS if m.name == name):
         raise UnsupportedError(
-            f"sharpness is {sharpness}; expected a finite κ = R h² ≥ {least:g} (heads with κ ≥ 8 are called hard)."
+            f"method {method!r} chooses its own sharpness; leave sharpness out", "Or use pa.head, which takes any."
+        )
+    require_sharpness(sharpness)
+
+
+def require_sharpness(sharpness: Any) -> None:
+    """Raise an UnsupportedError unless this is a finite number > 0."""
+    if not (is_number(sharpness) and 0 < sharpness < math.inf):
+        raise UnsupportedError(
+            f"sharpness is {sharpness!r}; expected a finite κ = R h² > 0 (heads with κ ≥ 8 are called hard)."
         )
 
 

@@ -31,6 +31,11 @@ __all__ = [
 ]
 
 _INFLATE = 1 + 1e-11  # covers the float64 rounding of the positive sums below (a few thousand operations)
+_SOFT = 7.0  # κ below which many centers share the mass, so that they are all summed
+_SOFTER = 2.0  # κ below which comparing them with the two nearest is never better
+_STEPS = 1024  # pieces of a gap, for soft heads; fewer where distances are many gaps long
+_AT_ONCE = 1 << 21  # floats of one array
+_UNDERFLOWS = 1e-280  # sums of weights below it may have lost what matters
 
 
 @dataclass(frozen=True)
@@ -88,19 +93,82 @@ def _tail(near: tuple[Array, Array], geometry: AxisGeometry, inverse_temperature
     return np.asarray((distance**power * np.exp(exponent)).sum(axis=1))
 
 
-def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+def _soft_moments(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+    """The same bounds as `moment_bounds`, for soft heads: quotients of sums over all centers, on short pieces of a gap.
+
+    With x at a distance u of its left neighbour, the i-th center to the left is `u + i g` away and the i-th to the right
+    `g − u + i g`, g between the extreme gaps. On a piece of u, `d^p` and the weight are at their largest in the numerator and the
+    weight at its smallest in the denominator. How many centers lie to the left is free; the worst number counts.
+    """
+    n, rate, least, most = geometry.count, inverse_temperature, geometry.gap_min, geometry.gap_max
+    seen = min(n, 2 + math.ceil(math.sqrt(1500 / (rate * least * least))))  # the weights beyond are below e^{−750}
+    i = np.arange(seen)
+    steps = math.ceil(_STEPS * min(1.0, max(math.sqrt(rate) * least, 2 / n, 1 / 64)))
+    if n < 2 * seen:
+        left = np.arange(max(1, n - seen), min(n - 1, seen) + 1)
+        sides = left - 1, n - left - 1
+    else:  # long axes: either side may be cut short by the end of the axis, or reach farther than the weights
+        short, full = np.arange(seen), np.full(seen, seen - 1)
+        sides = np.concatenate([short, full]), np.concatenate([full, short])
+
+    def sums(smallest: Array, largest: Array) -> tuple[Array, Array]:
+        """Numerators and denominators over the first 1, 2, … centers on one side, `(pieces, seen)`."""
+        near, far = smallest[:, None] + least * i, largest[:, None] + most * i
+        weight, lost = np.exp(-0.5 * rate * near**2), np.exp(-0.5 * rate * far**2)
+        return np.cumsum(far**power * weight, axis=1), np.cumsum(lost, axis=1)
+
+    def quotients(ends: Array, between: bool) -> Array:
+        found, at_once = [], max(1, _AT_ONCE // seen)
+        for start in range(0, len(ends) - 1, at_once):
+            a, b = ends[:-1][start : start + at_once], ends[1:][start : start + at_once]
+            top, bottom = sums(a, b)
+            if between:
+                top_right, bottom_right = sums(np.maximum(least - b, 0.0), most - a)
+                top = top[:, sides[0]] + top_right[:, sides[1]]
+                bottom = bottom[:, sides[0]] + bottom_right[:, sides[1]]
+            else:
+                top, bottom = top[:, -1:], bottom[:, -1:]
+            known = bottom > _UNDERFLOWS
+            found.append(np.where(known, top / np.where(known, bottom, 1.0), np.inf).max(axis=1))
+        return np.concatenate(found)
+
+    inside = quotients(np.linspace(0, most, steps + 1), True)
+    supremum, average = float(inside.max()), float(inside.mean()) * most / least
+    if geometry.overhang:
+        beyond = quotients(np.linspace(0, geometry.overhang, steps + 1), False)
+        supremum, average = max(supremum, float(beyond.max())), max(average, float(beyond.mean()))
+    return float(up(supremum * _INFLATE)), float(up(average * _INFLATE))
+
+
+def moment_bounds(
+    geometry: AxisGeometry, inverse_temperature: float, power: float, *, quick: bool = False
+) -> tuple[float, float]:
     """Upper bounds of `sup_x E|x − c|^p` and of the average of `E|x − c|^p` over x in [lo, hi].
 
     The average supposes that [lo, hi] is made of whole gaps, of halves of them, and of overhangs, as on the grids built here.
+    Soft heads, κ = R g² below 7, take the smaller of two bounds, unless a `quick` one will do.
 
     Between two centers at distance g, at `x = middle + a g`, the two nearest have distances `(½ ∓ a)g` and the farther
     one the weight `1/(1 + e^{κa})`, κ = R g²; the pair's moment grows in both distances and in that weight, so on each
     piece [a₁, a₂] of [0, ½] the ends bound it. All other centers are bounded by `_tail`, outside the outermost
-    center likewise. *Theorem*: `grid-moments` (for uniform grids the supremum is attained at cell edges).
+    center likewise; soft heads sum them (`_soft_moments`). *Theorem*: `grid-moments` (for uniform grids the supremum is
+    attained at cell edges).
     """
     if geometry.count == 1:
         farthest = geometry.overhang**power * _INFLATE  # averaging |x − c|^p over either side of c gives 1/(p+1) of it
         return float(up(farthest)), float(up(farthest / (power + 1)))
+    sharpness = inverse_temperature * geometry.gap_min**2
+    if sharpness >= _SOFT or quick:
+        return _pair_moments(geometry, inverse_temperature, power)
+    soft = _soft_moments(geometry, inverse_temperature, power)
+    if sharpness < _SOFTER and geometry.gap_max < 1.01 * geometry.gap_min:
+        return soft
+    pair = _pair_moments(geometry, inverse_temperature, power)
+    return min(soft[0], pair[0]), min(soft[1], pair[1])
+
+
+def _pair_moments(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+    """`moment_bounds` by the two nearest centers, and all others compared with them."""
     pieces = np.concatenate([[0.0], np.geomspace(1e-7, 0.02, 1200), np.linspace(0.02, 0.5, 1200)[1:]])
     a, b = pieces[:-1], pieces[1:]
     kappa = inverse_temperature * geometry.gap_min**2
@@ -119,7 +187,9 @@ def moment_bounds(geometry: AxisGeometry, inverse_temperature: float, power: flo
     return float(up(supremum * _INFLATE)), float(up(average * _INFLATE))
 
 
-def distance_bounds(geometry: AxisGeometry, inverse_temperature: float, power: float) -> tuple[float, float]:
+def distance_bounds(
+    geometry: AxisGeometry, inverse_temperature: float, power: float, *, quick: bool = False
+) -> tuple[float, float]:
     """`(sup_x E|x − c|^p)^{1/p}` and the same of the average, rounded up: lengths, computed in units that cannot underflow."""
     unit = max(geometry.gap_max, geometry.overhang)
     if unit == 0:
@@ -128,7 +198,7 @@ def distance_bounds(geometry: AxisGeometry, inverse_temperature: float, power: f
         geometry.count, geometry.gap_min / unit, float(up(geometry.gap_max / unit)), float(up(geometry.overhang / unit))
     )
     rate = inverse_temperature * unit * unit * (1 - 1e-14)  # a softer head only looks farther
-    largest, average = (m ** (1 / power) * unit * _INFLATE for m in moment_bounds(scaled, rate, power))
+    largest, average = (m ** (1 / power) * unit * _INFLATE for m in moment_bounds(scaled, rate, power, quick=quick))
     return float(up(largest)), float(up(average))
 
 
@@ -169,8 +239,11 @@ def window_for(geometry: Sequence[AxisGeometry], rates: Sequence[float], mass: f
     """The smallest half-windows whose dropped mass is at most `mass` per axis."""
     windows = []
     for axis, rate in zip(geometry, rates):
-        q = 1
+        low, q = 0, 1
         while dropped_mass(axis, rate, q) > mass:
-            q += 1
+            low, q = q, 2 * q
+        while q - low > 1:  # what is dropped falls as q grows
+            middle = (low + q) // 2
+            low, q = (middle, q) if dropped_mass(axis, rate, middle) > mass else (low, middle)
         windows.append(q)
     return tuple(windows)

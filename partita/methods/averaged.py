@@ -20,7 +20,7 @@ class _Averaged(SoftValues):
     """The smallest grid whose sampled error meets the tolerance; a forecast by the theorem's leading terms comes first."""
 
     most_keys = 1 << 16
-    least_sharpness = 0.1
+    takes_sharpness = True
 
     def forecast(self, request: Request) -> Size | Refusal:
         if request.target.graph is not None and request.knowledge is None:

@@ -57,8 +57,8 @@ class BallCover(Method):
     """
 
     name = "hard"
+    takes_sharpness = True
     exact = True
-    least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:
         if isinstance(request.target.domain, Box):

@@ -22,7 +22,15 @@ from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
 from partita.search.spacing import SpacingRule
 
-__all__ = ["Hard", "floor_refusal", "knowledge_of", "predicted_terms", "stored_numbers", "values_at_centers"]
+__all__ = [
+    "Hard",
+    "floor_refusal",
+    "knowledge_of",
+    "predicted_terms",
+    "steepest_neighbours",
+    "stored_numbers",
+    "values_at_centers",
+]
 
 
 class Hard(Method):
@@ -43,8 +51,8 @@ class Hard(Method):
     """
 
     name = "hard"
+    takes_sharpness = True
     exact = True
-    least_sharpness = 1.0
 
     def applies(self, request: Request) -> Refusal | None:
         if refusal := needs_box(request):
@@ -122,7 +130,7 @@ def values_at_centers(
         progress=progress,
     )
     head = draft.head(request, values)
-    pairs = _steepest_neighbours(grid, values) if knowledge.declared else None
+    pairs = steepest_neighbours(grid, values) if knowledge.declared else None
     assumptions = vouched(target, known, declared=knowledge.declared, table=pairs)
     proved = MomentProof().prove(head, target, Given(request.tolerance, request.norm, known, error))
     if len(target.domains) == 2:
@@ -272,7 +280,7 @@ def _facts(
     return found if ratio is None else {**found, "optimal_ratio": ratio}
 
 
-def _steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
+def steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
     """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
     table = values.double().numpy().reshape(*grid.counts, -1)
     scale = float(np.abs(table).max())

@@ -285,7 +285,7 @@ class Method(ABC):
         shares: of the tolerance, to plan for: the first, then smaller ones if the finished head misses it.
         estimates: whether its claims about expressions fall back to an estimate where no proof is possible.
         most_keys: forecasts beyond are not planned under "auto".
-        least_sharpness: the smallest κ that a caller may choose; None if the method chooses its own.
+        takes_sharpness: whether the caller may choose κ, any number > 0; other methods choose their own.
         exact: whether its claim needs values of f itself, so that an interpolant will not do.
     """
 
@@ -293,7 +293,7 @@ class Method(ABC):
     shares: ClassVar[tuple[float, ...]] = (1.0,)
     estimates: ClassVar[bool] = False
     most_keys: ClassVar[int | None] = None
-    least_sharpness: ClassVar[float | None] = None
+    takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
     def evaluations_to_build(self, plan: Plan) -> int:

@@ -26,7 +26,7 @@ from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import fresh_points
 from partita.search.affine_cells import SHARPNESS
 
-__all__ = ["Tangents"]
+__all__ = ["Tangents", "curvature_assumptions", "tangent_values"]
 
 _STEP = 1 / 32  # of a spacing: how far from a center f is evaluated for its slope
 _AIM = {torch.float64: 0.995, torch.float32: 0.85}  # of the tolerance, for the tangents; the rest is for rounding
@@ -86,19 +86,9 @@ class Tangents(Method):
         target, curvature, grid = request.target, _declared(request), plan.draft.grid(request)
         attacks = target.calls.allowance(3 * LINES) // 3
         ratio = attack_curvature(target, curvature, lines=attacks, seed=seed)
-        values, slopes, step, across = _tangents(target, grid, request.value_axes, curvature, progress)
+        values, slopes, known = tangent_values(target, grid, request.value_axes, curvature, progress)
         head = replace(plan.draft, values=values, slopes=slopes).head(request)
-        steep = np.abs(slopes).max(axis=(0, 1))
-        if isinstance(curvature.constants, tuple):  # the axes may have different units
-            rise = float(steep @ box.sides) * (1 + 1e-12)
-        else:
-            rise = float(steep.max()) * float(box.sides.sum())
-        scale = float(np.abs(values).max()) + rise
-        known: dict[str, Any] = {"curvature": curvature.to_json(), "differences": step, "scale": scale}
-        known |= {"across": across} if any(across) else {}
         proved = CurvatureProof().prove(head, target, Given(request.tolerance, request.norm, details=known))
-        lines = f"second differences along {attacks:,} random lines"
-        repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
         certificate = claim(
             head,
             describe_function(target, *some_answers(target)),
@@ -108,16 +98,23 @@ class Tangents(Method):
             theorem="declared-curvature",
             norm=request.norm,
             tolerance=request.tolerance,
-            assumptions=(
-                Assumption(str(curvature), "caller", ratio, lines, "curvature"),
-                Assumption(repeats, "caller", about="function"),
-            ),
+            assumptions=curvature_assumptions(curvature, ratio, attacks),
             details={"type": "grid", "method": self.name},
             known=known,
             facts={"largest_value": largest_value(head, box), "covering_radius": grid.covering_radius},
             proof=proved.details,
         )
         return Construction(head, grid, certificate)
+
+
+def curvature_assumptions(curvature: Curvature, ratio: float, attacks: int) -> tuple[Assumption, ...]:
+    """What a claim about tangents rests on; `ratio` is what so many attacks on the declared bound found."""
+    lines = f"second differences along {attacks:,} random lines"
+    repeats = "f always returns the same value at the same point, with a relative error of at most 2⁻⁵¹"
+    return (
+        Assumption(str(curvature), "caller", ratio, lines, "curvature"),
+        Assumption(repeats, "caller", about="function"),
+    )
 
 
 def _declared(request: Request) -> Curvature:
@@ -158,12 +155,12 @@ def _spacings(aim: float, per_cell: Array, sides: Array) -> Array:
 
 
 @np.errstate(all="ignore")  # numbers out of range end in a refusal
-def _tangents(
+def tangent_values(
     target: Target, grid: ProductGrid, sloped: NDArray[np.bool_], curvature: Curvature, progress: Progress | None
-) -> tuple[Array, Array, float, list[float]]:
-    """Values at the middle of the box and slopes, from f at the centers and 2m places near each; and d/h as it came out.
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Values at the middle of the box and slopes, from f at the centers and 2m places near each, and what `CurvatureProof` needs.
 
-    Axes that are not `sloped` hold no slopes. The last list has the largest slope that f has across each, 0 for the others.
+    Axes that are not `sloped` hold no slopes; `across` has the largest slope that f has along each, 0 for the others.
 
     Raises:
         CurvatureContradictedError: f bends more than declared around a center.
@@ -187,4 +184,12 @@ def _tangents(
     across = np.where(sloped, 0.0, np.abs(slopes).max(axis=(0, 1)) * (1 + 1e-12))
     slopes[:, :, ~sloped] = 0.0
     origin = (grid.box.lo.ravel() + grid.box.hi.ravel()) / 2
-    return here - np.einsum("jom,jm->jo", slopes, centers - origin), slopes, widest, across.tolist()
+    values = here - np.einsum("jom,jm->jo", slopes, centers - origin)
+    steep = np.abs(slopes).max(axis=(0, 1))
+    if isinstance(curvature.constants, tuple):  # the axes may have different units
+        rise = float(steep @ grid.box.sides) * (1 + 1e-12)
+    else:
+        rise = float(steep.max()) * float(grid.box.sides.sum())
+    scale = float(np.abs(values).max()) + rise
+    known: dict[str, Any] = {"curvature": curvature.to_json(), "differences": widest, "scale": scale}
+    return values, slopes, known | ({"across": across.tolist()} if across.any() else {})

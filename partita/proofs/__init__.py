@@ -18,8 +18,8 @@ PROOFS: dict[str, Proof] = {
     for proof in (
         MomentProof(),
         CoverProof(),
-        TaylorProof(),
         CellProof(),
+        TaylorProof(),
         CurvatureProof(),
         BisectionProof(),
         PiecesProof(),

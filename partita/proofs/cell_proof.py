@@ -20,7 +20,7 @@ from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.geometry.moments import dropped_mass
+from partita.geometry.moments import distance_bounds, dropped_mass
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
 from partita.proofs.center_values import GridFacts, domain_factor, input_rounding, score_error
@@ -29,11 +29,14 @@ from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["OVERLAP", "CellProof", "CurvatureProof", "largest_value"]
+__all__ = ["OVERLAP", "CellProof", "CurvatureProof", "is_hard", "largest_value", "lost_slopes"]
 
 CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
+_Mean = tuple[float, str, str, dict[str, float]]  # a bound of Σ_j w_j|V_j − f|, its formula, theorem and inputs
 
-OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12
+OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12, at κ = 4096
+_SHARP = 4000.0  # κ from which that overlap is the one
+_MASSES = (1e-12, 1e-6, 1e-3)  # that may lie beyond the overlap of softer heads; the best one is taken
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
 _TINY = 1e-300  # more than underflow takes from a difference here
@@ -46,15 +49,17 @@ class CellProof(Proof):
     mean_distance = 1.0
 
     def handles(self, head: FoldedHead) -> bool:
-        return isinstance(head, GridHead) and head.value_slopes is not None
+        return isinstance(head, GridHead) and head.value_slopes is not None and is_hard(head)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         grid_head = _with_slopes(head)
+        if not is_hard(grid_head):
+            raise UnsupportedError("a proof cell by cell needs windows of two centers per axis; this head is softer.")
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
-        terms = _affine_terms(grid_head, error, box, given, target.volume)
+        terms = _affine_terms(grid_head, _cell_by_cell(error), box, given, target.volume)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
         return Proved(terms, details, settled=terms[0].value <= (given.tolerance if given.aim is None else given.aim))
 
@@ -82,7 +87,9 @@ class CurvatureProof(Proof):
         if len(across) != len(gaps) or not min(across) >= 0:
             raise UnsupportedError(f"across is {across}; expected {len(gaps)} numbers ≥ 0, one per axis.")
         error = partial(_leaves_tangent, curvature, gaps, step, scale, across)
-        terms = _affine_terms(grid_head, error, box, Given(given.tolerance, given.norm))
+        means = partial(_mean_tangent, curvature, gaps, step, scale, across)
+        approximation = _cell_by_cell(error) if is_hard(grid_head) else means
+        terms = _affine_terms(grid_head, approximation, box, Given(given.tolerance, given.norm))
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
         factor = domain_factor(facts, given.norm)
         stored = mul_up(4.0, precision.unit, scale, 1.0 + len(gaps), factor)
@@ -106,6 +113,11 @@ def _with_slopes(head: FoldedHead) -> GridHead:
     return head
 
 
+def is_hard(head: GridHead) -> bool:
+    """Whether a query reads at most two centers per axis."""
+    return all(min(2 * q, count) <= 2 for q, count in zip(head.half_windows, head.counts))
+
+
 def _leaves_tangent(
     curvature: Curvature, gaps: list[float], step: float, scale: float, across: list[float], widths: float, _: float
 ) -> float:
@@ -120,34 +132,86 @@ def _leaves_tangent(
     return add_up(bent, tilted, noise, *map(mul_up, across, wide))
 
 
-def _affine_terms(
-    head: GridHead, cell_error: CellError, box: Box, given: Given, volume: float | None = None
-) -> list[Term]:
-    """All terms from the stored tensors: every cell's own function against f on the cell and a little beyond.
+def _mean_tangent(
+    curvature: Curvature,
+    gaps: list[float],
+    step: float,
+    scale: float,
+    across: list[float],
+    facts: GridFacts,
+    _: float,
+) -> _Mean:
+    """`_leaves_tangent` in the mean under the softmax, which may be soft: moments take the place of distances."""
+    firsts, seconds = (
+        [distance_bounds(axis, rate, power)[0] for axis, rate in zip(facts.axes, facts.rates)] for power in (1.0, 2.0)
+    )
+    square, noise = add_up(*(mul_up(d, d) for d in seconds)), mul_up(ANSWER, scale)
+    bent = curvature.form_up(0.5 * (1 + 1e-9), seconds, seconds)
+    tilted = curvature.form_up(0.5 * (1 + 1e-9), [step] * len(gaps), gaps, firsts)
+    noises = [mul_up(noise / (step * g) * (1 + 1e-9), d) for g, d in zip(gaps, firsts)]
+    off = add_up(bent, tilted, noise, *noises, *map(mul_up, across, firsts))
+    inputs = {"square": square} | {f"distance{i}": d for i, d in enumerate(firsts)}
+    return off, "(½ Σ_i M_i E(x_i − v_i)² + slopes' errors · E|x_i − v_i|) · factor", "declared-curvature", inputs
+
+
+def _cell_by_cell(cell_error: CellError) -> Callable[[GridFacts, float], _Mean]:
+    """The mean error of a hard head from its cells.
 
     `cell_error(w, goal)` is `max_j sup |f − V_j|` over w spacings to each side of center j; above the goal it may be rough.
 
     `|net − f| ≤ Σ_j w_j(z)|V_j(z) − f(z)|`: cells whose widened box holds z have at most the largest error over those boxes, all
     others in the window, two centers wide, at most `mass · (the largest error two cells away)`. *Theorem*: `affine-values`.
     """
+
+    formula = "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor"
+
+    def with_overlap(facts: GridFacts, goal: float, overlap: float, far: float) -> _Mean:
+        split = [(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1]
+        beyond = add_up(*(_beyond_overlap(r, g, overlap) for r, g in split))
+        if overlap != OVERLAP:  # what lies beyond takes its part of the goal
+            goal = max(goal - mul_up(beyond, far), 0.0)
+        near = cell_error(0.5 + overlap, goal)
+        inputs = {"cells": near, "beyond": beyond, "far": far, "overlap": overlap}
+        return add_up(near, mul_up(beyond, far)), formula, "affine-values", inputs
+
+    def mean(facts: GridFacts, goal: float) -> _Mean:
+        kappa = min((r * a.gap_min**2 for r, a in zip(facts.rates, facts.axes) if a.count > 1), default=math.inf)
+        far = cell_error(1.6, math.inf)
+        if kappa >= _SHARP:
+            value, _, theorem, inputs = with_overlap(facts, goal, OVERLAP, far)
+            return value, formula, theorem, {k: x for k, x in inputs.items() if k != "overlap"}
+        overlaps = [math.sqrt(0.25 - 2 * math.log(mass / 2) / kappa) - 0.5 for mass in _MASSES]
+        wide = [min(s, 1.1) for s in overlaps]  # no center of a window is farther than 1.6 gaps
+        return min((with_overlap(facts, goal, s, far) for s in dict.fromkeys(wide)), key=lambda found: found[0])
+
+    return mean
+
+
+def _affine_terms(
+    head: GridHead,
+    mean_error: Callable[[GridFacts, float], _Mean],
+    box: Box,
+    given: Given,
+    volume: float | None = None,
+) -> list[Term]:
+    """All terms from the stored tensors; `mean_error(facts, goal)` bounds `Σ_j w_j|V_j − f|` for the exact head."""
     facts, precision = GridFacts.of(head, box, volume=volume), Precision.of(head.dtype)
     factor, u = domain_factor(facts, given.norm), precision.unit
     aim = given.tolerance if given.aim is None else given.aim
     goal = div_down(aim, factor)
-    near, far = cell_error(0.5 + OVERLAP, goal), cell_error(1.6, math.inf)
-    beyond = add_up(*(_beyond_overlap(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1))
-    approximation = add_up(near, mul_up(beyond, far))
+    approximation, formula, theorem, inputs = mean_error(facts, goal)
     largest = largest_value(head, box)
     left_out = add_up(*(dropped_mass(a, r, q) for a, r, q in zip(facts.axes, facts.rates, facts.half_windows)))
-    operations = float(4 * len(head.counts) + 8 * len(head.counts) + 10)
+    widths = [max(2, min(2 * q, count)) for q, count in zip(head.half_windows, head.counts)]
+    operations = float(2 * sum(widths) + 8 * len(widths) + 10)
     delta = score_error(facts)
     terms = [
         Term(
             "approximation",
             mul_up(approximation, factor),
-            "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor",
-            "affine-values",
-            {"cells": near, "beyond": beyond, "far": far, "factor": factor},
+            formula,
+            theorem,
+            {**inputs, "factor": factor},
         ),
         Term(
             "window",
@@ -167,9 +231,7 @@ def _affine_terms(
         ),
         Term(
             "summation",
-            add_up(
-                summed(operations, u, largest, factor), mul_up(_lost_slopes(head, box, operations, largest), factor)
-            ),
+            add_up(summed(operations, u, largest, factor), mul_up(lost_slopes(head, box, operations, largest), factor)),
             "γ_K · max(|A| + |J||z − o|)",
             "score-rounding",
             {"operations": operations, "u": u, "largest": largest},
@@ -181,16 +243,16 @@ def _affine_terms(
     return terms
 
 
-def _lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> float:
+def lost_slopes(head: GridHead, box: Box, operations: float, largest: float) -> float:
     """What underflow takes from averaged slopes, times how far they reach; 0 where `1.01·K·u` covers it."""
     precision = Precision.of(head.dtype)
     lost = mul_up(operations, precision.tiniest, add_up(*box.sides.tolist()))
     return lost if lost > 1e-3 * operations * precision.unit * largest else 0.0
 
 
-def _beyond_overlap(rate: float, gap: float) -> float:
+def _beyond_overlap(rate: float, gap: float, overlap: float) -> float:
     """The mass, on one axis, of centers whose widened cell does not hold x: `e^{−κ(s + s²)/2}` for either neighbour."""
-    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (OVERLAP + OVERLAP**2)
+    exponent = -0.5 * rate * gap * gap * (1 - 1e-6) * (overlap + overlap**2)
     return mul_up(2.0, exp_up(exponent))
 
 

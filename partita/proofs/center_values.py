@@ -437,19 +437,32 @@ def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation:
     return terms
 
 
-def soft_terms(facts: GridFacts, known: Known | None, norm: float) -> list[Term]:
-    """What running adds to the proved error of a head with any values, for every order of summation per axis."""
+def soft_terms(
+    facts: GridFacts,
+    known: Known | None,
+    norm: float,
+    more_operations: float = 0.0,
+    lost: Callable[[float, float], float] | None = None,
+) -> list[Term]:
+    """What running adds to the proved error of a head with any values, for every order of summation per axis.
+
+    Affine values take `more_operations`, and underflow may take `lost(operations, largest)` of their slopes.
+    """
     delta = _mean_score_error(facts)
     widths = [min(2 * q, a.count) for a, q in zip(facts.axes, facts.half_windows)]
+    operations = float(2 * sum(widths) + 6 * len(widths) + 8) + more_operations  # every evaluator sums axis by axis
     terms = added_terms(
         mass_left_out=add_up(*map(dropped_mass, facts.axes, facts.rates, facts.half_windows)),
         score_error=delta,
-        operations=float(2 * sum(widths) + 6 * len(widths) + 8),  # every evaluator sums axis by axis
+        operations=operations,
         unit_roundoff=PRECISIONS[facts.semantics].unit,
         largest=facts.largest,
         spread=facts.spread,
         factor=domain_factor(facts, norm),
     )
+    if lost is not None and (taken := lost(operations, facts.largest)):
+        last = terms[-1]
+        terms[-1] = replace(last, value=add_up(last.value, mul_up(taken, domain_factor(facts, norm))))
     if facts.semantics != "float64" and known is not None:
         terms.append(input_rounding(facts, known, norm))
     return terms
@@ -465,7 +478,7 @@ def _mean_score_error(facts: GridFacts) -> float:
     worst = score_error(facts)
     if worst > 0.01:
         return worst
-    moments, _ = zip(*map(distance_bounds, facts.axes, facts.rates, [2.0] * m))
+    moments = [distance_bounds(axis, rate, 2.0, quick=True)[0] for axis, rate in zip(facts.axes, facts.rates)]
     scores = add_up(*map(mul_up, [r / 2 for r in facts.rates], moments, moments))
     return min(worst, mul_up(2.04, unit, add_up(mul_up(8.0, scores), 16.0 * m)))
 

@@ -132,23 +132,23 @@ class Certificate:
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
         counts = ((len(self.terms), "term"), (len(self.assumptions), "assumption"))
         parts = ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
-        return f"Certificate({self.kind}: {norm} error {self.claim}, tolerance {self.tolerance:g}, {self.semantics}; {parts})"
+        return f"Certificate({self.kind}: {norm} error {self.claim}, {self._asked}, {self.semantics}; {parts})"
 
     def _repr_html_(self) -> str:
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
         rows = [(f"{t.value:.6g}", t.name, t.formula, t.theorem) for t in self.terms]
         assumed = "; ".join(f"{a.statement} ({a.vouched_by})" for a in self.assumptions)
-        title = f"{self.kind}: {norm} error {self.claim} (tolerance {self.tolerance:g}), {self.semantics} arithmetic"
+        title = f"{self.kind}: {norm} error {self.claim} ({self._asked}), {self.semantics} arithmetic"
         return card(title, {"assumes": assumed}, columns=("value", "term", "formula", "theorem"), rows=rows)
 
     def explain(self) -> str:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
-        lines = [f"{self.kind}: {norm} error {self.claim} (tolerance {self.tolerance:g}), {self.semantics} arithmetic"]
+        lines = [f"{self.kind}: {norm} error {self.claim} ({self._asked}), {self.semantics} arithmetic"]
         if self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
-                f"{-math.log(_CONFIDENCE) / max(self.samples, 1):.2g} of the domain. Nothing is proved about its supremum"
+                f"{self.exceeded_on:.2g} of the domain. Nothing is proved about its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         if self.model.get("values") == QUERY_VALUES:
@@ -174,6 +174,25 @@ class Certificate:
         if self.error_estimate is not None:
             return f"≈ {self.error_estimate:.4g} (estimate)"
         return f"≤ {self.error_bound:.6g}"
+
+    @property
+    def exceeded_on(self) -> float:
+        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
+        return -math.log(_CONFIDENCE) / max(self.samples, 1)
+
+    @property
+    def has_tolerance(self) -> bool:
+        """Whether the head was built for a tolerance; where none was asked, the certificate repeats the error in its place."""
+        return self.tolerance != self.error
+
+    @property
+    def _asked(self) -> str:
+        return f"tolerance {self.tolerance:g}" if self.has_tolerance else "no tolerance was asked"
+
+    @property
+    def limit(self) -> float:
+        """The tolerance that was asked, infinite if none was."""
+        return self.tolerance if self.has_tolerance else math.inf
 
     @property
     def exact_bound(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,41 @@ _NARROWEST = 2.0**-9  # of a side, of boxes that are halved only because they re
 
 @dataclass(frozen=True, eq=False)
 class SoftGrid:
-    """A head on a product grid in exact arithmetic: `axes` of centers, `rates` R_i, `values` `(P_1, …, P_m, out)`."""
+    """A head on a product grid in exact arithmetic: `axes` of centers, `rates` R_i, `values` `(P_1, …, P_m, out)`.
+
+    For affine values `V_j + J_j(z − o)`: `slopes` J, `(P_1, …, P_m, out, m)`, and `origin` o, `(m,)`.
+    """
 
     axes: tuple[Array, ...]
     rates: tuple[float, ...]
     values: Array
+    slopes: Array | None = None
+    origin: Array | None = None
+
+    @property
+    def outputs(self) -> int:
+        return int(self.values.shape[-1])
+
+    @cached_property
+    def table(self) -> Array:
+        """All that is averaged, `(P_1, …, P_m, columns)`: the values, then the slopes of every output along axis 0, 1, …"""
+        if self.slopes is None:
+            return self.values
+        return np.concatenate([self.values, *np.moveaxis(self.slopes, -1, 0)], axis=-1)
+
+    def hull(self, middle: Array, radius: Array) -> tuple[Array, Array]:
+        """What the values lie between on boxes, `(boxes, out)`."""
+        m, outputs = len(self.axes), self.outputs
+        flat = self.table.reshape(-1, self.table.shape[-1])
+        lo, hi = (np.tile(end[:outputs], (len(middle), 1)) for end in (flat.min(axis=0), flat.max(axis=0)))
+        if self.slopes is None or self.origin is None:
+            return lo, hi
+        for i in range(m):
+            rise = np.abs(flat[:, outputs * (i + 1) : outputs * (i + 2)]).max(axis=0)
+            away = (np.abs(middle[:, i] - self.origin[i]) + radius[:, i])[:, None] * rise * _INFLATE
+            lo, hi = lo - away, hi + away
+        pad = 4 * _U * m * np.maximum(np.abs(lo), np.abs(hi))
+        return lo - pad, hi + pad
 
     def steepness(self, axis: int) -> float:
         """About how much larger the slopes of the weights along an axis are than the weights: √R."""
@@ -180,12 +211,12 @@ def _without_polynomials(difference: _Difference, middle: Array, radius: Array, 
     """
     if difference.along is not None:
         return float(limit.max())
-    table = difference.grid.values.reshape(-1, difference.grid.values.shape[-1])
     worst = 0.0
     for start in range(0, len(middle), _LEFT_AT_ONCE):
         now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
         f = difference.graph.enclose(now - size, now + size)
-        off = np.maximum(f.hi - table.min(axis=0), table.max(axis=0) - f.lo)
+        least, most = difference.grid.hull(now, size)
+        off = np.maximum(f.hi - least, most - f.lo)
         bounds = np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), limit[start : start + _LEFT_AT_ONCE])
         worst = max(worst, float(bounds.max(initial=0.0)))
     return worst * _INFLATE
@@ -194,7 +225,8 @@ def _without_polynomials(difference: _Difference, middle: Array, radius: Array, 
 def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tuple[int, ...]]:
     """Degree and boxes per axis to start with: the cheapest at which the weights' remainders fit into the goal."""
     m, best = len(grid.axes), (math.inf, 8, (1,) * len(grid.axes))
-    spread = max(float(np.ptp(grid.values.reshape(-1, grid.values.shape[-1]), axis=0).max()), 1e-300)
+    least, most = grid.hull((lo + hi)[None] / 2, (hi - lo)[None] / 2)
+    spread = max(float((most - least).max()), 1e-300)
     for degree in range(2, 13):
         counts = []
         for centers, rate, a, b in zip(grid.axes, grid.rates, lo, hi):
@@ -256,11 +288,13 @@ class _Difference:
 
     def __init__(self, grid: SoftGrid, graph: Graph, degree: int, along: int | None = None) -> None:
         self.grid, self.graph, self.degree, self.along = grid, graph, degree, along
-        outputs = grid.values.shape[-1]
-        table = grid.values.reshape(-1, outputs)
+        table = grid.table.reshape(-1, grid.table.shape[-1])
         self.level = (table.max(axis=0) + table.min(axis=0)) / 2  # taken off the values: the weights sum to 1
-        self.values = grid.values - self.level
-        self.rounded = 2 * _U * (np.abs(grid.values).max() + np.abs(self.level).max())
+        self.values = grid.table - self.level
+        if grid.slopes is None:
+            self.rounded = np.full(1, 2 * _U * (np.abs(table).max() + np.abs(self.level).max()))
+        else:  # values and slopes have different units
+            self.rounded = 2 * _U * (np.abs(table).max(axis=0) + np.abs(self.level))
         self.heights = [self._height(axis) for axis in range(len(grid.axes))]
         self.exponents = tuple(sorted(_exponents(len(grid.axes), degree), key=lambda e: (sum(e), [-k for k in e])))
 
@@ -287,7 +321,7 @@ class _Difference:
     def on(self, middle: Array, radius: Array) -> tuple[Array, Array, Array]:
         """Coefficients `(out, N, boxes)`, remainders `(out, boxes)`, and which axis is to blame for them `(boxes, m)`."""
         series = [self._series(i, middle[:, i], radius[:, i]) for i in range(len(self.grid.axes))]
-        net, net_remainder, shares = self._net(series)
+        net, net_remainder, shares = self._tilted(self._net(series), middle, radius)
         model = self.graph.taylor(middle, radius, self.degree)
         order = _positions(tuple(map(tuple, model.exponents.tolist())), self.exponents)
         f = model.coefficients[:, order]
@@ -330,10 +364,37 @@ class _Difference:
         coefficients, dropped, size = self._contracted(series)
         steps = sum(len(a) for a in self.grid.axes) + 4 * len(self.grid.axes)
         remainder = parts.sum(axis=0) * growth[:, None] + dropped + 1.01 * steps * _U * size
-        remainder += (self.rounded + _TINY) * (steep * growth)[:, None]
+        remainder += (self.rounded + _TINY)[None] * (steep * growth)[:, None]
         if self.along is None:
             coefficients[:, 0] += self.level
         return np.moveaxis(coefficients, (0, 1, 2), (2, 1, 0)), remainder.T * _INFLATE, parts.max(axis=2).T
+
+    def _tilted(self, sums: tuple[Array, Array, Array], middle: Array, radius: Array) -> tuple[Array, Array, Array]:
+        """`net = Σ w V + Σ_i (z_i − o_i) Σ w J_i` from the polynomials of the sums; nothing to do for constant values.
+
+        `z_i − o_i = (c_i − o_i) + r_i t_i`: the second part raises the degree by 1, and what that lifts beyond the degree goes to
+        the remainder.
+        """
+        (table, rest, shares), outputs, m = sums, self.grid.outputs, len(self.grid.axes)
+        if self.grid.slopes is None or self.grid.origin is None:
+            return sums
+        out, remainder = table[:outputs].copy(), rest[:outputs].copy()
+        place = {e: n for n, e in enumerate(self.exponents)}
+        for i in range(m):
+            slope, off = (x[outputs * (i + 1) : outputs * (i + 2)] for x in (table, rest))
+            away, wide = middle[:, i] - self.grid.origin[i], radius[:, i]
+            size = np.abs(slope).sum(axis=1)
+            reach = (np.abs(away) + wide) * _INFLATE
+            out += slope * away
+            remainder += off * reach + 8 * _U * (m + 2) * size * reach + _TINY
+            for n, e in enumerate(self.exponents):
+                raised = place.get((*e[:i], e[i] + 1, *e[i + 1 :]))
+                if raised is None:
+                    remainder += np.abs(slope[:, n]) * wide
+                else:
+                    out[:, raised] += slope[:, n] * wide
+        remainder += 8 * _U * (m + 2) * np.abs(table[:outputs]).sum(axis=1)
+        return out, remainder * _INFLATE, shares
 
     def _contracted(self, series: list[WeightSeries]) -> tuple[Array, Array, Array]:
         """`Σ_j V_j Π_i q_{i,j_i}(t_i)` axis by axis: `(boxes, N, out)`, what lies beyond the total degree `(boxes, out)`, and

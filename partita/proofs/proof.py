@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
@@ -20,7 +20,9 @@ from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term, total
 
-__all__ = ["Given", "Progress", "Proof", "Proved"]
+__all__ = ["Given", "Progress", "Proof", "Proved", "tightest"]
+
+_GOALS = (1.005, 1.03, 1.1, 1.3, 2.0, 8.0)  # times what was seen: what to aim a proof at
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class Given:
         earlier: what a search found already and need not be found again: the boxes of a bisection, a cover, the
             figures of a head made of pieces.
         sharpen: whether to look for a bound close to the truth once the tolerance is met.
+        max_boxes: how many boxes polynomials may look at; None for as many as the proof takes by itself.
     """
 
     tolerance: float = math.inf
@@ -46,6 +49,7 @@ class Given:
     aim: float | None = None
     earlier: Any = None
     sharpen: bool = True
+    max_boxes: int | None = None
     progress: Progress | None = None
 
 
@@ -63,6 +67,34 @@ class Proved:
     @property
     def bound(self) -> float:
         return total(self.terms)
+
+
+class _Bounded(Protocol):
+    @property
+    def bound(self) -> float: ...
+    @property
+    def settled(self) -> bool: ...
+
+
+Found = TypeVar("Found", bound=_Bounded)
+
+
+def tightest(prove: Callable[[float], Found], seen: float, floor: float, *, enough: float = 0.0) -> Found:
+    """The proof with the smallest bound: of goals from what was seen upwards, until one is met.
+
+    Args:
+        prove: a goal to a proof that works towards it.
+        seen: an error that was observed. floor: what to aim at where none was.
+        enough: a bound of so many times what was seen will do.
+    """
+    best: Found | None = None
+    for factor in _GOALS:
+        found = prove(factor * seen + floor)
+        best = found if best is None or found.bound < best.bound else best
+        if found.settled or best.bound <= enough * seen:
+            break
+    assert best is not None
+    return best
 
 
 class Proof(ABC):

@@ -1,4 +1,4 @@
-"""Heads on a product grid with constant values, whatever the values are: f and net as Taylor polynomials on boxes."""
+"""Heads on a product grid, whatever their values and their temperature are: f and net as Taylor polynomials on boxes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
 from partita.errors import BudgetSpentError, UnsupportedError
+from partita.functions.regularity import Known
 from partita.functions.target import Target
+from partita.geometry.domains import Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
+from partita.proofs.cell_proof import largest_value, lost_slopes
 from partita.proofs.center_values import GridFacts, domain_factor, soft_terms
 from partita.proofs.certificate import Term
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
 from partita.proofs.proof import Given, Proof, Proved
 
-__all__ = ["TaylorProof", "soft_grid_of"]
+__all__ = ["TaylorProof", "running_soft", "soft_grid_of"]
 
 _SHARPENINGS, _SMALL = 8, 0.02  # proofs tried; a bound below that share of what rounding adds is near enough
 _SHARP_PIECES = 1 << 14
@@ -29,6 +32,8 @@ _CLOSE, _CLOSER = 1.08, 1.04  # times a value attained: bounds that close are le
 class TaylorProof(Proof):
     """`net = (⊗_i A_i) V` against f by Taylor models on boxes, then what running adds. *Theorem*: `taylor-proof`.
 
+    Values may be affine. Where they are, and the head is hard, `CellProof` comes first: it needs fewer boxes.
+
     The proof aims at what the tolerance leaves after the running terms. Below float64 an input is rounded before the head sees
     it, perhaps across the end of the domain, so the box is widened by that.
     """
@@ -36,7 +41,7 @@ class TaylorProof(Proof):
     name = "taylor"
 
     def handles(self, head: FoldedHead) -> bool:
-        return isinstance(head, GridHead) and head.value_slopes is None
+        return isinstance(head, GridHead)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
@@ -44,19 +49,20 @@ class TaylorProof(Proof):
         box = target.box
         lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box, volume=target.volume)
-        running, factor = soft_terms(facts, given.known, given.norm), domain_factor(facts, given.norm)
+        running, factor = running_soft(head, box, given.known, given.norm, facts), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))
         aim = sub_down(given.tolerance, added) if given.aim is None else given.aim
         goal = div_down(max(aim, 0.0), factor)
         prove = partial(
             prove_grid,
-            soft_grid_of(head),
+            _exact(head),
             target.graph,
             lo,
             hi,
             region=target.region,
             shift=None if target.region is None else PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
             progress=given.progress,
+            **({} if given.max_boxes is None else {"max_boxes": given.max_boxes}),
         )
         floor = div_down(_SMALL * added, factor)
         proof = (
@@ -74,9 +80,30 @@ def soft_grid_of(head: FoldedHead) -> SoftGrid:
             "centers jump from cell to cell",
             "Compile with method='fitted'.",
         )
+    return _exact(head)
+
+
+def _exact(head: GridHead) -> SoftGrid:
     rates = tuple(head.inverse_temperature.double().tolist())
-    values = head.values.detach().double().numpy().reshape(*head.counts, -1)
-    return SoftGrid(tuple(a.double().numpy() for a in head.axes), rates, values)
+    axes, shape = tuple(a.double().numpy() for a in head.axes), (*head.counts, head.values.shape[1])
+    values = head.values.detach().double().numpy().reshape(shape)
+    if head.value_slopes is None:
+        return SoftGrid(axes, rates, values)
+    slopes = head.value_slopes.detach().double().numpy().reshape(*shape, len(axes))
+    return SoftGrid(axes, rates, values, slopes, head.get_buffer("origin").double().numpy())
+
+
+def running_soft(
+    head: GridHead, box: Box, known: Known | None, norm: float, facts: GridFacts | None = None
+) -> list[Term]:
+    """What running adds to the proved error of a grid head whose values, constant or affine, may be any."""
+    facts = GridFacts.of(head, box) if facts is None else facts
+    if head.value_slopes is None:
+        return soft_terms(facts, known, norm)
+    largest = largest_value(head, box)
+    facts = replace(facts, largest=largest, spread=mul_up(2.0, largest))
+    more = float(len(head.counts) + 4)  # z − o, products, their sum
+    return soft_terms(facts, known, norm, more, partial(lost_slopes, head, box))
 
 
 def _near_the_truth(

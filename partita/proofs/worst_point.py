@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
-from partita.functions.regions import Domain
+from partita.errors import CurvatureContradictedError, LipschitzContradictedError, ProofRefutedError
+from partita.functions.regions import Domain, Region
+from partita.functions.tails import norm_seen
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead
-from partita.proofs.certificate import Witness
+from partita.proofs.certificate import Certificate, Witness
 
-__all__ = ["errors_at", "search_worst"]
+__all__ = ["attacked", "errors_at", "require_unrefuted", "search_worst"]
+
+_ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
 
 
 def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
@@ -67,6 +72,55 @@ def search_worst(
         step = step * 0.7
     worst = int(best_error.argmax())
     return Witness(tuple(best[worst].tolist()), float(best_error[worst]), asked)
+
+
+def attacked(head: FoldedHead, target: Target, partition: Partition, seed: int = 0) -> Witness:
+    """The worst point of a search; of a black box, which may be slow, the worst of some samples."""
+    error = partial(errors_at, head, target)
+    if target.graph is not None:
+        return search_worst(error, target.domain, partition=partition, samples=_ATTACK, seed=seed)
+    points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
+    errors = error(points)
+    worst = int(errors.argmax())
+    return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
+
+
+def require_unrefuted(
+    head: FoldedHead, target: Target, certificate: Certificate, witness: Witness, seed: int = 0
+) -> None:
+    """Nothing, if no point that was seen contradicts the claim.
+
+    Raises:
+        ProofRefutedError: a claim of kind proved is wrong: a bug.
+        LipschitzContradictedError, CurvatureContradictedError: what the caller declared is false, or f does not always return
+            the same value.
+    """
+    seen = witness.error if certificate.norm == "inf" else _mean_error(head, target, float(certificate.norm), seed)
+    if seen <= certificate.error_bound:  # NaN refutes as well
+        return
+    found = (
+        f"{target.label} and the head differ by {seen:.6g} in L{certificate.norm}, more than the bound "
+        f"{certificate.error_bound:.6g} (worst point seen: {list(witness.point)})"
+    )
+    if certificate.kind == "proved":
+        raise ProofRefutedError(
+            found, "This is a bug in partita: please report the function, the domain and the tolerance."
+        )
+    contradicted = CurvatureContradictedError if certificate.rests_on("curvature") else LipschitzContradictedError
+    raise contradicted(
+        found, "A declared property of the function is false, or the function does not always return the same value."
+    )
+
+
+def _mean_error(head: FoldedHead, target: Target, p: float, seed: int) -> float:
+    """The L_p error over uniform samples less six standard errors, by the largest output only: an estimate from below."""
+    box, domain = target.box, target.domain
+    count = _SAMPLES if target.graph is not None else target.calls.allowance(_SAMPLES)
+    points = box.sample(count, np.random.default_rng(seed))
+    inside = domain.contains(points)
+    if isinstance(domain, Region):  # points within roundings of the edge do not count
+        points = domain.clamp(points)
+    return norm_seen(np.where(inside, errors_at(head, target, points), 0.0)[:, None], p, box.volume)
 
 
 def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Array:

@@ -23,6 +23,7 @@ from partita.proofs.certificate import Term, total
 
 __all__ = ["SpacingRule"]
 
+_SOFTEST = 1e-3  # κ
 _LONGEST = math.sqrt(sys.float_info.max)  # sides whose squares float64 holds
 _STRIDE = 12  # of the fractions, from coarse to fine, until one will do
 _FRACTIONS = np.geomspace(1, 1e-5, 116)  # of the longest side, tried as spacings where f jumps
@@ -113,7 +114,16 @@ class SpacingRule:
         return 1.0 if math.isinf(self.norm) else (self.box.volume * self.outputs) ** (1 / self.norm)
 
     def _unit(self, power: float) -> float:
-        return distance_bounds(AxisGeometry(64, 1.0, 1.0, 0.5), self.sharpness, power)[self.norm <= AVERAGED_UP_TO]
+        if power not in self._units:
+            kappa = max(self.sharpness, _SOFTEST)  # below it distances grow like 1/√κ
+            long = max(64, math.ceil(24 / math.sqrt(kappa)))  # soft heads look farther
+            both = distance_bounds(AxisGeometry(long, 1.0, 1.0, 0.5), kappa, power)
+            self._units[power] = both[self.norm <= AVERAGED_UP_TO] * math.sqrt(kappa / self.sharpness)
+        return self._units[power]
+
+    @cached_property
+    def _units(self) -> dict[float, float]:
+        return {}
 
     def _geometry(self, counts: Sequence[int]) -> list[AxisGeometry]:
         return [
