@@ -32,7 +32,7 @@ from partita.methods.request import Request
 from partita.methods.soft_values import can_be_proved, input_assumptions
 from partita.methods.tangents import curvature_assumptions, tangent_values
 from partita.proofs.assumptions import PairTable, undefined_roots, vouched
-from partita.proofs.cell_proof import CellProof, CurvatureProof, is_hard, largest_value
+from partita.proofs.cell_proof import CellProof, CurvatureProof, is_hard, largest_value, overlaps_for
 from partita.proofs.center_values import MomentProof, lp_factor, value_size, value_table
 from partita.proofs.certificate import Assumption, Certificate
 from partita.proofs.claim import Construction, claim, function_of
@@ -395,18 +395,18 @@ def _smallest_bound(
     factor = 1.0 if math.isinf(norm) else lp_factor(target.volume, target.num_outputs, norm)
     floor = max(1e-14 * largest, 1e-298) * factor
     enough = _CLOSE if len(head.counts) <= 2 else _CLOSE_IN_SPACE
-    proofs: list[Proof] = []
-    if provable:
-        proofs = [CellProof()] if head.value_slopes is not None and is_hard(head) else []
-        proofs.append(TaylorProof())
-    for proof in proofs:
+    limit = min(1 << 17, (1 << 13) + 2 * math.ceil(min(_expected_boxes(head), 1e9)))
+    given = Given(norm=norm, known=known, sharpen=False, max_boxes=limit, progress=progress)
+    tries: list[tuple[Proof, Given]] = []
+    if provable and head.value_slopes is not None and is_hard(head):
+        tries = [(CellProof(), replace(given, details={"overlap": s})) for s in overlaps_for(head)]
+    tries += [(TaylorProof(), given)] if provable else []
+    for proof, using in tries:
         bound = min((pair[0].bound for pair in candidates), default=math.inf)
         dear = proof.name == TaylorProof.name and _expected_boxes(head) > _MOST_BOXES
         if bound <= enough * seen * factor or (math.isfinite(bound) and dear):
             break
-        limit = min(1 << 17, (1 << 13) + 2 * math.ceil(min(_expected_boxes(head), 1e9)))
-        given = Given(norm=norm, known=known, sharpen=False, max_boxes=limit, progress=progress)
-        prove = partial(_proved, proof, head, target, given)
+        prove = partial(_proved, proof, head, target, using)
         proved = tightest(prove, min(seen, 1e300) * factor, floor, enough=enough)
         candidates.append((proved, (*input_assumptions(request), *undefined_roots(target))))
     finite = [pair for pair in candidates if math.isfinite(pair[0].bound)]

@@ -29,21 +29,32 @@ from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import summed
 
-__all__ = ["OVERLAP", "CellProof", "CurvatureProof", "is_hard", "largest_value", "lost_slopes"]
+__all__ = [
+    "OVERLAP",
+    "CellProof",
+    "CurvatureProof",
+    "is_hard",
+    "largest_value",
+    "lost_slopes",
+    "overlaps_for",
+]
 
 CellError = Callable[[float, float], float]  # (spacings to each side, goal) to max_j sup |f − V_j|
 _Mean = tuple[float, str, str, dict[str, float]]  # a bound of Σ_j w_j|V_j − f|, its formula, theorem and inputs
 
 OVERLAP = 0.0135  # of a cell: beyond it a neighbour holds less than 1e-12, at κ = 4096
-_SHARP = 4000.0  # κ from which that overlap is the one
-_MASSES = (1e-12, 1e-6, 1e-3)  # that may lie beyond the overlap of softer heads; the best one is taken
+_WIDEST = 1.1  # overlap: cells are looked at up to 1.6 gaps from their centers
+_MASSES = (1e-12, 1e-6, 1e-3)  # that may lie beyond the overlap of softer heads
 _DEGREE = 3
 _CELLS_AT_ONCE = 2048
 _TINY = 1e-300  # more than underflow takes from a difference here
 
 
 class CellProof(Proof):
-    """Affine cells against an expression, cell by cell, by Taylor models. *Theorem*: `affine-values`."""
+    """Affine cells against an expression, cell by cell, by Taylor models. *Theorem*: `affine-values`.
+
+    `given.details` may have `overlap`, s: how far beyond its cell, in gaps, the function of every cell is compared with f.
+    """
 
     name = "cells"
     mean_distance = 1.0
@@ -59,8 +70,12 @@ class CellProof(Proof):
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
-        terms = _affine_terms(grid_head, _cell_by_cell(error), box, given, target.volume)
+        overlap = float(given.details.get("overlap", OVERLAP))
+        if not 0 < overlap <= _WIDEST:
+            raise UnsupportedError(f"the overlap of the cells is {overlap}; expected a number > 0, up to {_WIDEST}.")
+        terms = _affine_terms(grid_head, _cell_by_cell(error, overlap), box, given, target.volume)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
+        details |= {"overlap": overlap} if overlap != OVERLAP else {}
         return Proved(terms, details, settled=terms[0].value <= (given.tolerance if given.aim is None else given.aim))
 
 
@@ -88,7 +103,8 @@ class CurvatureProof(Proof):
             raise UnsupportedError(f"across is {across}; expected {len(gaps)} numbers ≥ 0, one per axis.")
         error = partial(_leaves_tangent, curvature, gaps, step, scale, across)
         means = partial(_mean_tangent, curvature, gaps, step, scale, across)
-        approximation = _cell_by_cell(error) if is_hard(grid_head) else means
+        sharp = is_hard(grid_head) and overlaps_for(grid_head) == [OVERLAP]
+        approximation = _cell_by_cell(error) if sharp else means
         terms = _affine_terms(grid_head, approximation, box, Given(given.tolerance, given.norm))
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
         factor = domain_factor(facts, given.norm)
@@ -154,7 +170,16 @@ def _mean_tangent(
     return off, "(½ Σ_i M_i E(x_i − v_i)² + slopes' errors · E|x_i − v_i|) · factor", "declared-curvature", inputs
 
 
-def _cell_by_cell(cell_error: CellError) -> Callable[[GridFacts, float], _Mean]:
+def overlaps_for(head: GridHead) -> list[float]:
+    """Overlaps to try for a head that may be softer than those of the affine methods."""
+    gaps = ((float(a[-1]) - float(a[0])) / max(len(a) - 1, 1) for a in head.axes)
+    rates = head.inverse_temperature.double().tolist()
+    kappa = min((r * g * g for r, g in zip(rates, gaps) if g), default=math.inf)
+    found = [min(math.sqrt(0.25 - 2 * math.log(mass / 2) / kappa) - 0.5, _WIDEST) for mass in _MASSES]
+    return [OVERLAP] if found[0] <= OVERLAP * 1.05 else list(dict.fromkeys(found))
+
+
+def _cell_by_cell(cell_error: CellError, overlap: float = OVERLAP) -> Callable[[GridFacts, float], _Mean]:
     """The mean error of a hard head from its cells.
 
     `cell_error(w, goal)` is `max_j sup |f − V_j|` over w spacings to each side of center j; above the goal it may be rough.
@@ -165,24 +190,19 @@ def _cell_by_cell(cell_error: CellError) -> Callable[[GridFacts, float], _Mean]:
 
     formula = "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor"
 
-    def with_overlap(facts: GridFacts, goal: float, overlap: float, far: float) -> _Mean:
+    def mean(facts: GridFacts, goal: float) -> _Mean:
+        far = cell_error(1.6, math.inf)
         split = [(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1]
         beyond = add_up(*(_beyond_overlap(r, g, overlap) for r, g in split))
         if overlap != OVERLAP:  # what lies beyond takes its part of the goal
             goal = max(goal - mul_up(beyond, far), 0.0)
         near = cell_error(0.5 + overlap, goal)
-        inputs = {"cells": near, "beyond": beyond, "far": far, "overlap": overlap}
-        return add_up(near, mul_up(beyond, far)), formula, "affine-values", inputs
-
-    def mean(facts: GridFacts, goal: float) -> _Mean:
-        kappa = min((r * a.gap_min**2 for r, a in zip(facts.rates, facts.axes) if a.count > 1), default=math.inf)
-        far = cell_error(1.6, math.inf)
-        if kappa >= _SHARP:
-            value, _, theorem, inputs = with_overlap(facts, goal, OVERLAP, far)
-            return value, formula, theorem, {k: x for k, x in inputs.items() if k != "overlap"}
-        overlaps = [math.sqrt(0.25 - 2 * math.log(mass / 2) / kappa) - 0.5 for mass in _MASSES]
-        wide = [min(s, 1.1) for s in overlaps]  # no center of a window is farther than 1.6 gaps
-        return min((with_overlap(facts, goal, s, far) for s in dict.fromkeys(wide)), key=lambda found: found[0])
+        return (
+            add_up(near, mul_up(beyond, far)),
+            formula,
+            "affine-values",
+            {"cells": near, "beyond": beyond, "far": far},
+        )
 
     return mean
 
