@@ -185,6 +185,20 @@ def test_a_function_of_single_points_and_one_that_is_not_needed(loaded):
         pa.attack(typed, function=lambda z: 2 * z[:, 0])
 
 
+def test_verify_takes_the_function_on_the_command_line(tmp_path):
+    (tmp_path / "plant.py").write_text(
+        "import numpy as np\ndef f(z):\n    return np.sin(3 * z[:, 0])\ndef g(z):\n    return np.sin(4 * z[:, 0])\n"
+    )
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1, lipschitz=3.0)
+    c.save(tmp_path / "head")
+    plain = json.loads(partita("verify", tmp_path / "head", "--json").stdout)
+    ran = partita("verify", tmp_path / "head", "--function", f"{tmp_path / 'plant.py'}:f", "--json")
+    with_f = json.loads(ran.stdout)
+    assert ran.returncode == 0 and len(with_f["checks"]) > len(plain["checks"])
+    ran = partita("verify", tmp_path / "head", "--function", f"{tmp_path / 'plant.py'}:g")
+    assert ran.returncode == 1 and "g is not the function that was compiled" in ran.stderr
+
+
 @pytest.mark.parametrize("name", ["tangents", "tangents-float32"])
 def test_heads_of_earlier_versions_are_compared_by_their_hash(name):
     """Files that were written before values were stored have a hash of 256 of them."""
