@@ -93,7 +93,7 @@ def test_a_false_bound_is_refused_before_f_is_evaluated_at_every_center():
     with pytest.raises(
         errors.CurvatureContradictedError, match=r"between \[.*\], \[.*\] and \[.*\], .* times what"
     ) as caught:
-        pa.compile(f, SQUARE, tolerance=1e-4, hessian=(1.0, 0.1))
+        pa.plan(f, SQUARE, tolerance=1e-4, hessian=(1.0, 0.1))
     assert sum(map(len, rows)) < 700
     places = [json.loads(f"[{part}]") for part in str(caught.value).split("[")[1:4] for part in [part.split("]")[0]]]
     first, middle, last = np.array(places)  # the three points refute it by themselves
@@ -185,6 +185,20 @@ def test_a_function_of_single_points_and_one_that_is_not_needed(loaded):
         pa.attack(typed, function=lambda z: 2 * z[:, 0])
 
 
+def test_verify_takes_the_function_on_the_command_line(tmp_path):
+    (tmp_path / "plant.py").write_text(
+        "import numpy as np\ndef f(z):\n    return np.sin(3 * z[:, 0])\ndef g(z):\n    return np.sin(4 * z[:, 0])\n"
+    )
+    c = pa.compile(lambda z: np.sin(3 * z[:, 0]), pa.Box([-1], [1]), tolerance=0.1, lipschitz=3.0)
+    c.save(tmp_path / "head")
+    plain = json.loads(partita("verify", tmp_path / "head", "--json").stdout)
+    ran = partita("verify", tmp_path / "head", "--function", f"{tmp_path / 'plant.py'}:f", "--json")
+    with_f = json.loads(ran.stdout)
+    assert ran.returncode == 0 and len(with_f["checks"]) > len(plain["checks"])
+    ran = partita("verify", tmp_path / "head", "--function", f"{tmp_path / 'plant.py'}:g")
+    assert ran.returncode == 1 and "g is not the function that was compiled" in ran.stderr
+
+
 @pytest.mark.parametrize("name", ["tangents", "tangents-float32"])
 def test_heads_of_earlier_versions_are_compared_by_their_hash(name):
     """Files that were written before values were stored have a hash of 256 of them."""
@@ -205,9 +219,8 @@ def test_large_fitted_values_are_explained_and_can_be_limited():
     said = f"the values reach {largest:.3g}"
     assert largest > 1000 and said in free.explain() and said in free.report().splitlines()[1]
     assert "cancel in the softmax average" in free.explain() and "in float32 to an error of about" in free.explain()
-    plan = pa.plan(WAVE, SQUARE, tolerance=1e-6, max_value=5.0)
-    limited = pa.build(plan)
-    assert float(limited.head.values.abs().max()) <= 5.0 and limited.error_bound <= 1e-6
+    limited = pa.compile(WAVE, SQUARE, tolerance=1e-6, max_value=2.0)
+    assert float(limited.head.values.abs().max()) <= 2.0 and limited.error_bound <= 1e-6
     assert limited.candidates[0].method == "fitted" and limited.num_keys < 10 * free.num_keys
     assert "times |f|" not in limited.explain()
     assert limited.certificate.rounding < free.certificate.rounding / 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -10,13 +11,25 @@ from rich.table import Table
 import partita as pa
 from partita.cli.common import AsJson, Folder, stdout
 from partita.cli.exits import REFUSED
+from partita.cli.own_code import object_named
 
 __all__ = ["verify_command"]
 
 
-def verify_command(folder: Folder, as_json: AsJson = False) -> None:
+def verify_command(
+    folder: Folder,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--function",
+            metavar="MODULE:FUNCTION",
+            help="The black box that was compiled, which files do not store: its values and its error are checked, too.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a certificate's hashes and arithmetic again; exit 1 if anything does not hold."""
-    checks = pa.recheck(pa.load(folder))
+    checks = pa.recheck(pa.load(folder), function=None if function is None else object_named(function))
     holds = all(c.holds for c in checks)
     if as_json:
         lines = [{"name": c.name, "holds": c.holds, "checked": c.checked, "detail": c.detail} for c in checks]
