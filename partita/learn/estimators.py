@@ -64,7 +64,7 @@ class _PartitionModel(BaseEstimator, ABC):
         rng = check_random_state(self.random_state)
         # small matrices: threads would wait for each other longer than they work
         with ThreadpoolController().limit(limits=1):
-            scaling, fit = fit_model(points, (targets - shift) / unit, options, rng=rng)
+            scaling, fit = fit_model(points, (targets - shift) / unit, np.ones(len(points)), options, rng=rng)
         slopes = None if fit.smoother.slopes is None else fit.smoother.slopes * unit[:, None]
         self._smoother = Smoother(fit.smoother.keys, shift + fit.smoother.values * unit, slopes)
         self._scaling = scaling
