@@ -148,7 +148,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     kw = {"centers": x[:6], "values": "affine", "ridge": 1e-3, "inverse_temperature": 2.0}
     whole = PartitionRegressor(**kw).fit(x, y)
     smooth = PartitionRegressor(solver="smoother").fit(x, y)
-    monkeypatch.setattr(smoothing, "_AT_ONCE", 400)
+    monkeypatch.setattr(smoothing, "AT_ONCE", 400)
     parts = PartitionRegressor(**kw).fit(x, y)
     assert np.allclose(whole.predict(x), parts.predict(x), rtol=0, atol=1e-10)
     assert np.allclose(whole.loo_predictions_, parts.loo_predictions_, rtol=0, atol=1e-10)
@@ -318,7 +318,9 @@ def test_more_keys_asked_for_than_places_there_are():
     x = np.repeat(np.arange(4.0), 5)[:, None]
     model = PartitionRegressor(10).fit(x, x[:, 0] ** 2)
     assert len(model.centers_) == 4 and np.allclose(model.predict(x), x[:, 0] ** 2, atol=1e-3)
-    assert len(PartitionRegressor(99).fit(x, x[:, 0]).centers_) == 20
+    different = np.arange(20.0)[:, None]
+    with pytest.warns(UserWarning, match="centers=99, but X has only 20 rows"):
+        assert len(PartitionRegressor(99).fit(different, different[:, 0]).centers_) == 20
 
 
 def test_units_of_the_features_do_not_matter():

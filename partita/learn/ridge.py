@@ -320,7 +320,9 @@ class _Dual(Ridge):
         inverse, failed = lapack.dtrtri(factor, lower=1)
         if failed:
             raise LinAlgError("a factor has a zero on its diagonal")
-        slack = penalty * (np.einsum("ji,ji->i", inverse, inverse)[:, None] - self._base.leverage() / (penalty + lifted))
+        slack = penalty * (
+            np.einsum("ji,ji->i", inverse, inverse)[:, None] - self._base.leverage() / (penalty + lifted)
+        )
         coefficients = inverse.T @ (inverse @ self._rest)
         return _Solved(penalty * coefficients, 1 - slack, lambda: coefficients)
 

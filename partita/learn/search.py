@@ -133,9 +133,7 @@ class _Problems:
         return best_fit(*sample, request=self.request, weights=self.weights[rows])
 
 
-def _descent(
-    problems: _Problems, low: float, high: float, near: Fit, to_beat: float
-) -> tuple[float, float, Trial]:
+def _descent(problems: _Problems, low: float, high: float, near: Fit, to_beat: float) -> tuple[float, float, Trial]:
     """R, the share of λ and the trial where steps in ln R and then in ln λ lead to."""
     best: list[tuple[float, float, Trial]] = []  # one, the best: trials are large
 
@@ -271,7 +269,7 @@ def relevance(
 
     A round moves the scale of feature k halfway (in logarithms) to the root mean square of `∂net/∂x_k`: what the fitted head
     does not move with is shrunk, and the next head looks elsewhere. Rounds go on while the leave-one-out error falls by 1 %, and
-    the earliest within two standard errors of the best is taken: a scaled fit has seen the targets through its scales, so that
+    the earliest within 1 % or two standard errors of the best is taken: a scaled fit has seen the targets through its scales, so that
     its leave-one-out error flatters it.
 
     Args:
@@ -295,7 +293,11 @@ def relevance(
         if path[-1][1].error > _WORTH * fit.error:
             break
     best = min((fit for _, fit in path), key=lambda fit: fit.error)
-    return next(taken for taken in path if not clearly_better(best, taken[1], targets, weights=weights))
+    return next(
+        taken
+        for taken in path
+        if best.error > _WORTH * taken[1].error or not clearly_better(best, taken[1], targets, weights=weights)
+    )
 
 
 def _carried_over(fit: Fit, scaled: Array) -> Fit:

@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,11 +23,12 @@ __all__ = ["export_onnx"]
 _LARGEST = (1 << 31) - (1 << 24)  # an ONNX file is one protocol buffer of at most 2 GiB
 
 
-def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
+def export_onnx(head: FoldedHead, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> Path:
     """Write the head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q.
 
     Args:
         path: the file to write. It appears whole or not at all; an existing regular file is replaced.
+        metadata: becomes the `metadata_props` of the file.
 
     Raises:
         AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
@@ -59,6 +60,7 @@ def export_onnx(head: FoldedHead, path: str | os.PathLike[str]) -> Path:
         )
         if program is None:
             raise FormatError("torch.onnx.export returned nothing.")
+        program.model.metadata_props.update(metadata or {})
         program.save(Path(draft) / "head.onnx")
         os.replace(Path(draft) / "head.onnx", _require_replaceable(place))
     return place
