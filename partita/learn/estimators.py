@@ -65,7 +65,7 @@ class _Rows:
         new = np.append(True, (both[order[1:]] != both[order[:-1]]).any(axis=1))
         number = np.full(len(points), -1)
         number[kept[order]] = np.cumsum(new) - 1
-        totals = np.bincount(number[kept], weights=weights[kept])
+        totals: Array = np.bincount(number[kept], weights=weights[kept]).astype(np.float64)
         return cls(kept[order[new]], number, totals)
 
 
@@ -76,13 +76,17 @@ class _State:
     smoother: Smoother
     scaling: Scaling
     deviation: Array  # of the features
-    variances: Array | None  # of the outputs, one row per key
+    spread: Smoother | None  # squared errors around x, with the same centers
     left_out: Array  # (n, out), of the rows as they were given
     penalty: float
     degrees_of_freedom: float
     effective_keys: float
     loo_error: float
     distinct: float  # rows
+
+    def in_rows(self) -> _State:
+        """The same with arrays that lie in memory as loaded ones do, so that sums round alike."""
+        return _State.of({name: np.ascontiguousarray(a) for name, a in self.arrays().items()}, self.numbers())
 
     def arrays(self) -> dict[str, Array]:
         keys = self.smoother.keys
@@ -94,14 +98,15 @@ class _State:
             "mean": self.scaling.mean,
             "scale": self.scaling.scale,
             "deviation": self.deviation,
-            "variances": self.variances,
+            "variances": None if self.spread is None else self.spread.values,
             "left_out": self.left_out,
         }
         return {name: array for name, array in found.items() if array is not None and np.isfinite(array).all()}
 
     def numbers(self) -> dict[str, float]:
         own = ("penalty", "degrees_of_freedom", "effective_keys", "loo_error", "distinct")
-        return {"rate": self.smoother.keys.rate, **{name: getattr(self, name) for name in own}}
+        rates = {"rate": self.smoother.keys.rate, "spread_rate": 0.0 if self.spread is None else self.spread.keys.rate}
+        return {**rates, **{name: getattr(self, name) for name in own}}
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], numbers: Mapping[str, float]) -> _State:
@@ -120,8 +125,10 @@ class _State:
         left_out = arrays.get("left_out", np.full((1, out), np.nan))  # of one sample
         own = {name: value for name, value in numbers.items() if name in cls.__dataclass_fields__}
         scaling = Scaling(arrays["mean"], arrays["scale"])
-        smoother = Smoother(keys, arrays["values"], slopes)
-        return cls(smoother, scaling, arrays["deviation"], arrays.get("variances"), left_out, **own)
+        smoother, spread = Smoother(keys, arrays["values"], slopes), None
+        if "variances" in arrays:
+            spread = Smoother(Keys(keys.centers, numbers["spread_rate"]), arrays["variances"])
+        return cls(smoother, scaling, arrays["deviation"], spread, left_out, **own)
 
 
 class _Probabilities(nn.Module):
@@ -133,7 +140,8 @@ class _Probabilities(nn.Module):
         self.input_shapes, self.dtype = head.input_shapes, head.dtype
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return (self.sharpness * self.head(*inputs)).softmax(dim=-1)
+        out: Tensor = (self.sharpness * self.head(*inputs)).softmax(dim=-1)
+        return out
 
 
 class _PartitionModel(BaseEstimator, ABC):
@@ -179,14 +187,12 @@ class _PartitionModel(BaseEstimator, ABC):
         with ThreadpoolController().limit(limits=1):
             scaling, fit = fit_model(points, (targets - shift) / unit, weights, options, rng=rng)
             scaled = scaling(points)
-            smoother = fit.smoother
-            if spread and len(points) > 1:
-                squares = (fit.left_out - (targets - shift) / unit) ** 2 * unit**2
-                variances = local_variances(smoother.keys, scaled, squares, weights)
-            else:
-                variances = None
+            smoother, errors = fit.smoother, None
             if np.array_equal(smoother.keys.centers, scaled):  # keys that are the rows: as the rows were given
-                smoother, variances = _in_order(smoother, variances, np.argsort(rows.first))
+                smoother = _in_order(smoother, np.argsort(rows.first))
+            if spread and len(points) > 1:
+                squares = (fit.left_out * unit + shift - targets) ** 2
+                errors = local_variances(smoother.keys.centers, scaled, squares, weights)
             slopes = None if smoother.slopes is None else smoother.slopes * unit[:, None]
             smoother = Smoother(smoother.keys, shift + smoother.values * unit, slopes)
             once = shift + fit.left_out * unit
@@ -197,14 +203,14 @@ class _PartitionModel(BaseEstimator, ABC):
                 smoother,
                 scaling,
                 moments(points, weights)[1],
-                variances,
+                errors,
                 left_out,
                 fit.penalty,
                 fit.degrees_of_freedom,
                 smoother.effective_keys(scaled, weights),
                 float(np.average((once - targets) ** 2, axis=0, weights=weights).mean()),
                 float(len(points)),
-            )
+            ).in_rows()
         return state
 
     def _adopt(self, state: _State, *, output_shape: tuple[int, ...]) -> None:
@@ -323,12 +329,11 @@ def _warn_of_many_centers(centers: Any, rows: int) -> None:
         )
 
 
-def _in_order(smoother: Smoother, variances: Array | None, order: NDArray[np.int64]) -> tuple[Smoother, Array | None]:
+def _in_order(smoother: Smoother, order: NDArray[np.int64]) -> Smoother:
     """The same head with its keys in another order."""
     keys, slopes = smoother.keys, smoother.slopes
     moved = replace(keys, centers=keys.centers[order], bias=None if keys.bias is None else keys.bias[order])
-    moved_slopes = None if slopes is None else slopes[order]
-    return Smoother(moved, smoother.values[order], moved_slopes), None if variances is None else variances[order]
+    return Smoother(moved, smoother.values[order], None if slopes is None else slopes[order])
 
 
 class PartitionRegressor(RegressorMixin, _PartitionModel):
@@ -375,8 +380,9 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
         Args:
             X: features `(n, m)`.
             y: targets `(n,)` or `(n, out)`.
-            sample_weight: how much each row counts, `(n,)`, or None for 1 each. Weight 0 is the same as leaving the row out, weight 2
-                the same as a second copy. Copies are left out together, so that weights that are all equal change nothing.
+            sample_weight: how much each row counts, `(n,)`, or None for 1 each. Weight 0 is the same as leaving the row out,
+                weight 2 the same as a second copy. Copies are left out together, so that weights that are all equal change
+                nothing, unless `ridge` is given.
         """
         points, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         targets = np.asarray(y, dtype=np.float64)
@@ -396,10 +402,12 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
     def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predictions, and on request the size of the error that leaving points out shows around them.
 
-        The second array is `√(Σ_j w_j(x)·v_j)`, where w are the head's own weights and v_j is the mean squared leave-one-out
-        error of the data around key j, drawn towards the overall mean as far as that makes the errors seen more likely. It is
-        the typical size of `y − predict(x)` for new data at such x, noise included. It is *not* a confidence interval of the mean
-        function, it claims nothing about the shape of the errors, it is not a bound, and it does not grow away from the
+        The second array is `√(Σ_j u_j(x)·v_j)`, where v_j is the mean squared leave-one-out error of the data around key j and u
+        are softmax weights over the same keys. How far "around" reaches, and how far v_j is drawn towards the overall mean, is
+        what makes the leave-one-out errors most likely; it is nearly constant unless they clearly differ between places.
+
+        It is the typical size of `y − predict(x)` for new data at such x, noise included. It is *not* a confidence interval of the
+        mean function, it says nothing about the shape of the errors, it is not a bound, and it does not grow away from the
         data: there it is that of the nearest keys. It is as flattered as `loo_error_`. nan after a fit to one sample.
 
         Args:
@@ -420,10 +428,9 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
         mean = outputs[:, 0] if self._flat else outputs
         if not return_std:
             return mean
-        variances = self._state.variances
-        if variances is None:
+        if self._state.spread is None:
             return mean, np.full_like(mean, np.nan)
-        std = np.sqrt(Smoother(self._state.smoother.keys, variances)(scaled))
+        std = np.sqrt(self._state.spread(scaled))
         return mean, std[:, 0] if self._flat else std
 
     def _facts(self) -> dict[str, Any]:
@@ -617,7 +624,8 @@ def _class_weights(given: Any, classes: NDArray[Any], index: NDArray[np.int64], 
         return np.ones(len(classes))
     if isinstance(given, str) and given == "balanced":
         totals = np.bincount(index, weights=weights, minlength=len(classes))
-        return np.divide(totals.sum() / len(classes), totals, out=np.zeros(len(classes)), where=totals > 0)
+        out: Array = np.divide(totals.sum() / len(classes), totals, out=np.zeros(len(classes)), where=totals > 0)
+        return out
     if not isinstance(given, Mapping):
         raise UnsupportedError(
             f"class_weight is {given!r}; expected None, 'balanced' or a dict from labels to numbers."

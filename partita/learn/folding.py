@@ -39,7 +39,8 @@ def fold(
     With `γ_j = c_j − μ` in raw units, `−R|S(x − c_j)|²/2` and `R(S²γ_j·(x − μ) − |Sγ_j|²/2)` differ by a function of x alone,
     which no softmax sees. So centers `μ + tS²γ_j`, powers `|tS²γ_j|² − t|Sγ_j|²` and inverse temperature `R/t` give the same
     weights, for every t > 0; t balances the two sides. If all scales are equal, t = 1/S² leaves the centers where they are and
-    the powers 0. A bias b_j of a key adds `2tb_j/R` to its power. Scores round like R times the ratio of the largest to the smallest spread of a feature.
+    the powers 0. A bias b_j of a key adds `2tb_j/R` to its power.
+    Scores round like R times the ratio of the largest to the smallest spread of a feature.
 
     Args:
         spread: `(m,)`, a typical size of `x − μ`.

@@ -90,7 +90,8 @@ class _Base:
 
     def leverage(self) -> Array:
         """The diagonal of `QQᵀ`, `(n, 1)`."""
-        return (self.columns**2).sum(axis=1, keepdims=True)
+        out: Array = (self.columns**2).sum(axis=1, keepdims=True)
+        return out
 
     def add(self, smoother: Smoother, rest: Array) -> Smoother:
         """The smoother plus the unpenalised function that is nearest to `rest` at the points."""

@@ -13,7 +13,7 @@ from partita.geometry.domains import Array
 from partita.learn.ridge import Fit, Ridge, Trial
 from partita.learn.smoothing import AT_ONCE, Keys, Smoother, squared_distances
 
-__all__ = ["Request", "best_fit", "clearly_better", "relevance", "spacing"]
+__all__ = ["Request", "best_fit", "clearly_better", "rate_range", "relevance", "spacing"]
 
 _RATES = 12  # on the first grid
 _FIRST_STEP, _LAST_STEP = 0.7, 0.17  # of ln R around the best rate seen: factors 2 and 1.2
@@ -84,7 +84,7 @@ def best_fit(
         return _best_smoother(centers, targets, every, some, request)
     whole = _Problems(centers, points, targets, every, request)
     searched = whole if some.step == 1 else _Problems(centers, points[some], targets[some], every[some], request)
-    rates = (request.rate, request.rate) if request.rate is not None else _rate_range(centers)
+    rates = (request.rate, request.rate) if request.rate is not None else rate_range(centers)
     if min(len(centers) * (1 + points.shape[1] * request.affine), len(searched.points)) <= _SURVEYED:
         start = None if near is None else near.smoother.keys.rate
         rate, trial = _best_rate(lambda rate: searched.best(rate), *rates, start=start)
@@ -204,7 +204,7 @@ def _best_smoother(centers: Array, targets: Array, weights: Array, some: slice, 
 
     if request.rate is not None:
         return trial(request.rate, slice(None)).finish()
-    rate, best = _best_rate(trial, *_rate_range(centers), start=None)
+    rate, best = _best_rate(trial, *rate_range(centers), start=None)
     return best.finish() if some.step == 1 else trial(rate, slice(None)).finish()
 
 
@@ -215,7 +215,7 @@ def _try_smoother(keys: Keys, targets: Array, weights: Array, rows: slice) -> Tr
     return Trial(error, lambda: Fit(Smoother(keys, targets), 0.0, 0.0, keys.trace(rows), left_out, error))
 
 
-def _rate_range(centers: Array) -> tuple[float, float]:
+def rate_range(centers: Array) -> tuple[float, float]:
     """From keys that see everything, `0.3/median|c − c'|²`, to keys that see their neighbour, `8/nearest²`."""
     chosen = centers[:: max(1, len(centers) // _SAMPLED)]
     squared = squared_distances(chosen, centers)
@@ -269,8 +269,8 @@ def relevance(
 
     A round moves the scale of feature k halfway (in logarithms) to the root mean square of `∂net/∂x_k`: what the fitted head
     does not move with is shrunk, and the next head looks elsewhere. Rounds go on while the leave-one-out error falls by 1 %, and
-    the earliest within 1 % or two standard errors of the best is taken: a scaled fit has seen the targets through its scales, so that
-    its leave-one-out error flatters it.
+    the earliest within 1 % or two standard errors of the best is taken: a scaled fit has seen the targets through its scales, so
+    that its leave-one-out error flatters it.
 
     Args:
         points: `(n, m)`, standardised.

@@ -68,8 +68,8 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     """Read what `write_record` wrote. Raises what `partita.load` raises."""
     place = Path(folder)
     if not place.is_dir():
-        found = "is not a folder" if place.exists() else "does not exist"
-        raise TruncatedFileError(f"{place} {found}; expected a folder with {_TENSORS} and {_DESCRIPTION}.")
+        what = "is not a folder" if place.exists() else "does not exist"
+        raise TruncatedFileError(f"{place} {what}; expected a folder with {_TENSORS} and {_DESCRIPTION}.")
     try:
         found = read_sealed(place, _DESCRIPTION, format="partita-estimator", newest=_VERSION, tensors=_TENSORS)
         tensors = {name: tensor.numpy() for name, tensor in read_tensors(place / _TENSORS).items()}
