@@ -33,7 +33,7 @@ def local_variances(centers: Array, points: Array, squares: Array, weights: Arra
     rows = weights / weights.mean()
     some = slice(None, None, math.ceil(len(points) / _ROWS))
     squared = squared_distances(points[some], centers)
-    losses = {}
+    losses: dict[tuple[float, float], float] = {}
     for rate in np.geomspace(*rate_range(centers), _RATES):
         shares = Keys(centers, float(rate)).weights(points[some], squared)
         losses |= {(prior, -rate): loss for prior, loss in _losses(shares, squares[some], rows[some]).items()}
