@@ -18,6 +18,7 @@ PENALTIES = 10.0 ** np.arange(-8.0, 3.1, 0.25)  # in units of the largest eigenv
 _LOST = 1e-13  # of the largest eigenvalue
 _RANK = 1e-10  # of the largest singular value of the points: below it a direction is none
 _LEAST_SLACK = 1e-10  # of 1 − H_ii: below it the formula divides rounding by rounding
+_JUDGED = 500  # points at least whose errors are summed in a search
 _FACTORED = 1e-11  # of the trace: smaller penalties go through the eigenvectors, where rounding does less
 
 
@@ -219,6 +220,10 @@ class Ridge(ABC):
 
         return Trial(error, finish)
 
+    def error(self, penalty: float) -> float:
+        """The error of `at(penalty)`, over some of the points if that saves much."""
+        return self.at(penalty).error
+
     @abstractmethod
     def _prepare(self) -> None:
         """The Gram matrix."""
@@ -245,7 +250,13 @@ class _Primal(Ridge):
         features = Rows(self._weighted, len(self._points), self._keys.num_features)
         q = self._base.columns
         shadow = sum((q[part].T @ block for part, block in features), start=np.zeros((q.shape[1], features.columns)))
-        self._rows = Rows(lambda part: features.block(part) - q[part] @ shadow, features.rows, features.columns)
+
+        def projected(part: slice) -> Array:
+            block = features.taken(part)
+            block -= q[part] @ shadow
+            return block
+
+        self._rows = Rows(projected, features.rows, features.columns)
         self._gram = np.zeros((features.columns, features.columns))
         self._moments = np.zeros((features.columns, self._rest.shape[1]))
         for part, block in self._rows:
@@ -254,7 +265,9 @@ class _Primal(Ridge):
 
     def _weighted(self, part: slice) -> Array:
         squared = None if self._squared is None else self._squared[part]
-        return self._keys.features(self._points[part], squared) * self._base.roots[part]
+        features = self._keys.features(self._points[part], squared)
+        features *= self._base.roots[part]
+        return features
 
     def _trace(self) -> float:
         return float(np.trace(self._gram))
@@ -270,10 +283,28 @@ class _Primal(Ridge):
         moments = vectors.T @ self._moments
         return _Spectrum(rotated, np.maximum(squares, 0.0), self._rest, moments, self._base.leverage(), vectors)
 
+    def error(self, penalty: float) -> float:
+        step = len(self._points) // _JUDGED
+        if step < 2 or not self._rows.whole or penalty <= _FACTORED * self._trace():
+            return super().error(penalty)
+        some = slice(None, None, step)
+        try:
+            factor, inner = self._factor(penalty)
+        except LinAlgError:
+            return super().error(penalty)
+        half = solve_triangular(factor, self._rows.block(some).T, lower=True, check_finite=False)
+        slack = np.maximum(1 - self._base.leverage()[some, 0] - np.einsum("ji,ji->i", half, half), _LEAST_SLACK)
+        left_out = (self._rest[some] - half.T @ inner) / slack[:, None]
+        return float((left_out**2).sum() / (self._weights[some].sum() * left_out.shape[1]))
+
+    def _factor(self, penalty: float) -> tuple[Array, Array]:
+        """L and `L⁻¹Φᵀy`."""
+        factor = cholesky(_with_diagonal(self._gram, penalty), lower=True, overwrite_a=True, check_finite=False)
+        return factor, solve_triangular(factor, self._moments, lower=True, check_finite=False)
+
     def _factored(self, penalty: float) -> _Solved:
         """With `ΦᵀΦ + λ = LLᵀ` and `Z = L⁻¹Φᵀ` the hat matrix is `QQᵀ + ZᵀZ`."""
-        factor = cholesky(_with_diagonal(self._gram, penalty), lower=True, overwrite_a=True, check_finite=False)
-        inner = solve_triangular(factor, self._moments, lower=True, check_finite=False)
+        factor, inner = self._factor(penalty)
         residuals, hats = self._rest.copy(), self._base.leverage()
         for part, block in self._rows:
             half = solve_triangular(factor, block.T, lower=True, check_finite=False)
@@ -340,9 +371,10 @@ class _Dual(Ridge):
 
 
 def _with_diagonal(matrix: Array, penalty: float) -> Array:
+    """The symmetric matrix with λ added to its diagonal, by columns: LAPACK takes it without another copy."""
     out = matrix.copy()
     out.flat[:: len(out) + 1] += penalty
-    return out
+    return out.T
 
 
 def try_ridge(

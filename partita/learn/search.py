@@ -11,7 +11,7 @@ from scipy.spatial import KDTree
 
 from partita.geometry.domains import Array
 from partita.learn.ridge import Fit, Ridge, Trial
-from partita.learn.smoothing import AT_ONCE, Keys, Smoother, squared_distances
+from partita.learn.smoothing import AT_ONCE, Keys, Smoother, row_blocks, squared_distances
 
 __all__ = ["Request", "best_fit", "clearly_better", "rate_range", "relevance", "spacing"]
 
@@ -19,15 +19,18 @@ _RATES = 12  # on the first grid
 _FIRST_STEP, _LAST_STEP = 0.7, 0.17  # of ln R around the best rate seen: factors 2 and 1.2
 _PENALTY_STEP = 1.0  # of ln λ
 _ALONG = 1.4  # steps of ln λ for one of ln R
+_RATE_FALLS, _SHARE_FALLS = 0.4, 0.9  # of R and λ with the number of keys, as powers: where the descent starts
 _ROUNDS = 6  # of relevance
 _WORTH = 0.99  # of the error before: a round that saves less is the last
 _ENOUGH = 2.0  # standard errors
+_TREE = 16  # features: with more of them all distances are cheaper than a tree
 _SAMPLED = 512  # points whose distances set the range of rates
 _ROWS_SEARCHED = 2500  # rates are compared on so many points, the best one is fitted to all
 _SURVEYED = 128  # keys: up to here every rate gets its best penalty; beyond, a survey with so many keys is the start of a descent
 _SURVEYED_ROWS = 4  # times as many rows as keys
 _LEAST_SHARE, _LARGEST_SHARE = 1e-9, 1e3  # of λ, in units of the trace of the Gram matrix
 _FALLS = 0.998  # a step that leaves more than this of the error is the last
+_FAR_OFF = 1.5  # times the best error: no other λ is tried at this R
 _HOPELESS = 1.15  # times the error to beat
 
 
@@ -52,7 +55,10 @@ def spacing(centers: Array) -> float:
     """Root mean square distance from a center to its nearest neighbour; infinite for one center."""
     if len(centers) < 2:
         return math.inf
-    return float(np.sqrt((KDTree(centers).query(centers, k=2)[0][:, 1] ** 2).mean()))
+    if centers.shape[1] <= _TREE:
+        return float(np.sqrt((KDTree(centers).query(centers, k=2)[0][:, 1] ** 2).mean()))
+    blocks = (squared_distances(centers[part], centers) for part in row_blocks(len(centers), len(centers)))
+    return math.sqrt(float(np.concatenate([np.partition(block, 1, axis=1)[:, 1] for block in blocks]).mean()))
 
 
 def best_fit(
@@ -87,14 +93,12 @@ def best_fit(
     rates = (request.rate, request.rate) if request.rate is not None else rate_range(centers)
     if min(len(centers) * (1 + points.shape[1] * request.affine), len(searched.points)) <= _SURVEYED:
         start = None if near is None else near.smoother.keys.rate
-        rate, trial = _best_rate(lambda rate: searched.best(rate), *rates, start=start)
+        rate, trial = _best_rate(searched.best, *rates, start=start)
         if searched is whole:
             return trial.finish()
         share = trial.finish().share
     else:
-        rate, share, trial = _descent(searched, *rates, near or searched.surveyed(), to_beat)
-        if searched is whole:
-            return trial.finish()
+        rate, share = _descent(searched, *rates, near or searched.surveyed(), to_beat)
     return whole.at(rate, share).finish()
 
 
@@ -124,6 +128,11 @@ class _Problems:
         problem = self._of(rate)
         return problem.at(share * problem.unit if self.request.penalty is None else self.request.penalty)
 
+    def error(self, rate: float, share: float) -> float:
+        """That of `at`, perhaps over fewer points."""
+        problem = self._of(rate)
+        return problem.error(share * problem.unit if self.request.penalty is None else self.request.penalty)
+
     def surveyed(self) -> Fit:
         """The best fit to a sample."""
         keys = slice(None, None, math.ceil(len(self.centers) / _SURVEYED))
@@ -133,41 +142,40 @@ class _Problems:
         return best_fit(*sample, request=self.request, weights=self.weights[rows])
 
 
-def _descent(problems: _Problems, low: float, high: float, near: Fit, to_beat: float) -> tuple[float, float, Trial]:
-    """R, the share of λ and the trial where steps in ln R and then in ln λ lead to."""
-    best: list[tuple[float, float, Trial]] = []  # one, the best: trials are large
+def _descent(problems: _Problems, low: float, high: float, near: Fit, to_beat: float) -> tuple[float, float]:
+    """R and the share of λ where steps in ln R and then in ln λ lead to."""
+    best: list[tuple[float, float, float]] = []  # error, ln R, ln share
 
     def error(log_rate: float, log_share: float) -> float:
-        tried = problems.at(math.exp(log_rate), math.exp(log_share))
-        if not best or tried.error < best[0][2].error:
-            best[:] = [(log_rate, log_share, tried)]
-        return tried.error
+        found = problems.error(math.exp(log_rate), math.exp(log_share))
+        best[:] = [min([*best, (found, log_rate, log_share)])]
+        return found
 
-    n = len(problems.points)
+    n, fewer = len(problems.points), math.log(len(near.smoother.keys.centers) / len(problems.centers))
     shares = math.log(_LEAST_SHARE * n), math.log(_LARGEST_SHARE * n)
     rates = math.log(low), math.log(high)
-    rate = min(max(math.log(near.smoother.keys.rate), rates[0]), rates[1])
     free = problems.request.penalty is None
-    share = min(max(math.log(near.share), shares[0]), shares[1]) if free else 0.0
-
+    rate = min(max(math.log(near.smoother.keys.rate) + _RATE_FALLS * fewer, rates[0]), rates[1])
+    share = min(max(math.log(near.share) + _SHARE_FALLS * fewer, shares[0]), shares[1]) if free else 0.0
     taken = {rate: share}  # the better share at every rate seen
 
     def along_rates(log_rate: float) -> float:
         """Good shares grow with R: try that of the nearest rate, and one that is moved along."""
         nearest = min(taken, key=lambda seen: abs(seen - log_rate))
         moved = min(max(taken[nearest] + _ALONG * (log_rate - nearest), shares[0]), shares[1])
-        found = {v: error(log_rate, v) for v in ((taken[nearest], moved) if free else (taken[nearest],))}
+        found = {taken[nearest]: error(log_rate, taken[nearest])}
+        if free and found[taken[nearest]] < _FAR_OFF * best[0][0]:
+            found[moved] = error(log_rate, moved)
         taken[log_rate] = min(found, key=lambda v: found[v])
         return found[taken[log_rate]]
 
-    error(rate, share)
-    if best[0][2].error < _HOPELESS * to_beat:
+    if error(rate, share) < _HOPELESS * to_beat:
         if high > low:
-            _downhill(along_rates, rate, best[0][2].error, rates, _FIRST_STEP)
-        rate, share, trial = best[0]
+            _downhill(along_rates, rate, best[0][0], rates, _FIRST_STEP)
+        here, rate, share = best[0]
         if free:
-            _downhill(lambda v: error(rate, v), share, trial.error, shares, _PENALTY_STEP)
-    return math.exp(best[0][0]), math.exp(best[0][1]), best[0][2]
+            _downhill(lambda v: error(rate, v), share, here, shares, _PENALTY_STEP)
+    return math.exp(best[0][1]), math.exp(best[0][2])
 
 
 def _downhill(

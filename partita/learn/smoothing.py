@@ -67,6 +67,18 @@ class Rows:
                 self._kept = self._make(part)
             yield part, self._kept
 
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are kept."""
+        return self._kept is not None
+
+    def taken(self, part: slice) -> Array:
+        """The rows of a slice, for the caller to change: nothing is kept of them."""
+        if self._kept is None or part.stop - part.start < self.rows:
+            return self._make(part)
+        kept, self._kept = self._kept, None
+        return kept
+
     def block(self, part: slice) -> Array:
         """The rows of any slice."""
         return self._make(part) if self._kept is None else self._kept[part]
