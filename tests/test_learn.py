@@ -125,6 +125,19 @@ def test_a_fine_grid_of_rates_finds_little_better(seed):
     assert best.error < 1.001 * min(beside)
 
 
+def test_a_search_may_judge_some_points_only(monkeypatch):
+    x, y = cloud(90, 2)
+    weights = np.linspace(0.5, 2, 90)
+    problem = ridge.Ridge.of(Keys(x[:12], 1.0), x, y[:, None], weights=weights)
+    whole = problem.at(0.03)
+    assert problem.error(0.03) == whole.error
+    monkeypatch.setattr(ridge, "_JUDGED", 30)
+    some = slice(None, None, 3)
+    squares = (whole.finish().left_out[some, 0] - y[some]) ** 2
+    assert problem.error(0.03) == pytest.approx(np.average(squares, weights=weights[some]))
+    assert problem.error(0.03) != pytest.approx(whole.error)  # negative control: they are others
+
+
 def test_values_get_slopes_where_that_leaves_less_error():
     winners = set()
     for seed in range(4):
