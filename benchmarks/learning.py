@@ -1,10 +1,11 @@
 """PartitionRegressor and PartitionClassifier beside neighbours, kernel methods and boosted trees on scikit-learn's data.
 
-    python benchmarks/learning.py [--quick | --large] [--jobs 2] [--json FILE] [--docs docs/learning.md]
+    python benchmarks/learning.py [--quick | --large | --classify] [--jobs 2] [--json FILE] [--docs docs/learning.md]
 
 Nine data sets, twice five folds. Every method sees the same training points; peers choose their parameters by cross-validation
 inside these, over the grids below, ours by its own leave-one-out. One thread per fit; seconds are processor seconds and include
-the choosing. Ranks are among the six methods; the row without relevance is shown beside them, not ranked.
+the choosing. Ranks are among the six methods; the row without relevance is shown beside them, not ranked. `--classify` compares
+classifiers on larger sets, among them our own with every rate given every penalty, as it used to be.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -38,15 +40,21 @@ from sklearn.model_selection import GridSearchCV, RepeatedKFold, RepeatedStratif
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
-from partita.learn import PartitionClassifier, PartitionRegressor
+from partita.learn import PartitionClassifier, PartitionRegressor, search
 
 Array = NDArray[Any]
 
 OURS = "partita"
 UNRANKED = "partita, scaling='standard'"
+EXHAUSTIVE = "partita, full search"
 BEGIN, END = "<!-- benchmarks/learning.py writes from here -->", "<!-- to here -->"
+CLASSIFY_BEGIN, CLASSIFY_END = (
+    "<!-- benchmarks/learning.py --classify writes from here -->",
+    "<!-- to here, --classify -->",
+)
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -98,6 +106,16 @@ def all_data() -> list[Data]:
         "digits (600)": (some_digits(), True),
     }
     return [Data(name, x, y, classes) for name, ((x, y), classes) in made.items()]
+
+
+def labelled_data() -> list[Data]:
+    made = {
+        "digits": datasets.load_digits(return_X_y=True),
+        "4 classes, 20 features": datasets.make_classification(1500, 20, n_informative=6, n_classes=4, random_state=0),
+        "breast cancer": datasets.load_breast_cancer(return_X_y=True),
+        "moons": datasets.make_moons(500, noise=0.3, random_state=0),
+    }
+    return [Data(name, x, y, True) for name, (x, y) in made.items()]
 
 
 # ---- peers that scikit-learn does not have as both kinds -----------------------------------------
@@ -202,6 +220,27 @@ def methods(data: Data) -> dict[str, Callable[[], Any]]:
     }
 
 
+class FullSearch(PartitionClassifier):
+    """Every rate that is tried gets the best of 45 penalties, by an eigendecomposition with all keys."""
+
+    def fit(self, X: Array, y: Array, sample_weight: Array | None = None) -> FullSearch:
+        with mock.patch.object(search, "_SURVEYED", 10**9):
+            super().fit(X, y, sample_weight)
+        return self
+
+
+def classifiers(data: Data) -> dict[str, Callable[[], Any]]:
+    named = methods(data)
+    return {
+        OURS: named[OURS],
+        EXHAUSTIVE: lambda: FullSearch(random_state=0),
+        "SVC": lambda: chosen(SVC(), C=[0.1, 1.0, 10.0, 100.0], gamma=["scale", 0.003, 0.01, 0.03, 0.1]),
+        "kernel ridge": named["kernel ridge"],
+        "k neighbours": named["k neighbours"],
+        "boosted trees": named["boosted trees"],
+    }
+
+
 @dataclass(frozen=True)
 class Row:
     """One method on one split of one data set."""
@@ -213,9 +252,9 @@ class Row:
     seconds: float
 
 
-def measure(data: Data, method: str, split: int, rows: tuple[Array, Array]) -> Row:
+def measure(data: Data, method: str, split: int, rows: tuple[Array, Array], *, classify: bool = False) -> Row:
     train, test = rows
-    model = methods(data)[method]()
+    model = (classifiers if classify else methods)(data)[method]()
     with threadpool_limits(1):
         began = time.process_time()
         model.fit(data.x[train], data.y[train])
@@ -265,6 +304,19 @@ def table(rows: list[Row]) -> Table:
     return out
 
 
+def classify_table(rows: list[Row]) -> Table:
+    """Accuracy and processor seconds of a fit, choosing included."""
+    out = Table(box=box.MARKDOWN)
+    scores, seconds = grouped(rows, "score"), grouped(rows, "seconds")
+    names = list(dict.fromkeys(row.method for row in rows))
+    for name in ["", *names]:
+        out.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for data in dict.fromkeys(row.data for row in rows):
+        cells = (f"{scores[data, name].mean():.3f}, {np.median(seconds[data, name]):.2f} s" for name in names)
+        out.add_row(data, *cells)
+    return out
+
+
 def large() -> Table:
     """One fit on 1,000 to 10,000 points of friedman1, which has 5 features that matter whatever their number."""
     out = Table(box=box.MARKDOWN)
@@ -294,17 +346,18 @@ def large() -> Table:
     return out
 
 
-def written(page: str, text: str) -> str:
+def written(page: str, text: str, begin: str, end: str) -> str:
     """The page with the text between the marks replaced."""
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+    before, rest = page.split(begin)
+    after = rest.split(end)[1]
+    return f"{before}{begin}\n{text.strip()}\n{end}{after}"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small data sets, three folds")
     parser.add_argument("--large", action="store_true", help="one fit each on up to 10,000 points, nothing else")
+    parser.add_argument("--classify", action="store_true", help="classifiers on larger sets, three folds")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--docs", type=Path, help="replace the table on this page")
@@ -316,24 +369,27 @@ def main() -> int:
     if options.large:
         Console(width=220).print(large())
         return 0
-    data = [d for d in all_data() if not options.quick or d.name in ("diabetes", "noisy sine", "wine")]
-    folds, repeats = (3, 1) if options.quick else (5, 2)
+    named: Callable[[Data], dict[str, Callable[[], Any]]] = classifiers if options.classify else methods
+    data = labelled_data() if options.classify else all_data()
+    data = [d for d in data if not options.quick or d.name in ("diabetes", "noisy sine", "wine")]
+    folds, repeats = (3, 1) if options.quick or options.classify else (5, 2)
     jobs = [
-        delayed(measure)(d, method, number, rows)
+        delayed(measure)(d, method, number, rows, classify=options.classify)
         for d in data
         for number, rows in enumerate(d.splits(folds, repeats))
-        for method in methods(d)
+        for method in named(d)
     ]
     began = time.perf_counter()
     rows: list[Row] = Parallel(n_jobs=options.jobs, batch_size=1)(jobs)
     console = Console(width=220, record=True)
-    console.print(table(rows))
+    console.print(classify_table(rows) if options.classify else table(rows))
     text = console.export_text(clear=False)
     console.print(f"{len(rows)} fits in {time.perf_counter() - began:.0f} s, {options.jobs} processes of one thread")
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if options.docs:
-        options.docs.write_text(written(options.docs.read_text(), text))
+        marks = (CLASSIFY_BEGIN, CLASSIFY_END) if options.classify else (BEGIN, END)
+        options.docs.write_text(written(options.docs.read_text(), text, *marks))
     return 0
 
 

@@ -73,7 +73,7 @@ _HOMES = {
     "partita.networks": ("attention_from_mlp",),
 }
 _MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection"}
-_ROOMS = {"plots": "partita.plots"}  # rooms that are reached by their own names
+_ROOMS = {"learn": "partita.learn", "plots": "partita.plots"}  # rooms that are reached by their own names
 
 
 def __getattr__(name: str) -> Any:

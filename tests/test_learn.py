@@ -125,6 +125,19 @@ def test_a_fine_grid_of_rates_finds_little_better(seed):
     assert best.error < 1.001 * min(beside)
 
 
+def test_a_search_may_judge_some_points_only(monkeypatch):
+    x, y = cloud(90, 2)
+    weights = np.linspace(0.5, 2, 90)
+    problem = ridge.Ridge.of(Keys(x[:12], 1.0), x, y[:, None], weights=weights)
+    whole = problem.at(0.03)
+    assert problem.error(0.03) == whole.error
+    monkeypatch.setattr(ridge, "_JUDGED", 30)
+    some = slice(None, None, 3)
+    squares = (whole.finish().left_out[some, 0] - y[some]) ** 2
+    assert problem.error(0.03) == pytest.approx(np.average(squares, weights=weights[some]))
+    assert problem.error(0.03) != pytest.approx(whole.error)  # negative control: they are others
+
+
 def test_values_get_slopes_where_that_leaves_less_error():
     winners = set()
     for seed in range(4):
@@ -148,7 +161,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     kw = {"centers": x[:6], "values": "affine", "ridge": 1e-3, "inverse_temperature": 2.0}
     whole = PartitionRegressor(**kw).fit(x, y)
     smooth = PartitionRegressor(solver="smoother").fit(x, y)
-    monkeypatch.setattr(smoothing, "_AT_ONCE", 400)
+    monkeypatch.setattr(smoothing, "AT_ONCE", 400)
     parts = PartitionRegressor(**kw).fit(x, y)
     assert np.allclose(whole.predict(x), parts.predict(x), rtol=0, atol=1e-10)
     assert np.allclose(whole.loo_predictions_, parts.loo_predictions_, rtol=0, atol=1e-10)
@@ -318,7 +331,9 @@ def test_more_keys_asked_for_than_places_there_are():
     x = np.repeat(np.arange(4.0), 5)[:, None]
     model = PartitionRegressor(10).fit(x, x[:, 0] ** 2)
     assert len(model.centers_) == 4 and np.allclose(model.predict(x), x[:, 0] ** 2, atol=1e-3)
-    assert len(PartitionRegressor(99).fit(x, x[:, 0]).centers_) == 20
+    different = np.arange(20.0)[:, None]
+    with pytest.warns(UserWarning, match="centers=99, but X has only 20 rows"):
+        assert len(PartitionRegressor(99).fit(different, different[:, 0]).centers_) == 20
 
 
 def test_units_of_the_features_do_not_matter():
@@ -369,7 +384,9 @@ def test_without_scikit_learn_partita_imports_and_learn_says_what_to_install():
         "from partita.errors import MissingExtraError\n"
         "try:\n    import partita.learn\n"
         "except MissingExtraError as error:\n    print(error)\n"
+        "try:\n    partita.learn\n"
+        "except MissingExtraError as error:\n    print(error)\n"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     expected = str(MissingExtraError.of("partita.learn needs", "sklearn"))
-    assert answer.stdout.strip() == expected and "pip install" in expected, answer.stderr
+    assert answer.stdout.splitlines() == [expected, expected] and "pip install" in expected, answer.stderr

@@ -7,6 +7,6 @@ try:
 except ImportError as error:
     raise MissingExtraError.of("partita.learn needs", "sklearn") from error
 
-from partita.learn.estimators import PartitionClassifier, PartitionRegressor
+from partita.learn.estimators import PartitionClassifier, PartitionRegressor, load
 
-__all__ = ["PartitionClassifier", "PartitionRegressor"]
+__all__ = ["PartitionClassifier", "PartitionRegressor", "load"]

@@ -39,7 +39,8 @@ def fold(
     With `γ_j = c_j − μ` in raw units, `−R|S(x − c_j)|²/2` and `R(S²γ_j·(x − μ) − |Sγ_j|²/2)` differ by a function of x alone,
     which no softmax sees. So centers `μ + tS²γ_j`, powers `|tS²γ_j|² − t|Sγ_j|²` and inverse temperature `R/t` give the same
     weights, for every t > 0; t balances the two sides. If all scales are equal, t = 1/S² leaves the centers where they are and
-    the powers 0. Scores round like R times the ratio of the largest to the smallest spread of a feature.
+    the powers 0. A bias b_j of a key adds `2tb_j/R` to its power.
+    Scores round like R times the ratio of the largest to the smallest spread of a feature.
 
     Args:
         spread: `(m,)`, a typical size of `x − μ`.
@@ -56,14 +57,19 @@ def fold(
         moved = np.einsum("jok,jk->jo", slopes, places)  # values are told at the centers, which have moved
         values = values + moved - np.einsum("jok,jk->jo", smoother.slopes, keys.centers)
     isotropic = bool((scaling.scale == scaling.scale[0]).all())
+    if isotropic:
+        powers = np.zeros_like(powers)
+    if keys.bias is not None:
+        powers = powers + (2 * t / keys.rate) * keys.bias
+    plain = isotropic and keys.bias is None
     centers = scaling.mean + places
     head = ScatteredHead(
         torch.from_numpy(centers),
         keys.rate / t,
         torch.from_numpy(np.ascontiguousarray(values)),
-        powers=None if isotropic else torch.from_numpy(powers),
+        powers=None if plain else torch.from_numpy(powers),
         value_slopes=None if slopes is None else torch.from_numpy(np.ascontiguousarray(slopes)),
         input_shapes=((len(scaling.mean),),),
         output_shape=output_shape,
     )
-    return head, PowerDiagram(centers, None if isotropic else powers)
+    return head, PowerDiagram(centers, None if plain else powers)

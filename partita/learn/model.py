@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import MiniBatchKMeans
+from sklearn.cluster import KMeans
 
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
@@ -16,11 +16,12 @@ from partita.learn.ridge import Fit
 from partita.learn.search import Request, best_fit, relevance
 from partita.learn.smoothing import Keys, Smoother
 
-__all__ = ["Options", "fit_model"]
+__all__ = ["Options", "fit_model", "moments"]
 
 _FEATURES = 1000  # of a ridge fit: up to so many points all of them are keys, beyond there are so many features
 _ALL_WEIGHED = 600  # points: up to here relevance is judged with all of them as keys, beyond on a sample with fewer
-_ROWS_WEIGHED, _KEYS_WEIGHED = 2500, 400
+_ROWS_WEIGHED, _KEYS_WEIGHED = 2500, 256
+_LLOYD = 10  # rounds of k-means
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,25 +71,27 @@ def _is_auto(centers: Any) -> bool:
     return isinstance(centers, str) and centers == "auto"
 
 
-def fit_model(points: Array, targets: Array, options: Options, *, rng: np.random.RandomState) -> tuple[Scaling, Fit]:
+def fit_model(
+    points: Array, targets: Array, weights: Array, options: Options, *, rng: np.random.RandomState
+) -> tuple[Scaling, Fit]:
     """The scaling and the fit of least leave-one-out error among those that the options leave open.
 
     Args:
         points: `(n, m)`, raw.
         targets: `(n, out)`, of comparable sizes.
+        weights: `(n,)`, positive.
     """
-    scaling, near = _scaling(points, targets, options, rng)
+    scaling, near = _scaling(points, targets, weights, options, rng)
     scaled = scaling(points)
     best: Fit | None = None
     for request in options.requests() if len(points) > 1 else []:
-        centers = _place(scaled, scaling, options, request, rng)
+        centers = _place(scaled, weights, scaling, options, request, rng)
         if near is not None and request == Request() and centers is scaled and len(near.smoother.values) == len(points):
             fit = near  # relevance was judged with these very keys
         else:
-            guess = (
-                None if near is None or request.smoother or not _is_auto(options.centers) else near.smoother.keys.rate
-            )
-            fit = best_fit(centers, scaled, targets, request=request, start=guess)
+            guess = near if _is_auto(options.centers) else None
+            bar = math.inf if best is None else best.error
+            fit = best_fit(centers, scaled, targets, request=request, weights=weights, near=guess, to_beat=bar)
         if best is None or fit.error < best.error:
             best = near = fit
     return scaling, best if best is not None else _single(scaled, targets, options)
@@ -97,27 +100,36 @@ def fit_model(points: Array, targets: Array, options: Options, *, rng: np.random
 def _single(scaled: Array, targets: Array, options: Options) -> Fit:
     """One sample: its value everywhere, and nothing to leave out."""
     keys = Keys(scaled, options.rate or 1.0)
-    return Fit(Smoother(keys, targets), options.penalty or 0.0, 1.0, np.full_like(targets, np.nan), math.nan)
+    return Fit(Smoother(keys, targets), options.penalty or 0.0, 0.0, 1.0, np.full_like(targets, np.nan), math.nan)
 
 
-def _scaling(points: Array, targets: Array, options: Options, rng: np.random.RandomState) -> tuple[Scaling, Fit | None]:
+def moments(points: Array, weights: Array) -> tuple[Array, Array]:
+    """Weighted means and standard deviations of the columns; a deviation that is only rounding is 0."""
+    mean = np.average(points, axis=0, weights=weights)
+    deviation = np.sqrt(np.average((points - mean) ** 2, axis=0, weights=weights))
+    return mean, np.where(deviation > 1e-14 * np.abs(points).max(axis=0), deviation, 0.0)
+
+
+def _scaling(
+    points: Array, targets: Array, weights: Array, options: Options, rng: np.random.RandomState
+) -> tuple[Scaling, Fit | None]:
     """Standardised features, then scales by relevance; and the fit that judged them, if one did."""
-    mean, ones = points.mean(axis=0), np.ones(points.shape[1])
+    mean, deviation = moments(points, weights)
     if options.scaling == "none":
-        return Scaling(mean, ones), None
-    deviation = points.std(axis=0)
-    constant = deviation <= 1e-14 * np.abs(points).max(axis=0)
-    standard = Scaling(mean, 1.0 / np.where(constant, 1.0, deviation))
+        return Scaling(mean, np.ones(points.shape[1])), None
+    standard = Scaling(mean, 1.0 / np.where(deviation > 0, deviation, 1.0))
     if options.scaling == "standard" or len(points) < 3:
         return standard, None
     some, keys = np.arange(len(points)), slice(None)
     if len(points) > _ALL_WEIGHED:
         some, keys = rng.permutation(len(points))[:_ROWS_WEIGHED], slice(_KEYS_WEIGHED)
-    scale, fit = relevance(standard(points[some]), targets[some], keys=keys)
+    scale, fit = relevance(standard(points[some]), targets[some], weights=weights[some], keys=keys)
     return Scaling(mean, standard.scale * scale), fit
 
 
-def _place(scaled: Array, scaling: Scaling, options: Options, request: Request, rng: np.random.RandomState) -> Array:
+def _place(
+    scaled: Array, weights: Array, scaling: Scaling, options: Options, request: Request, rng: np.random.RandomState
+) -> Array:
     """Centers in scaled features, `(N, m)`: those given, all points while they are few, else the means of k-means."""
     n, m = scaled.shape
     if not isinstance(options.centers, (str, int, np.integer)):
@@ -134,5 +146,5 @@ def _place(scaled: Array, scaling: Scaling, options: Options, request: Request, 
     distinct = np.unique(scaled, axis=0)
     if len(distinct) <= count:
         return distinct
-    clusters = MiniBatchKMeans(count, n_init=1, batch_size=max(1024, 3 * count), random_state=rng)
-    return np.unique(clusters.fit(scaled).cluster_centers_, axis=0)
+    clusters = KMeans(count, n_init=1, init="random", max_iter=_LLOYD, random_state=rng)
+    return np.unique(clusters.fit(scaled, sample_weight=weights).cluster_centers_, axis=0)

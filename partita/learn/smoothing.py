@@ -10,15 +10,26 @@ from scipy.spatial.distance import cdist
 
 from partita.geometry.domains import Array
 
-__all__ = ["Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
+__all__ = ["AT_ONCE", "Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
 
-_AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
+_FEW = 16  # features
+AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
 
 
 def squared_distances(points: Array, centers: Array) -> Array:
-    """`|x_i − c_j|²`, `(n, N)`, by centred differences."""
-    out: Array = cdist(points, centers, "sqeuclidean")
-    return out
+    """`|x_i − c_j|²`, `(n, N)`: by differences, or with many features by a matrix product around the mean center.
+
+    The product is off by some 1e-16·|x|², which is more than rounding only for distances far below those between most points.
+    """
+    if points.shape[1] <= _FEW:
+        out: Array = cdist(points, centers, "sqeuclidean")
+        return out
+    middle = centers.mean(axis=0)
+    x, c = points - middle, centers - middle
+    out = x @ (-2 * c.T)
+    out += (x**2).sum(axis=1)[:, None]
+    out += (c**2).sum(axis=1)
+    return np.maximum(out, 0.0, out=out)
 
 
 def _softmax(scores: Array) -> Array:
@@ -30,7 +41,7 @@ def _softmax(scores: Array) -> Array:
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
     """Row numbers of blocks that hold some eight million numbers each."""
-    step = max(1, _AT_ONCE // max(columns, 1))
+    step = max(1, AT_ONCE // max(columns, 1))
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
@@ -56,6 +67,18 @@ class Rows:
                 self._kept = self._make(part)
             yield part, self._kept
 
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are kept."""
+        return self._kept is not None
+
+    def taken(self, part: slice) -> Array:
+        """The rows of a slice, for the caller to change: nothing is kept of them."""
+        if self._kept is None or part.stop - part.start < self.rows:
+            return self._make(part)
+        kept, self._kept = self._kept, None
+        return kept
+
     def block(self, part: slice) -> Array:
         """The rows of any slice."""
         return self._make(part) if self._kept is None else self._kept[part]
@@ -63,7 +86,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys of a head: `w_j(x) = softmax_j(−R|x − c_j|²/2)`, values constant or affine in x.
+    """The keys of a head: `w_j(x) = softmax_j(−R|x − c_j|²/2 + b_j)`, values constant or affine in x.
 
     The features that a ridge fit combines are the w_j, and with affine values the `√R·w_j(x)(x − c_j)` as well: R^{−1/2} is the
     width of a key, so that one penalty serves values and slopes.
@@ -72,40 +95,46 @@ class Keys:
         centers: `(N, m)`.
         rate: R.
         affine: whether values have slopes.
+        bias: b `(N,)`, or None for zeros.
     """
 
     centers: Array
     rate: float
     affine: bool = False
+    bias: Array | None = None
 
     @property
     def num_features(self) -> int:
         return int(len(self.centers) * (1 + self.centers.shape[1] * self.affine))
 
-    def weights(self, points: Array) -> Array:
-        """`(n, N)`, rows that sum to 1."""
-        return _softmax(squared_distances(points, self.centers) * (-0.5 * self.rate))
+    def weights(self, points: Array, squared: Array | None = None) -> Array:
+        """`(n, N)`, rows that sum to 1.
 
-    def features(self, points: Array) -> Rows:
+        Args:
+            points: `(n, m)`.
+            squared: `|x_i − c_j|²` if they are known already; they are left as they are.
+        """
+        return _softmax(self._scores(squared_distances(points, self.centers) if squared is None else squared))
+
+    def _scores(self, squared: Array) -> Array:
+        scores = squared * (-0.5 * self.rate)
+        return scores if self.bias is None else scores + self.bias
+
+    def features(self, points: Array, squared: Array | None = None) -> Array:
         """`(n, num_features)`: the weights, then their products with each coordinate of `√R(x − c_j)`."""
+        weights = self.weights(points, squared)
+        if not self.affine:
+            return weights
+        offsets = points.T[:, :, None] - self.centers.T[:, None, :]
+        moments = np.sqrt(self.rate) * weights * offsets
+        return np.hstack([weights, moments.transpose(1, 0, 2).reshape(len(points), -1)])
 
-        def block(part: slice) -> Array:
-            x = points[part]
-            weights = self.weights(x)
-            if not self.affine:
-                return weights
-            root = np.sqrt(self.rate)
-            moments = (root * weights * (x[:, [k]] - self.centers[:, k]) for k in range(x.shape[1]))
-            return np.hstack([weights, *moments])
-
-        return Rows(block, len(points), self.num_features)
-
-    def kernel(self, points: Array, project: Callable[[Array], Array]) -> Array:
+    def kernel(self, points: Array, project: Callable[[Array], Array], squared: Array | None = None) -> Array:
         """Inner products of the features after `project`ing their columns, `(n, n)`, without listing those of the slopes.
 
         `Σ_j w_j w'_j (x − c_j)·(x' − c_j)` is expanded in four products of `(n, N)` matrices.
         """
-        weights = self.weights(points)
+        weights = self.weights(points, squared)
         projected = project(weights)
         out = projected @ projected.T
         if self.affine:
@@ -124,7 +153,7 @@ class Keys:
         index = np.arange(len(self.centers))[rows]
         out = np.empty((len(index), targets.shape[1]))
         for part in row_blocks(len(index), len(self.centers)):
-            scores = squared_distances(self.centers[index[part]], self.centers) * (-0.5 * self.rate)
+            scores = self._scores(squared_distances(self.centers[index[part]], self.centers))
             scores[np.arange(len(scores)), index[part]] = -np.inf
             out[part] = _softmax(scores) @ targets
         return out
@@ -168,22 +197,24 @@ class Smoother:
         out: Array = weights @ at_origin + np.einsum("nok,nk->no", slopes, x)
         return out
 
-    def gradient_size(self, points: Array) -> Array:
+    def gradient_size(self, points: Array, row_weights: Array | None = None) -> Array:
         """Root mean square of `∂net/∂x_k` over points and outputs, `(m,)`; for constant values.
 
         `∇net = R(Σ_j w_j V_j c_j − net·Σ_j w_j c_j)`.
         """
         centers, total = self.keys.centers, np.zeros(points.shape[1])
-        for part in self._parts(points):
+        rows = np.ones(len(points)) if row_weights is None else row_weights
+        pulls = (self.values.T[:, :, None] * centers).transpose(1, 0, 2).reshape(len(centers), -1)  # V_j c_j
+        for part in row_blocks(len(points), max(pulls.shape)):
             weights = self.keys.weights(points[part])
-            middle = weights @ centers
-            for values in self.values.T:
-                gradient = (weights * values) @ centers - (weights @ values)[:, None] * middle
-                total += (gradient**2).sum(axis=0)
-        out: Array = self.keys.rate * np.sqrt(total / (len(points) * self.values.shape[1]))
+            gradient = (weights @ pulls).reshape(len(weights), -1, points.shape[1])
+            gradient -= (weights @ self.values)[:, :, None] * (weights @ centers)[:, None, :]
+            total += np.einsum("n,nok,nok->k", rows[part], gradient, gradient)
+        out: Array = self.keys.rate * np.sqrt(total / (rows.sum() * self.values.shape[1]))
         return out
 
-    def effective_keys(self, points: Array) -> float:
+    def effective_keys(self, points: Array, row_weights: Array | None = None) -> float:
         """Mean of `1/Σ_j w_j²` over the points: between 1 and N."""
         parts = self._parts(points)
-        return float(np.concatenate([1 / (self.keys.weights(points[p]) ** 2).sum(axis=1) for p in parts]).mean())
+        counts = [1 / (self.keys.weights(points[p]) ** 2).sum(axis=1) for p in parts]
+        return float(np.average(np.concatenate(counts), weights=row_weights))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, read_regular
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
 
-__all__ = ["Stored", "load_parts", "read_json"]
+__all__ = ["Stored", "load_parts", "read_json", "read_sealed", "read_tensors"]
 
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
 _TENSOR_BYTES = 64 << 30  # sixteen times what `compile` makes unless it is told otherwise
@@ -64,9 +64,11 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         found = "is not a folder" if place.exists() else "does not exist"
         raise TruncatedFileError(f"{place} {found}; expected a folder with {TENSORS}, {DESCRIPTION} and {CERTIFICATE}.")
     try:
-        description = _checked_description(place)
+        description = read_sealed(
+            place, DESCRIPTION, format="partita-head", newest=FORMAT_VERSION, tensors=TENSORS, others=(CERTIFICATE,)
+        )
         certificate = Certificate.from_json(read_json(place / CERTIFICATE))
-        tensors = _read_tensors(place / TENSORS)
+        tensors = read_tensors(place / TENSORS)
         named = enumerate(description["domains"])
         domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in named)
         own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
@@ -136,26 +138,44 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}…"
 
 
-def _checked_description(place: Path) -> dict[str, Any]:
-    description = read_json(place / DESCRIPTION)
-    if description.get("format") != "partita-head":
-        raise FormatError(f"{place / DESCRIPTION}: format is {description.get('format')!r}, expected 'partita-head'.")
+def read_sealed(
+    place: Path, name: str, *, format: str, newest: int, tensors: str, others: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The description that `write_sealed` wrote, after its version, its seal and the hashes of its files were checked.
+
+    Args:
+        place: the folder.
+        name: the file with the description.
+        format: what its "format" must be.
+        newest: the newest version that is read.
+        tensors: the name of the safetensors file.
+        others: names of JSON files.
+
+    Raises:
+        TruncatedFileError: a file is missing.
+        TamperedFileError: a file was changed after it was written.
+        NewerVersionError: the version is newer.
+        FormatError: another format.
+    """
+    description = read_json(place / name)
+    if description.get("format") != format:
+        raise FormatError(f"{place / name}: format is {description.get('format')!r}, expected {format!r}.")
     version = description.get("version")
     if type(version) is not int or version < 1:
-        raise FormatError(f"{place / DESCRIPTION}: version is {version!r}; expected an integer ≥ 1.")
-    if version > FORMAT_VERSION:
+        raise FormatError(f"{place / name}: version is {version!r}; expected an integer ≥ 1.")
+    if version > newest:
         raise NewerVersionError(
-            f"{place / DESCRIPTION} has format version {version}; this partita reads up to {FORMAT_VERSION}. Install a newer one."
+            f"{place / name} has format version {version}; this partita reads up to {newest}. Install a newer one."
         )
     seal = description.pop("seal", None)
     if seal != hashlib.sha256(canonical(description)).hexdigest():
-        raise TamperedFileError(f"{place / DESCRIPTION} was changed after it was written: its seal does not match.")
-    for name, most in ((TENSORS, _TENSOR_BYTES), (CERTIFICATE, _JSON_BYTES)):
-        found = hash_regular(place / name, most)
-        if found != description["sha256"].get(name):
+        raise TamperedFileError(f"{place / name} was changed after it was written: its seal does not match.")
+    for own, most in ((tensors, _TENSOR_BYTES), *((other, _JSON_BYTES) for other in others)):
+        found = hash_regular(place / own, most)
+        if found != description["sha256"].get(own):
             raise TamperedFileError(
-                f"{place / name} was changed or cut off after it was written: its sha256 is {found[:12]}…, "
-                f"recorded {str(description['sha256'].get(name))[:12]}…."
+                f"{place / own} was changed or cut off after it was written: its sha256 is {found[:12]}…, "
+                f"recorded {str(description['sha256'].get(own))[:12]}…."
             )
     return description
 
@@ -196,7 +216,8 @@ def _no_constants(name: str) -> None:
     raise FormatError(f"JSON contains {name}; expected finite numbers.")
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Finite float64 or float32 tensors from a safetensors file; anything else is a FormatError."""
     try:
         tensors: dict[str, torch.Tensor] = safetensors.torch.load(read_regular(path, _TENSOR_BYTES))
     except safetensors.SafetensorError as error:

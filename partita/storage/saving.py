@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "require_free",
     "save",
     "whole_folder",
+    "write_sealed",
 ]
 
 FORMAT_VERSION = 1
@@ -108,8 +109,6 @@ def _write(
     for i, domain in enumerate(target.domains):
         if isinstance(domain, PointCloud):
             tensors[f"domain.{i}.points"] = torch.tensor(domain.points)
-    _flush(draft / TENSORS, safetensors.torch.save(tensors))
-    _flush(draft / CERTIFICATE, canonical(certificate.to_json()))
     description = {
         "format": "partita-head",
         "version": FORMAT_VERSION,
@@ -118,10 +117,25 @@ def _write(
         "target": _described(target),
         "outside": outside,
         "why": list(why),
-        "sha256": {name: hashlib.sha256((draft / name).read_bytes()).hexdigest() for name in (TENSORS, CERTIFICATE)},
     }
-    description["seal"] = hashlib.sha256(canonical(description)).hexdigest()
-    _flush(draft / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False).encode())
+    files = {TENSORS: safetensors.torch.save(tensors), CERTIFICATE: canonical(certificate.to_json())}
+    write_sealed(draft, DESCRIPTION, description, files)
+
+
+def write_sealed(draft: Path, name: str, description: dict[str, Any], files: Mapping[str, bytes]) -> None:
+    """Write the files, and the description with their hashes and its own.
+
+    Args:
+        draft: an existing folder.
+        name: the file for the description.
+        description: becomes JSON.
+        files: contents by file name.
+    """
+    for own, data in files.items():
+        _flush(draft / own, data)
+    sealed = {**description, "sha256": {own: hashlib.sha256(data).hexdigest() for own, data in files.items()}}
+    sealed["seal"] = hashlib.sha256(canonical(sealed)).hexdigest()
+    _flush(draft / name, json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
 def _described(target: Target) -> dict[str, Any]:
