@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, Seed, emit, stderr
+from partita.cli.common import AsJson, Folder, Seed, Vectorize, emit, given_function, stderr
 from partita.cli.exits import NOTHING_CLAIMED, REFUSED
+from partita.errors import UnsupportedError
+from partita.functions.target import make_target, require_boxes
 
 __all__ = ["attack_command"]
 
@@ -21,6 +23,16 @@ def attack_command(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Random points.")] = 1 << 14,
     restarts: Annotated[int, typer.Option("--restarts", min=0, help="Starting points of gradient ascent.")] = 64,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--function",
+            metavar="MODULE:FUNCTION",
+            help="The function of a black-box head, which is not stored with it: MODULE:FUNCTION or path/to/file.py:FUNCTION. "
+            "Your code is imported and run.",
+        ),
+    ] = None,
+    vectorize: Vectorize = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -29,6 +41,8 @@ def attack_command(
     Exit codes: 0 no such point was found, 1 the claim is false, 2 the certificate claims nothing (its error is an estimate).
     """
     c = pa.load(folder)
+    if function is not None:
+        c = _with_function(c, function, vectorize)
     claimed = bound is not None or c.certificate.kind != "estimated"
     if claimed or c.target.ask is not None:  # the function of a black box is not stored
         found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
@@ -46,3 +60,14 @@ def attack_command(
         raise typer.Exit(NOTHING_CLAIMED)
     if found.refuted:
         raise typer.Exit(REFUSED)
+
+
+def _with_function(c: pa.Compiled, spec: str, vectorize: bool) -> pa.Compiled:
+    """The head with the function that it approximates."""
+    if c.target.graph is not None:
+        raise UnsupportedError(
+            f"this head approximates {c.target.label}, which is stored with it", "Leave --function out."
+        )
+    domains = c.target.domains
+    where = domains[0] if len(domains) == 1 else require_boxes(*domains)
+    return replace(c, target=make_target(given_function(spec), where, vectorize=vectorize, trace=False))

@@ -19,20 +19,26 @@ from partita.cli.common import (
     Hessian,
     Lipschitz,
     MaxBytes,
+    MaxExcluded,
     MaxValue,
     Method,
     Modulus,
     Norm,
+    OnError,
+    Overwrite,
     Region,
     Seed,
     Sharpness,
     Tail,
     Tolerance,
+    Vectorize,
     compile_options,
     emit,
+    given_function,
     parse_domain,
     shown_progress,
 )
+from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.storage import require_free
 
 __all__ = ["compile_command"]
@@ -55,12 +61,15 @@ def compile_command(
     sharpness: Sharpness = None,
     max_bytes: MaxBytes = None,
     max_value: MaxValue = None,
+    vectorize: Vectorize = False,
+    on_error: OnError = "raise",
+    max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
     budget: Budget = None,
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
     ] = "raise",
     seed: Seed = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
@@ -80,8 +89,10 @@ def compile_command(
         hessian=hessian,
         max_value=max_value,
     )
+    options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
+    function = given_function(expression)
     with shown_progress("planning") as progress:
-        c = pa.compile(expression, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
+        c = pa.compile(function, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
 
@@ -102,6 +113,8 @@ def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
         "dtype": c.certificate.semantics,
         "error_bound": None if c.error_estimate is not None else c.error_bound,
         "error_estimate": c.error_estimate,
+        "points_asked": c.certificate.facts.get("points_asked"),
+        "points_excluded": c.certificate.facts.get("points_excluded"),
         "why": list(c.why),
         "candidates": [asdict(row) for row in c.candidates],
         "worst_error_seen": None if witness is None else witness.error,
