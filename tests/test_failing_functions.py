@@ -291,7 +291,7 @@ def test_leaving_points_out_makes_no_proof():
 def mine(tmp_path):
     (tmp_path / "own_simulator.py").write_text(
         "import math\nimport numpy as np\nimport torch\n\n"
-        "def wave(z):\n    return np.sin(3 * z[:, 0])\n\n"
+        "def wave(z):\n    print('working')\n    return np.sin(3 * z[:, 0])\n\n"
         "def single(z):\n    return math.sin(3 * z[0])\n\n"
         "def corner(z):\n    return np.where(z[:, 0] > 0.95, np.nan, np.sin(3 * z[:, 0]))\n\n"
         "def wrong(z):\n    return np.sin(3 * z[:, 0]) + 1\n\n"
@@ -328,6 +328,8 @@ def test_excluded_points_on_the_command_line(mine):
     made = partita("compile", spec, *OPTIONS, "--out", mine / "head", "--on-error", "exclude")
     data = json.loads(made.stdout)
     assert made.returncode == 0 and 0 < data["points_excluded"] < data["points_asked"]
+    found = partita("attack", mine / "head", "--function", spec, "--bound", "0.1", "--samples", "200", "--json")
+    assert found.returncode == 0 and json.loads(found.stdout)["refuted"] is False
     few = ("--on-error", "exclude", "--max-excluded", "0.01")
     refused = partita("compile", spec, *OPTIONS[:-1], *few, "--out", mine / "other")
     assert refused.returncode == 1 and "--max-excluded 0.01" in refused.stderr and "--region" in refused.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from typing import Annotated
 
@@ -14,6 +16,8 @@ from partita.errors import UnsupportedError
 from partita.functions.target import make_target, require_boxes
 
 __all__ = ["attack_command"]
+
+_MAY_FAIL = 0.5  # share of the points, for a head that was compiled with --on-error exclude
 
 
 def attack_command(
@@ -41,11 +45,11 @@ def attack_command(
     Exit codes: 0 no such point was found, 1 the claim is false, 2 the certificate claims nothing (its error is an estimate).
     """
     c = pa.load(folder)
-    if function is not None:
-        c = _with_function(c, function, vectorize)
     claimed = bound is not None or c.certificate.kind != "estimated"
-    if claimed or c.target.ask is not None:  # the function of a black box is not stored
-        found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
+    if claimed or c.target.ask is not None or function is not None:  # the function of a black box is not stored
+        with redirect_stdout(sys.stderr):  # what the user's function prints
+            c = c if function is None else _with_function(c, function, vectorize)
+            found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
         emit({**asdict(found), "claimed": claimed, "refuted": claimed and found.refuted}, as_json, str(found))
     elif as_json:
         emit({"claimed": False, "refuted": False}, as_json, "")
@@ -70,4 +74,6 @@ def _with_function(c: pa.Compiled, spec: str, vectorize: bool) -> pa.Compiled:
         )
     domains = c.target.domains
     where = domains[0] if len(domains) == 1 else require_boxes(*domains)
-    return replace(c, target=make_target(given_function(spec), where, vectorize=vectorize, trace=False))
+    may_fail = _MAY_FAIL if "points_excluded" in c.certificate.facts else None
+    target = make_target(given_function(spec), where, vectorize=vectorize, trace=False, max_excluded=may_fail)
+    return replace(c, target=target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,8 +92,8 @@ def compile_command(
         max_value=max_value,
     )
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
-    function = given_function(expression)
-    with shown_progress("planning") as progress:
+    with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
+        function = given_function(expression)
         c = pa.compile(function, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
@@ -115,6 +117,7 @@ def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
         "error_estimate": c.error_estimate,
         "points_asked": c.certificate.facts.get("points_asked"),
         "points_excluded": c.certificate.facts.get("points_excluded"),
+        "share_excluded": c.certificate.facts.get("share_excluded"),
         "why": list(c.why),
         "candidates": [asdict(row) for row in c.candidates],
         "worst_error_seen": None if witness is None else witness.error,

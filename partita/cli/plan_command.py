@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+
 import partita as pa
 from partita.cli.common import (
     Accept,
@@ -72,7 +75,8 @@ def plan_command(
     )
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
     where = parse_domain(domain, region)
-    planned = pa.plan(given_function(expression), where, **options)
+    with redirect_stdout(sys.stderr):  # what the user's function prints
+        planned = pa.plan(given_function(expression), where, **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)

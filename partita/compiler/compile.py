@@ -387,7 +387,9 @@ def _finished(
     if request.target.calls.rows:
         certificate = replace(certificate, facts={**certificate.facts, "evaluations": float(request.target.calls.rows)})
     chosen = replace(chosen, evaluations=None if request.target.graph is not None else request.target.calls.rows)
-    certificate = with_excluded(replace(certificate, witness=witness, seed=seed), request.target)
+    certificate = replace(certificate, witness=witness, seed=seed)
+    if request.target.excluding is not None:
+        certificate = with_excluded(certificate, request.target.excluding)
     return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
 
 

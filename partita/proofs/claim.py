@@ -15,6 +15,7 @@ from torch import nn
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up
 from partita.errors import DomainError
+from partita.functions.failures import Excluding
 from partita.functions.limits import LogLimit
 from partita.functions.probing import probe_points
 from partita.functions.regions import Domain
@@ -189,11 +190,8 @@ def with_tail(certificate: Certificate, target: Target) -> Certificate:
     )
 
 
-def with_excluded(certificate: Certificate, target: Target) -> Certificate:
-    """The certificate with the number of points at which f failed, if such points were left out: it is about the others."""
-    left_out = target.excluding
-    if left_out is None:
-        return certificate
+def with_excluded(certificate: Certificate, left_out: Excluding) -> Certificate:
+    """The certificate with the number of points at which f failed, which were left out: it is about the others."""
     said = Assumption(
         f"{left_out.statement}: they are left out, and the claim is about the points where f has a value",
         "caller",

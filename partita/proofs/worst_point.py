@@ -36,7 +36,9 @@ def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
         enclosure = target.graph.enclose(points, points)
         known = np.isfinite(enclosure.lo) | np.isfinite(enclosure.hi)
         error = np.maximum(error - np.where(known, 2 * enclosure.radius, 0.0), 0.0)
-    worst: Array = np.where(target.failed(points), np.nan, error.max(axis=1))
+    worst: Array = error.max(axis=1)
+    if target.excluding is not None:
+        worst[target.failed(points)] = np.nan
     return worst
 
 
