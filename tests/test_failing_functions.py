@@ -2,6 +2,7 @@
 
 import json
 import math
+import traceback
 import zlib
 from dataclasses import replace
 
@@ -80,6 +81,8 @@ def test_a_function_of_single_points_names_its_point():
     with pytest.raises(errors.TargetFailedError) as caught:
         pa.compile(solver, LINE, tolerance=0.01, vectorize=True)
     assert named_point(caught)[0] == calls[-1][0]  # nothing was asked again
+    assert "".join(traceback.format_exception(caught.value)).count("at the point") == 1
+    assert isinstance(caught.value.__cause__, ValueError)  # what the solver raised, with its own lines
 
 
 @pytest.mark.parametrize("row", [0, 1, 517, 1022, 1023])

@@ -21,6 +21,7 @@ __all__ = [
     "RowFailed",
     "argument_advice",
     "cause_advice",
+    "cause_of",
     "failing_row",
     "form_advice",
     "numbers_in",
@@ -137,6 +138,12 @@ class RowFailed(Exception):
     def __init__(self, row: int, error: Exception, before: Array) -> None:
         super().__init__(row)
         self.row, self.error, self.before, self.point = row, error, before, np.zeros(0)
+
+
+def cause_of(error: Exception) -> Exception | None:
+    """What the user's function raised, for a traceback; None if it only returned something wrong, which the message says."""
+    raised = error.error if isinstance(error, RowFailed) else error
+    return None if isinstance(raised, PartitaError) else raised
 
 
 def failing_row(run: Callable[[Array], Any], points: Array, error: Exception) -> tuple[int | None, Exception]:

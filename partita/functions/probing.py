@@ -32,6 +32,7 @@ from partita.functions.failures import (
     RowFailed,
     argument_advice,
     cause_advice,
+    cause_of,
     failing_row,
     form_advice,
     numbers_in,
@@ -113,6 +114,7 @@ class Asker:
     ) -> None:
         self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
         self.calls, self.passes_on = calls, False
+        self.output_shape: tuple[int, ...] = ()
         self._answers: dict[bytes, Array] = {}
 
     def raw(self, points: Array) -> np.ndarray:
@@ -186,9 +188,10 @@ class Asker:
                 self.remember(points[: error.row], error.before)
             if self.passes_on:
                 raise
-            raise self._failure(points, error) from error
+            raise self._failure(points, error) from cause_of(error)
         if answer.shape[:1] != (len(points),):
             raise NotVectorizedError(f"{self.label} returned shape {answer.shape} for a batch of {len(points)} points.")
+        self.output_shape = answer.shape[1:]
         return answer.reshape(len(points), -1)
 
     def _failure(self, points: Array, error: Exception) -> TargetFailedError:
@@ -264,7 +267,7 @@ def probe(
         values, bad = excluding.answers(points)
         excluding.require_few(int(bad.sum()), len(points))
         points, values = points[~bad][:_PROBES], values[~bad][:_PROBES]
-        answer = values.reshape(-1, *asker.raw(points[:1]).shape[1:])
+        answer = values.reshape(-1, *asker.output_shape)
         if len(points) < _PROBES:
             raise excluding.too_many(f"{int(bad.sum())} of the first {len(bad)} points")
     if answer.shape[:1] != (len(points),):
@@ -276,8 +279,9 @@ def probe(
         raise ShapeError(
             f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
         )
-    asker.one_by_one = vectorize
+    asker.one_by_one, asker.passes_on = vectorize, False
     _check_repeatable(asker, points, answer.reshape(len(points), -1))
+    asker.passes_on = excluding is not None
     return asker, answer.shape[1:], excluding
 
 
@@ -325,7 +329,7 @@ def _choose_kind(given: _Given) -> tuple[Asker, np.ndarray]:
             if isinstance(error, RowFailed) and error.row:
                 break  # it takes such arrays, and fails at a point
     if not answers:
-        raise _unusable(given, failures) from failures[-1][1]
+        raise _unusable(given, failures) from cause_of(failures[0][1])
     if len(answers) == 2:
         (asker, first), (_, second) = answers["numpy"], answers["torch"]
         fits = [a.shape[:1] == (len(points),) for a in (first, second)]
