@@ -113,7 +113,7 @@ PYTHON = re.compile(r"\b[a-z_]+=(?:True|'|\w)|\b(?:pa|c|torch)\.[a-zA-Z_]+|\bmax
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["compile", EXPRESSION, *PLAN, "--out", "HEAD"], "use --overwrite."),
+        (["compile", EXPRESSION, *PLAN, "--out", "HEAD"], r"use --overwrite\."),
         (["eval", "HEAD", "far.csv"], "Use --outside clamp or --outside allow."),
         (["plan", EXPRESSION, *PLAN, "--method", "magic"], "--method is 'magic'"),
         (["plan", EXPRESSION, *PLAN, "--norm", "0.5"], "--norm is '0.5'"),
