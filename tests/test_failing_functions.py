@@ -333,10 +333,11 @@ def test_compile_plan_and_attack_take_a_function_of_ones_own(mine):
     assert planned.returncode == 0 and json.loads(planned.stdout)["keys"] == data["keys"]
     found = partita("attack", "head", "--function", "own_simulator:wave", "--json", "--samples", "200", cwd=mine)
     assert found.returncode == 2 and json.loads(found.stdout)["error"] <= 0.1
-    other = partita(
-        "attack", "head", "--function", "own_simulator:wrong", "--bound", "0.1", "--json", "--samples", "200", cwd=mine
-    )
-    assert other.returncode == 1 and json.loads(other.stdout)["refuted"]  # negative control: another function
+    attack = ("attack", "head", "--json", "--samples", "200", "--function")
+    false = partita(*attack, "own_simulator:wave", "--bound", "1e-9", cwd=mine)
+    assert false.returncode == 1 and json.loads(false.stdout)["refuted"]  # negative control: a false bound
+    other = partita(*attack, "own_simulator:wrong", cwd=mine)
+    assert other.returncode == 1 and json.loads(other.stdout)["error"]["type"] == "AnotherFunctionError"
     network = partita("plan", f"{mine}/own_simulator.py:network", *OPTIONS)
     assert json.loads(network.stdout)["kind"] == "proved"  # traced
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, Seed, Vectorize, emit, given_function, stderr
+from partita.cli.common import AsJson, Folder, Seed, Vectorize, emit, function_named, stderr
 from partita.cli.exits import NOTHING_CLAIMED, REFUSED
-from partita.errors import UnsupportedError
-from partita.functions.target import make_target, require_boxes
 
 __all__ = ["attack_command"]
-
-_MAY_FAIL = 0.5  # share of the points, for a head that was compiled with --on-error exclude
 
 
 def attack_command(
@@ -48,7 +44,7 @@ def attack_command(
     claimed = bound is not None or c.certificate.kind != "estimated"
     if claimed or c.target.ask is not None or function is not None:  # the function of a black box is not stored
         with redirect_stdout(sys.stderr):  # what the user's function prints
-            c = c if function is None else _with_function(c, function, vectorize)
+            c = c if function is None else c.with_function(function_named(function), vectorize=vectorize)
             found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
         emit({**asdict(found), "claimed": claimed, "refuted": claimed and found.refuted}, as_json, str(found))
     elif as_json:
@@ -64,16 +60,3 @@ def attack_command(
         raise typer.Exit(NOTHING_CLAIMED)
     if found.refuted:
         raise typer.Exit(REFUSED)
-
-
-def _with_function(c: pa.Compiled, spec: str, vectorize: bool) -> pa.Compiled:
-    """The head with the function that it approximates."""
-    if c.target.graph is not None:
-        raise UnsupportedError(
-            f"this head approximates {c.target.label}, which is stored with it", "Leave --function out."
-        )
-    domains = c.target.domains
-    where = domains[0] if len(domains) == 1 else require_boxes(*domains)
-    may_fail = _MAY_FAIL if "points_excluded" in c.certificate.facts else None
-    target = make_target(given_function(spec), where, vectorize=vectorize, trace=False, max_excluded=may_fail)
-    return replace(c, target=target)

@@ -45,7 +45,7 @@ __all__ = [
     "compile_options",
     "dtype_named",
     "emit",
-    "given_function",
+    "function_named",
     "parse_domain",
     "require_new",
     "shown_progress",
@@ -170,7 +170,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder written by `partita compile --out`.")]
 
 
-def given_function(text: str) -> Any:
+def function_named(text: str) -> Any:
     """The expression, or the function that `MODULE:FUNCTION` names: if it takes no arguments, what it returns."""
     if not names_own_code(text):
         return text

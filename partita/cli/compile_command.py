@@ -36,7 +36,7 @@ from partita.cli.common import (
     Vectorize,
     compile_options,
     emit,
-    given_function,
+    function_named,
     parse_domain,
     shown_progress,
 )
@@ -93,7 +93,7 @@ def compile_command(
     )
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
     with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
-        function = given_function(expression)
+        function = function_named(expression)
         c = pa.compile(function, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")

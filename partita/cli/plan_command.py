@@ -28,7 +28,7 @@ from partita.cli.common import (
     Vectorize,
     compile_options,
     emit,
-    given_function,
+    function_named,
     parse_domain,
 )
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
@@ -76,7 +76,7 @@ def plan_command(
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
     where = parse_domain(domain, region)
     with redirect_stdout(sys.stderr):  # what the user's function prints
-        planned = pa.plan(given_function(expression), where, **options)
+        planned = pa.plan(function_named(expression), where, **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)
