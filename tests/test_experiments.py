@@ -149,10 +149,18 @@ def order(tmp_path, **more):
     return Order(tmp_path / "out", "tiny", **more)
 
 
+def quick(name):
+    """The experiment with its tiny settings as its default size: such a run has a verdict."""
+    e = EXPERIMENTS[name]
+    return replace(e, settings=dict(e.settings) | {"default": e.settings["tiny"]})
+
+
 def test_a_finished_run_is_not_run_again(tmp_path):
     e = EXPERIMENTS["stability"]
     first, there = run_experiment(e, order(tmp_path))
-    assert not there
+    assert not there and first.verdict is None
+    judged, _ = run_experiment(quick("stability"), Order(tmp_path / "judged"))
+    assert run_experiment(quick("stability"), Order(tmp_path / "judged")) == (judged, True) and judged.verdict.sentence
 
     def never(setup):
         raise AssertionError("it was finished")
@@ -217,9 +225,9 @@ def test_a_damaged_result_counts_as_not_there(tmp_path, damage):
 
 
 def test_a_result_says_how_it_came_about(tmp_path):
-    finished, _ = run_experiment(EXPERIMENTS["stability"], order(tmp_path, seed=3))
+    finished, _ = run_experiment(quick("stability"), Order(tmp_path / "out", seed=3))
     written = json.loads((tmp_path / "out" / "stability" / "result.json").read_text())
-    assert written["seed"] == 3 and written["size"] == "tiny" and written["wall_seconds"] >= 0
+    assert written["seed"] == 3 and written["size"] == "default" and written["wall_seconds"] >= 0
     assert {"partita", "torch", "numpy", "python"} <= set(written["versions"])
     assert written["settings"]["queries"] == 401 and written["verdict"]["sentence"] == finished.verdict.sentence
 
@@ -252,7 +260,36 @@ def test_the_command_line_lists_runs_and_resumes(tmp_path):
     }  # fmt: skip
     again = runner.invoke(app, arguments[:-1])
     assert "stability (finished before)" in again.stderr
-    assert again.stdout.count("mixed stability") == 1 and "Near a and b" in again.stdout  # results on stdout
+    assert again.stdout.count("tiny  stability") == 1 and "Near a and b" not in again.stdout
+
+
+def test_results_of_the_command_line_go_to_stdout(tmp_path, monkeypatch):
+    from partita.cli import reproduce_command as command
+
+    monkeypatch.setattr(command, "find_experiment", quick)
+    told = CliRunner().invoke(app, ["reproduce", "stability", "--no-figures", "--out", str(tmp_path)])
+    assert told.stdout.count("mixed stability") == 1 and "Near a and b" in told.stdout
+
+
+def test_tiny_runs_carry_no_verdict(tmp_path, monkeypatch):
+    """On stdout, under --json, in result.json and on the page; a run of the default size, which is the control, has one."""
+    from partita.cli import reproduce_command as command
+
+    def judged(*arguments):
+        out = tmp_path / "_".join(arguments)
+        told = CliRunner().invoke(app, ["reproduce", *arguments, "--no-figures", "--out", str(out)])
+        data = CliRunner().invoke(app, ["reproduce", *arguments, "--no-figures", "--out", str(out), "--json"])
+        written = json.loads((out / "stability" / "result.json").read_text())["verdict"]
+        assert json.loads(data.stdout)["stability"]["verdict"] == written
+        return written, told.stdout + (out / "report.md").read_text()
+
+    monkeypatch.setattr(command, "EXPERIMENTS", {"stability": quick("stability")})
+    monkeypatch.setattr(command, "find_experiment", quick)
+    control = judged("--all")
+    sentence = EXPERIMENTS["stability"].verdict(read_finished(tmp_path / "--all" / "stability").tables).sentence
+    assert control[0]["sentence"] == sentence and sentence in control[1] and "mixed" in control[1]
+    none, text = judged("--all", "--tiny")
+    assert none is None and sentence not in text and "No verdict" in text and "mixed stability" not in text
 
 
 def test_all_leaves_out_what_needs_images_and_says_so(tmp_path, monkeypatch, images):
@@ -275,12 +312,9 @@ def test_an_interruption_on_the_command_line_keeps_what_was_finished(tmp_path, m
     def interrupted(setup):
         raise KeyboardInterrupt
 
-    few = {
-        "stability": EXPERIMENTS["stability"],
-        "partition": replace(EXPERIMENTS["partition"], run=interrupted),
-    }
+    few = {"stability": quick("stability"), "partition": replace(EXPERIMENTS["partition"], run=interrupted)}
     monkeypatch.setattr(command, "EXPERIMENTS", few)
-    told = CliRunner().invoke(app, ["reproduce", "--all", "--tiny", "--out", str(tmp_path)])
+    told = CliRunner().invoke(app, ["reproduce", "--all", "--out", str(tmp_path)])
     assert told.exit_code != 0 and {p.name for p in tmp_path.iterdir()} == {"stability"}
     assert read_finished(tmp_path / "stability").verdict.sentence
 
@@ -306,7 +340,7 @@ def test_the_report_says_which_criteria_were_changed_after_the_data_had_been_see
 def test_the_report_tells_everything_and_loads_nothing(tmp_path):
     done = []
     for name in ("stability", "partition"):
-        finished, _ = run_experiment(EXPERIMENTS[name], Order(tmp_path, "tiny"))
+        finished, _ = run_experiment(quick(name), Order(tmp_path))
         draw_figure(name, finished.tables, tmp_path / name / "figure.svg")
         done.append((EXPERIMENTS[name], finished))
     markdown, html = write_pages(tmp_path, done, missing=["weight-scale"])

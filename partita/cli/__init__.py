@@ -1,15 +1,18 @@
 """The command line. Results go to stdout, progress to stderr; every command accepts `--json`; usage errors exit 64.
 
+Under `--json` an error is an object on stdout as well: `{"error": {"type": …, "message": …, "exit_code": …}}`.
+
 Each command is a module of its own, imported when it is run: `partita --help` and `partita --version` do not load torch.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -74,67 +77,82 @@ def _options(
 
     Start with:  partita plan "sin(3*x0) + x0*cos(2*x1)" --domain "[-1,1]^2" --tolerance 0.05
 
-    Exit codes: 0 success, 1 refused or not true, 2 nothing is claimed (attack), 64 wrong usage.
+    Exit codes: 0 success, 1 refused or not true, 2 nothing is claimed (attack), 64 wrong usage. With --json, errors are JSON too.
     """
 
 
 def _as_options(text: str, arguments: Sequence[str]) -> str:
     """Advice to Python's callers as advice to those of a command: `dtype=torch.float64` becomes `--dtype float64`.
 
-    Only arguments that the command has options for are translated.
+    Only arguments that the command or `partita compile` has options for are translated.
     """
     name = next((a for a in arguments if a in COMMANDS), None)
-    command = None if name is None else _Commands().get_command(None, name)
-    options = {p.name: p.opts[0] for p in command.params if p.opts[0].startswith("--")} if command is not None else {}
-    if not options:
+    if name is None:
         return text
+    parameters = [p for c in ("compile", name) for p in _Commands().get_command(None, c).params]
+    options: dict[str, str] = {p.name: p.opts[0] for p in parameters if p.opts[0].startswith("--")}
+    flags = {p.name for p in parameters if getattr(p, "is_flag", False)}
 
     def option(found: re.Match[str]) -> str:
-        value = found["value"] or ""
+        name, value = str(found["name"]), found["value"] or ""
+        if name in flags and value == "True":
+            return options[name]
         if value.startswith(("Tail(", "pa.Tail(")):
             value = "'" + ",".join(part.strip() for part in value[value.index("(") + 1 : -1].split(",")) + "'"
-        return f"{options[found['name']]} {value.removeprefix('torch.').removeprefix('math.')}".rstrip()
+        elif re.fullmatch(r"'[\w.+-]+'", value):
+            value = value[1:-1]
+        return f"{options[name]} {value.removeprefix('torch.').removeprefix('math.')}".rstrip()
 
+    names = "|".join(options)
     value = r"""(?P<value>'[^']*'|"[^"]*"|(?:pa\.)?Tail\([^()]*\)|…|[\w.+-]*\w)?"""
-    text = re.sub(rf"\b(?P<name>{'|'.join(options)})=(?![=<>]){value}", option, text)
-    for name in ("max_bytes", "max_value"):
-        text = re.sub(rf"\b{name}\b", options.get(name, name), text)
-    return text
+    text = re.sub(rf"\b(?P<name>{names})=(?![=<>]){value}", option, text)
+    text = re.sub(rf"^({names}) is ", lambda found: f"{options[found[1]]} is ", text)
+    text = re.sub(r"\bpa\.Region\b", "--region", text)
+    compound = "|".join(n for n in options if "_" in n)  # other names are words too
+    return re.sub(rf"(?<![\w-])({compound})\b", lambda found: options[found[1]], text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 64 for what cannot be read, 1 for what partita refuses, with the reason on stderr.
 
+    Under `--json` the reason is an object on stdout instead.
+
     Args:
         arguments: instead of those of the process.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     command = typer.main.get_command(app)
     try:
-        given = None if arguments is None else list(arguments)
         sys.exit(command.main(given, prog_name="partita", standalone_mode=False) or 0)
     except typer.Abort:
-        sys.exit(130)
+        _stop("Aborted", "interrupted", 130, given, quietly=True)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except PartitaError as error:
-        _complain(
-            f"{type(error).__name__}: {_as_options(str(error), sys.argv[1:] if arguments is None else arguments)}"
-        )
-        sys.exit(USAGE_ERROR if isinstance(error, DomainError | ExpressionError | UnsupportedError) else REFUSED)
+        wrong = isinstance(error, DomainError | ExpressionError | UnsupportedError)
+        _stop(type(error).__name__, _as_options(str(error), given), USAGE_ERROR if wrong else REFUSED, given)
     except OSError as error:
-        _complain(f"{type(error).__name__}: {error}")
-        sys.exit(REFUSED)
+        _stop(type(error).__name__, str(error), REFUSED, given)
     except Exception as error:  # click's usage errors, whichever click typer uses
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-        else:
-            _complain(f"{error.format_message()}\nTry 'partita --help'.")
-        sys.exit(USAGE_ERROR)
+            sys.exit(USAGE_ERROR)
+        _stop("", f"{error.format_message()}\nTry 'partita --help'.", USAGE_ERROR, given)
 
 
-def _complain(message: str) -> None:
-    from partita.cli.common import stderr
+def _stop(kind: str, message: str, code: int, arguments: Sequence[str], *, quietly: bool = False) -> NoReturn:
+    """Say why on stderr, or, under `--json`, on stdout as an object, and exit."""
+    if "--json" in arguments:
+        print(
+            json.dumps(
+                {"error": {"type": kind or "UsageError", "message": message, "exit_code": code}}, ensure_ascii=False
+            )
+        )
+    elif not quietly:
+        from partita.cli.common import stderr
 
-    stderr.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+        text = f"{kind}: {message}" if kind else message
+        stderr.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(code)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, Seed, emit, stderr
+from partita.cli.common import AsJson, Folder, Seed, Vectorize, emit, function_named, stderr
 from partita.cli.exits import NOTHING_CLAIMED, REFUSED
 
 __all__ = ["attack_command"]
@@ -21,6 +23,16 @@ def attack_command(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Random points.")] = 1 << 14,
     restarts: Annotated[int, typer.Option("--restarts", min=0, help="Starting points of gradient ascent.")] = 64,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--function",
+            metavar="MODULE:FUNCTION",
+            help="The function of a black-box head, which is not stored with it: MODULE:FUNCTION or path/to/file.py:FUNCTION. "
+            "Your code is imported and run.",
+        ),
+    ] = None,
+    vectorize: Vectorize = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -30,8 +42,10 @@ def attack_command(
     """
     c = pa.load(folder)
     claimed = bound is not None or c.certificate.kind != "estimated"
-    if claimed or c.target.ask is not None:  # the function of a black box is not stored
-        found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
+    if claimed or c.target.ask is not None or function is not None:  # the function of a black box is not stored
+        with redirect_stdout(sys.stderr):  # what the user's function prints
+            c = c if function is None else c.with_function(function_named(function), vectorize=vectorize)
+            found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
         emit({**asdict(found), "claimed": claimed, "refuted": claimed and found.refuted}, as_json, str(found))
     elif as_json:
         emit({"claimed": False, "refuted": False}, as_json, "")

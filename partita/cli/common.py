@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import typer
 from rich.console import Console
 
 import partita as pa
+from partita.cli.own_code import names_own_code, object_named, run_own
+from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.functions.expressions import CONSTANTS, function_names
 
 if TYPE_CHECKING:
@@ -28,17 +31,23 @@ __all__ = [
     "Hessian",
     "Lipschitz",
     "MaxBytes",
+    "MaxExcluded",
     "MaxValue",
     "Method",
     "Norm",
+    "OnError",
+    "Overwrite",
     "Region",
     "Seed",
     "Sharpness",
     "Tolerance",
+    "Vectorize",
     "compile_options",
     "dtype_named",
     "emit",
+    "function_named",
     "parse_domain",
+    "require_new",
     "shown_progress",
     "stderr",
     "stdout",
@@ -60,7 +69,8 @@ Expression = Annotated[
         help=(
             "The function in x0, x1, … (or x, y, z for up to three variables): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a "
             f"vector. Constants: {', '.join(CONSTANTS)}. Functions: {function_names()}. where(x > 0.5, a, b) is a where "
-            "the comparison holds and b elsewhere (< <= > >=, and, or, not); where(c, a, b) is a where c ≥ 0."
+            "the comparison holds and b elsewhere (< <= > >=, and, or, not); where(c, a, b) is a where c ≥ 0. "
+            "Or a function of your own: MODULE:FUNCTION or path/to/file.py:FUNCTION. Your code is imported and run."
         ),
     ),
 ]
@@ -140,9 +150,44 @@ Budget = Annotated[
     float | None,
     typer.Option("--budget", help="Seconds, roughly. A proof then stops at the valid bound it has reached."),
 ]
+Vectorize = Annotated[bool, typer.Option("--vectorize", help="Call FUNCTION once per point, if it takes no batches.")]
+OnError = Annotated[
+    str,
+    typer.Option(
+        "--on-error",
+        help="Where FUNCTION fails: raise, or exclude (such points are left out, and the error is an estimate over the others).",
+    ),
+]
+MaxExcluded = Annotated[
+    float,
+    typer.Option(
+        "--max-excluded", help="The largest share of the domain that may be left out, as random points show it."
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
 Folder = Annotated[Path, typer.Argument(metavar="HEAD", help="A folder written by `partita compile --out`.")]
+
+
+def function_named(text: str) -> Any:
+    """The expression, or the function that `MODULE:FUNCTION` names: if it takes no arguments, what it returns."""
+    if not names_own_code(text):
+        return text
+    stderr.print(f"running your own code: {text}", highlight=False, markup=False, soft_wrap=True)
+    found = object_named(text)
+    if not callable(found):
+        raise UnsupportedError(
+            f"{text} is a {type(found).__name__}; expected a function of a batch of points, or a module."
+        )
+    return run_own(f"{text}()", found) if _takes_nothing(found) else found
+
+
+def _takes_nothing(function: Any) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Region:
@@ -201,6 +246,12 @@ def _tail(text: str | None) -> pa.Tail | None:
     except ValueError:
         raise typer.BadParameter(f"{text!r}; expected two numbers such as '10,0.001'.", param_hint="--tail") from None
     return pa.Tail(clip, norm)
+
+
+def require_new(place: Path, *, overwrite: bool) -> None:
+    """An AlreadyExistsError if a file is there that may not be replaced."""
+    if place.exists() and not overwrite:
+        raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True.")
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,20 +21,26 @@ from partita.cli.common import (
     Hessian,
     Lipschitz,
     MaxBytes,
+    MaxExcluded,
     MaxValue,
     Method,
     Modulus,
     Norm,
+    OnError,
+    Overwrite,
     Region,
     Seed,
     Sharpness,
     Tail,
     Tolerance,
+    Vectorize,
     compile_options,
     emit,
+    function_named,
     parse_domain,
     shown_progress,
 )
+from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.storage import require_free
 
 __all__ = ["compile_command"]
@@ -55,12 +63,15 @@ def compile_command(
     sharpness: Sharpness = None,
     max_bytes: MaxBytes = None,
     max_value: MaxValue = None,
+    vectorize: Vectorize = False,
+    on_error: OnError = "raise",
+    max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
     budget: Budget = None,
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
     ] = "raise",
     seed: Seed = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
@@ -80,8 +91,10 @@ def compile_command(
         hessian=hessian,
         max_value=max_value,
     )
-    with shown_progress("planning") as progress:
-        c = pa.compile(expression, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
+    options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
+    with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
+        function = function_named(expression)
+        c = pa.compile(function, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
 
@@ -102,6 +115,9 @@ def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
         "dtype": c.certificate.semantics,
         "error_bound": None if c.error_estimate is not None else c.error_bound,
         "error_estimate": c.error_estimate,
+        "points_asked": c.certificate.facts.get("points_asked"),
+        "points_excluded": c.certificate.facts.get("points_excluded"),
+        "share_excluded": c.certificate.facts.get("share_excluded"),
         "why": list(c.why),
         "candidates": [asdict(row) for row in c.candidates],
         "worst_error_seen": None if witness is None else witness.error,

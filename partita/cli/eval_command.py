@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import partita as pa
 from partita.cli.common import AsJson, Folder
-from partita.errors import DomainError
+from partita.errors import DomainError, OutsideDomainError
 from partita.functions.probing import split_flat
 
 __all__ = ["eval_command"]
@@ -45,7 +45,10 @@ def eval_command(
     if outside is not None:
         compiled = compiled.with_outside(outside)
     table = _read_points(points, compiled.head.dimension)
-    values = compiled(*split_flat(table, compiled.head.input_shapes)).reshape(len(table), -1)
+    try:
+        values = compiled(*split_flat(table, compiled.head.input_shapes)).reshape(len(table), -1)
+    except OutsideDomainError as error:
+        raise OutsideDomainError(error.reason, "Use --outside clamp or --outside allow.") from None
     if not as_json:
         print("\n".join(",".join(repr(float(x)) for x in row) for row in values))
         return
@@ -58,12 +61,14 @@ def _read_points(path: Path, dimension: int) -> NDArray[np.float64]:
     text = sys.stdin.read() if str(path) == "-" else _text(path)
     name = "standard input" if str(path) == "-" else str(path)
     rows: list[list[float]] = []
+    header = True  # may come next
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         fields = re.split(r"[,;\s]+", line.strip())
-        if number == 1 and not any(map(_is_number, fields)):
-            continue  # a header
+        first, header = header, False
+        if first and not any(map(_is_number, fields)):
+            continue
         if not all(map(_is_number, fields)):
             raise DomainError(f"{name}, line {number}: {line!r} is not a list of numbers.")
         if len(fields) != dimension:

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from partita.cli.common import Seed, stderr, stdout
+from partita.cli.common import Seed, require_new, stderr, stdout
 from partita.cli.own_code import names_own_code, object_named, run_own
-from partita.errors import AlreadyExistsError, DomainError, UnsupportedError
+from partita.errors import DomainError, UnsupportedError
 from partita.inspection.captured_heads import capture
 from partita.plots.model_page import write_inspection
 
@@ -65,8 +65,7 @@ def inspect_command(
     ] = False,
 ) -> None:
     """Read the attention heads of a model as partitions. This runs your own code: MODULE is imported and FUNCTION called."""
-    if out.exists() and not overwrite:
-        raise AlreadyExistsError(f"{out} exists already; choose another name, or use --overwrite.")
+    require_new(out, overwrite=overwrite)
     stderr.print(f"running your own code: {model}", highlight=False, markup=False, soft_wrap=True)
     built = _given(model)
     if not isinstance(built, nn.Module):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+
 import partita as pa
 from partita.cli.common import (
     Accept,
@@ -12,18 +15,23 @@ from partita.cli.common import (
     Hessian,
     Lipschitz,
     MaxBytes,
+    MaxExcluded,
     MaxValue,
     Method,
     Modulus,
     Norm,
+    OnError,
     Region,
     Sharpness,
     Tail,
     Tolerance,
+    Vectorize,
     compile_options,
     emit,
+    function_named,
     parse_domain,
 )
+from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.methods.planner import report
 
 __all__ = ["plan_command"]
@@ -45,6 +53,9 @@ def plan_command(
     sharpness: Sharpness = None,
     max_bytes: MaxBytes = None,
     max_value: MaxValue = None,
+    vectorize: Vectorize = False,
+    on_error: OnError = "raise",
+    max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
@@ -62,7 +73,10 @@ def plan_command(
         hessian=hessian,
         max_value=max_value,
     )
-    planned = pa.plan(expression, parse_domain(domain, region), **options)
+    options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
+    where = parse_domain(domain, region)
+    with redirect_stdout(sys.stderr):  # what the user's function prints
+        planned = pa.plan(function_named(expression), where, **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)

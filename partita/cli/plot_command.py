@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, emit
+from partita.cli.common import AsJson, Folder, Overwrite, emit, require_new
 from partita.errors import UnsupportedError
 from partita.plots import animate_temperature, plot_head, plot_temperatures
 
@@ -43,9 +43,11 @@ def plot_command(
         ),
     ] = None,
     titles: Annotated[bool, typer.Option("--titles/--no-titles", help="Write titles.")] = True,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw the head, its cells and its error in one picture."""
+    require_new(out, overwrite=overwrite)
     compiled, kappas, names = pa.load(folder), _numbers("--sharpness", sharpness), panels and panels.split(",")
     place = _numbers("--at", at)
     if out.suffix.lower() == ".gif":

@@ -37,7 +37,7 @@ def reproduce_command(
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Run the large size (some experiments want a GPU).")] = False,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Run for a few seconds, to see that it works; the verdicts mean nothing.")
+        bool, typer.Option("--tiny", help="Run for a few seconds, to see that it works; there is no verdict.")
     ] = False,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = _OUT,
@@ -74,7 +74,11 @@ def reproduce_command(
     for finished in () if as_json else done:
         _print_verdict(finished, out / finished.name)
     if as_json:
-        print(json.dumps({f.name: {**f.about, "verdict": asdict(f.verdict)} for f in done}, ensure_ascii=False))
+        print(
+            json.dumps(
+                {f.name: {**f.about, "verdict": f.verdict and asdict(f.verdict)} for f in done}, ensure_ascii=False
+            )
+        )
     for name in left:
         stderr.print(
             f"{name} was not run: it needs image files (--data DIR, --download).", style="yellow", highlight=False
@@ -84,9 +88,11 @@ def reproduce_command(
 
 
 def _print_verdict(finished: Finished, folder: Path) -> None:
-    outcome = finished.verdict.outcome
-    stdout.print(f"[{_COLOUR[outcome]}]{outcome:5}[/] [bold]{finished.name}[/]", highlight=False)
-    stdout.print(f"      {finished.verdict.sentence}", highlight=False, markup=False, soft_wrap=True)
+    verdict = finished.verdict
+    outcome, colour = ("tiny", "dim") if verdict is None else (verdict.outcome, _COLOUR[verdict.outcome])
+    said = "No verdict: a tiny run shows only that the experiment works." if verdict is None else verdict.sentence
+    stdout.print(f"[{colour}]{outcome:5}[/] [bold]{finished.name}[/]", highlight=False)
+    stdout.print(f"      {said}", highlight=False, markup=False, soft_wrap=True)
     stdout.print(f"      {folder}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 

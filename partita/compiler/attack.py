@@ -160,7 +160,7 @@ class _Opponent:
 
     def errors(self, points: Array) -> Array:
         error = np.abs(self.run(points) - self.target(points)).max(axis=1)
-        return np.asarray(np.where(np.isnan(error), np.inf, error))
+        return np.where(self.target.failed(points), 0.0, np.where(np.isnan(error), np.inf, error))
 
     def slopes(self, points: Array) -> Array:
         """The gradient of the error at points, by autograd where both sides are torch, else by differences."""

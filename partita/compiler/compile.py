@@ -24,6 +24,7 @@ from partita.errors import (
     ToleranceMissedWarning,
     UnsupportedError,
 )
+from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.moduli import Modulus
 from partita.functions.regions import DomainLike
 from partita.functions.regularity import Jumps
@@ -32,7 +33,7 @@ from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import DEFAULT_MAX_BYTES
 from partita.proofs.certificate import Certificate
-from partita.proofs.claim import Construction, estimated, with_tail
+from partita.proofs.claim import Construction, estimated, with_excluded, with_tail
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import attacked, require_unrefuted
 
@@ -63,6 +64,8 @@ def compile(
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
+    on_error: str = "raise",
+    max_excluded: float = DEFAULT_MAX_EXCLUDED,
     budget: float | None = None,
     max_evaluations: int | None = None,
     progress: Progress | None = None,
@@ -109,6 +112,10 @@ def compile(
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
+        on_error: what to do where f raises, or returns NaN, infinity or None. "raise": stop with an error that names the point.
+            "exclude": leave such points out, for functions that are called. The claim is then an estimate over the points where f
+            has values; how many it has none at is part of the certificate.
+        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, as random points show it.
         budget: seconds. Planning stops after two thirds of them with the best plan so far; a proof stops with the valid
             bound that it has reached. If that is above the tolerance, the head is returned all the same, with a
             `ToleranceMissedWarning`, and `c.tolerance_met` is False.
@@ -148,6 +155,8 @@ def compile(
         tail=tail,
         vectorize=vectorize,
         trace=trace,
+        on_error=on_error,
+        max_excluded=max_excluded,
         query_values=query_values,
         max_evaluations=max_evaluations,
         best_effort=budget is not None,
@@ -180,6 +189,8 @@ def plan(
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
+    on_error: str = "raise",
+    max_excluded: float = DEFAULT_MAX_EXCLUDED,
     max_evaluations: int | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -215,6 +226,8 @@ def plan(
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
+        on_error: what to do where f fails, as in `compile`: "raise" or "exclude".
+        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, as random points show it.
         max_evaluations: the largest number of points at which the function may be evaluated, building included.
         progress: called as `progress(what, done, of)`.
 
@@ -242,6 +255,8 @@ def plan(
         tail=tail,
         vectorize=vectorize,
         trace=trace,
+        on_error=on_error,
+        max_excluded=max_excluded,
         query_values=query_values,
         max_evaluations=max_evaluations,
         asking=progress,
@@ -373,6 +388,8 @@ def _finished(
         certificate = replace(certificate, facts={**certificate.facts, "evaluations": float(request.target.calls.rows)})
     chosen = replace(chosen, evaluations=None if request.target.graph is not None else request.target.calls.rows)
     certificate = replace(certificate, witness=witness, seed=seed)
+    if request.target.excluding is not None:
+        certificate = with_excluded(certificate, request.target.excluding)
     return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
 
 

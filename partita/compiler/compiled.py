@@ -162,6 +162,19 @@ class Compiled:
         return 0 if text else int(self.certificate.facts.get("evaluations", 0))
 
     @property
+    def excluded(self) -> np.ndarray:
+        """The points at which f failed, flat, `(k, m)`; none unless it was compiled with on_error="exclude". Not stored in files.
+
+        >>> import partita as pa
+        >>> f = lambda z: np.where(abs(z[:, 0] - 0.3) < 0.01, np.nan, z[:, 0])
+        >>> c = pa.compile(f, pa.Box([0], [1]), tolerance=0.05, on_error="exclude")
+        >>> bool((abs(c.excluded - 0.3) < 0.01).all()), len(c.excluded) == c.certificate.facts["points_excluded"]
+        (True, True)
+        """
+        left_out = self.target.excluding
+        return np.zeros((0, self.target.domain.dimension)) if left_out is None else left_out.points
+
+    @property
     def num_keys(self) -> int:
         """The number of keys, which is the number of cells, ghosts included.
 
@@ -315,7 +328,8 @@ class Compiled:
         """
         if not self.candidates:
             return "This head was loaded from a file, and files do not store the other methods. Compile it again to compare them."
-        return report(self.candidates, built=True)
+        left_out = self.certificate.excluded
+        return report(self.candidates, built=True) + (f"\n{left_out}" if left_out else "")
 
     def attack(self, *, samples: int = 4096, seed: int = 0, function: Any = None) -> Witness:
         """The worst error found by a search over random points, corners, cell corners and a local search: a lower estimate.
@@ -336,6 +350,7 @@ class Compiled:
 
     def errors_at(self, points: np.ndarray, *, function: Any = None) -> np.ndarray:
         """`|f − head|_∞` at points, `(n,)`. For an expression the error of evaluating f in float64 is subtracted.
+        With on_error="exclude", NaN where f fails.
 
         Args:
             points: flat points, `(n, m)`.
@@ -492,8 +507,8 @@ class Compiled:
         row = int(np.flatnonzero(~inside)[0])
         raise OutsideDomainError(
             f"{int((~inside).sum()):,} of {len(points):,} inputs lie outside {domain}, the first is "
-            f"{points[row].tolist()}; the certificate does not cover them. To get values there, compile with "
-            "outside='clamp' or outside='allow', or use c.with_outside(…)."
+            f"{points[row].tolist()}; the certificate does not cover them",
+            "To get values there, compile with outside='clamp' or outside='allow', or use c.with_outside(…).",
         )
 
     def __repr__(self) -> str:

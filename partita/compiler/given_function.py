@@ -18,6 +18,7 @@ from partita.proofs.certificate import Certificate
 
 __all__ = ["given_function"]
 
+_MAY_FAIL = 0.5  # of the domain, for a head that was compiled with on_error="exclude"
 _SLACK = (
     1e-6  # of the largest value and of the tolerance: what another machine or library version may round differently
 )
@@ -43,13 +44,14 @@ def given_function(
             f"this head's function is the expression {target.label}, which is stored with it", "Leave function= out."
         )
     domains = target.domains[0] if len(target.domains) == 1 else target.domains
-    given = make_target(function, domains, vectorize=vectorize, trace=False)
+    may_fail = _MAY_FAIL if "points_excluded" in certificate.facts else None
+    given = make_target(function, domains, vectorize=vectorize, trace=False, max_excluded=may_fail)
     if given.output_shape != target.output_shape:
         raise ShapeError(
             f"{given.label} returns values of shape {given.output_shape}; expected {target.output_shape}, the shape that the "
             f"head and its function {target.label} have."
         )
-    found = replace(target, ask=given.ask)
+    found = replace(target, ask=given.ask, excluding=given.excluding)
     if target.tail is not None:
         found = replace(target, ask=clipped(given, target.tail, declared=True).ask)
     _require_same(found, head, certificate, given.label)

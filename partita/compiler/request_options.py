@@ -12,7 +12,8 @@ from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import DomainError, SizeError, ToleranceError, UnsupportedError
+from partita.errors import DomainError, NothingKnownError, SizeError, ToleranceError, UnsupportedError
+from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
 from partita.functions.regularity import Declared, knowledge_or_obstacle
@@ -20,10 +21,11 @@ from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
 
-__all__ = ["ACCEPT", "method_names", "request_for"]
+__all__ = ["ACCEPT", "ON_ERROR", "method_names", "request_for"]
 
 ACCEPT = ("strongest", "estimated")
 _LEAST_EVALUATIONS, _RESERVED = 100, 272
+ON_ERROR = ("raise", "exclude")
 
 
 def method_names() -> list[str]:
@@ -51,6 +53,8 @@ def request_for(
     query_values: bool = False,
     max_value: float | None = None,
     tail: Tail | None = None,
+    on_error: str = "raise",
+    max_excluded: float = DEFAULT_MAX_EXCLUDED,
     progress: Progress | None = None,
 ) -> Request:
     """The request with what is known about f, or the error that says which option is wrong.
@@ -78,6 +82,7 @@ def request_for(
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     if max_value is not None and not (is_number(max_value) and max_value > 0):
         raise UnsupportedError(f"max_value is {max_value!r}; expected a number > 0, the largest |V| allowed.")
+    excluded = _max_excluded(on_error, max_excluded, {**declared, "tail": tail})
     calls = Calls(progress=asking)
     if max_evaluations is not None:
         if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
@@ -87,7 +92,7 @@ def request_for(
             )
         calls.most, calls.reserved = int(max_evaluations), min(_RESERVED, int(max_evaluations) // 4)
     report(progress, "first evaluations of f" if callable(function) else "reading f")
-    target = make_target(function, domain, vectorize=vectorize, trace=trace, calls=calls)
+    target = make_target(function, domain, vectorize=vectorize, trace=trace, calls=calls, max_excluded=excluded)
     said = Declared(**declared)
     if query_values and len(target.domains) == 1:
         raise UnsupportedError(
@@ -96,7 +101,11 @@ def request_for(
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
-    found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
+    if target.excluding is None:
+        found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
+    else:
+        advice = "Use a larger tolerance, or restrict the domain to where the function has values."
+        found = None, NothingKnownError(f"{target.label} may fail, so nothing can be proved about it", advice)
     if max_value is not None and math.isinf(power):
         _require_room(target, float(max_value), left)
     require_gradual_underflow()
@@ -119,6 +128,24 @@ def request_for(
         seen,
         {"knowledge": found},
     )
+
+
+def _max_excluded(on_error: str, most: float, declared: dict[str, Any]) -> float | None:
+    """The share of the points at which f may fail; None if it may not. What is declared of f would be claimed where it fails."""
+    if on_error not in ON_ERROR:
+        raise UnsupportedError(f"on_error is {on_error!r}; expected one of {', '.join(map(repr, ON_ERROR))}.")
+    if not (is_number(most) and 0 < most < 1):
+        raise UnsupportedError(f"max_excluded is {most!r}; expected a share of the domain, between 0 and 1.")
+    if on_error == "raise":
+        return None
+    names = [name for name, value in declared.items() if value is not None]
+    if names:
+        raise UnsupportedError(
+            f"on_error is 'exclude', and {names[0]} is declared; where a function fails nothing can be claimed, so that its error "
+            "is estimated only",
+            f"Leave {names[0]} out, or restrict the domain to where the function has values.",
+        )
+    return float(most)
 
 
 def _require_sharpness(sharpness: float, method: str) -> None:

@@ -5,27 +5,43 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from partita.arithmetic.progress import Progress, report
 from partita.errors import (
+    BudgetSpentError,
     EvaluationsSpentError,
     MutatedInputError,
     NonFiniteValueError,
     NotDeterministicError,
     NotVectorizedError,
+    PartitaError,
     ShapeError,
     TargetFailedError,
 )
 from partita.functions.dropout import active_dropout
+from partita.functions.failures import (
+    Excluding,
+    RowFailed,
+    argument_advice,
+    cause_advice,
+    cause_of,
+    failing_row,
+    form_advice,
+    numbers_in,
+    raised_at,
+    shown_point,
+    split_flat,
+)
 from partita.functions.regions import Domain
-from partita.geometry.domains import Array
+from partita.geometry.domains import Array, Box
 
 __all__ = ["Asker", "Calls", "probe", "probe_points", "require_finite", "split_flat"]
 
@@ -33,22 +49,18 @@ _PROBES = 11
 _KEPT = 1 << 18  # answers
 _AT_ONCE = 0.25  # seconds in f between two reports of progress
 _TEST = 128  # evaluations that a test takes unless more are granted
-
-
-def split_flat(points: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
-    """Flat points `(n, m)` as one array `(n, *shape)` per argument."""
-    cuts = np.cumsum([math.prod(s) for s in shapes])[:-1]
-    return [part.reshape(len(points), *s) for part, s in zip(np.split(points, cuts, axis=1), shapes)]
+_FIRST_LOOK = 64  # points of a first look at how often f fails
 
 
 def require_finite(values: Array, points: Array, label: str) -> None:
     """A NonFiniteValueError that says where, if any value is not finite."""
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if bad.size:
-        shown = "; ".join(str(np.round(points[i], 6).tolist()) for i in bad[:3])
+        shown = "; ".join(shown_point(points[i], (points.shape[1:],)) for i in bad[:3])
         raise NonFiniteValueError(
             f"{label} is NaN or infinite at {bad.size:,} of {len(points):,} points, the first at {shown}; "
-            "expected finite values on the whole domain. Shrink the domain or fix the function there."
+            "expected finite values on the whole domain. Shrink the domain, fix the function there, or, if it is not an "
+            "expression, pass on_error='exclude' to leave such points out."
         )
 
 
@@ -92,13 +104,17 @@ class Calls:
 
 
 class Asker:
-    """Calls the user's function with arrays of one kind and returns `(n, out)` float64. Every answer is kept."""
+    """Calls the user's function with arrays of one kind and returns `(n, out)` float64. Every answer is kept.
+
+    What the function raises becomes a TargetFailedError that names the point, or is passed on if `passes_on` is set.
+    """
 
     def __init__(
         self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str, calls: Calls
     ) -> None:
         self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
-        self.calls = calls
+        self.calls, self.passes_on = calls, False
+        self.output_shape: tuple[int, ...] = ()
         self._answers: dict[bytes, Array] = {}
 
     def raw(self, points: Array) -> np.ndarray:
@@ -108,15 +124,21 @@ class Asker:
         given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
         self.calls.take(len(points))
         start = time.perf_counter()
-        with torch.no_grad():
-            answer = self.function(*given)
-        self.calls.seconds += time.perf_counter() - start
+        try:
+            with torch.no_grad():
+                answer = self.function(*given)
+        except RowFailed as stopped:
+            self.calls.rows -= len(points) - stopped.row - 1  # the function did not receive them
+            raise
+        finally:
+            self.calls.seconds += time.perf_counter() - start
         if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
             raise MutatedInputError(f"{self.label} writes into its input; work on a copy: z = z.clone() or z.copy().")
-        array = answer.detach().cpu().numpy() if isinstance(answer, torch.Tensor) else np.asarray(answer)
-        if array.dtype.kind not in "fiub":
-            raise TargetFailedError(f"{self.label} returned {array.dtype} values; expected real numbers.")
-        return array.astype(np.float64)
+        return numbers_in(answer, self.label)
+
+    def is_known(self, points: Array) -> NDArray[np.bool_]:
+        """Which of these points the function was asked for before, `(n,)`."""
+        return np.array([row.tobytes() in self._answers for row in points], dtype=bool)
 
     def __call__(self, points: Array) -> Array:
         """Values `(n, out)` at flat points `(n, m)`: those that were asked for before come from memory."""
@@ -161,22 +183,52 @@ class Asker:
         except (MutatedInputError, EvaluationsSpentError):
             raise
         except Exception as error:
-            raise TargetFailedError(
-                f"{self.label} raised {type(error).__name__} on a batch of {len(points)}: {error}"
-            ) from error
+            if isinstance(error, RowFailed):
+                error.point = points[error.row]
+                self.remember(points[: error.row], error.before)
+            if self.passes_on:
+                raise
+            raise self._failure(points, error) from cause_of(error)
         if answer.shape[:1] != (len(points),):
             raise NotVectorizedError(f"{self.label} returned shape {answer.shape} for a batch of {len(points)} points.")
+        self.output_shape = answer.shape[1:]
         return answer.reshape(len(points), -1)
 
-
-def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    def batched(*inputs: Any) -> np.ndarray:
-        rows = [function(*(z[i] for z in inputs)) for i in range(len(inputs[0]))]
-        return np.stack(
-            [r.detach().numpy() if isinstance(r, torch.Tensor) else np.asarray(r, dtype=float) for r in rows]
+    def _failure(self, points: Array, error: Exception) -> TargetFailedError:
+        """The error that says where in a batch the function failed."""
+        raised = f"{self.label} raised {type(error).__name__} on a batch of {len(points)} points"
+        try:
+            row, error = failing_row(self.raw, points, error)
+        except BudgetSpentError:
+            return TargetFailedError(f"{raised}, and max_evaluations leaves none to find out where: {error}")
+        if row is not None:
+            return raised_at(self.label, points[row], self.shapes, error)
+        return TargetFailedError(
+            f"{raised}, though it takes each of them by itself: {error}",
+            "Pass vectorize=True to call it once per point.",
         )
 
+
+def _one_by_one(function: Callable[..., Any], label: str) -> Callable[..., Any]:
+    def batched(*inputs: Any) -> np.ndarray:
+        rows: list[np.ndarray] = []
+        for i in range(len(inputs[0])):
+            try:
+                rows.append(numbers_in(function(*(z[i] for z in inputs)), label))
+            except Exception as error:
+                raise RowFailed(i, error, _stacked(rows, label).reshape(i, -1) if i else np.zeros((0, 1))) from error
+        return _stacked(rows, label)
+
     return batched
+
+
+def _stacked(rows: list[np.ndarray], label: str) -> np.ndarray:
+    shapes = list(dict.fromkeys(r.shape for r in rows))
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"{label} returned values of the shapes {shapes[0]} and {shapes[1]} at different points; expected one shape."
+        )
+    return np.stack(rows) if rows else np.zeros((0, 1))
 
 
 def probe_points(domains: tuple[Domain, ...]) -> Array:
@@ -186,59 +238,98 @@ def probe_points(domains: tuple[Domain, ...]) -> Array:
 
 
 def probe(
-    function: Callable[..., Any], domains: tuple[Domain, ...], label: str, calls: Calls, *, vectorize: bool
-) -> tuple[Asker, tuple[int, ...]]:
-    """A way to call the function, checked on a few points, and the shape of its values."""
+    function: Callable[..., Any],
+    domains: tuple[Domain, ...],
+    label: str,
+    calls: Calls,
+    *,
+    vectorize: bool,
+    max_excluded: float | None = None,
+) -> tuple[Asker, tuple[int, ...], Excluding | None]:
+    """A way to call the function, checked on a few points, the shape of its values, and which points are left out, if any may be.
+
+    Args:
+        max_excluded: the share of the points at which the function may fail; None if it may fail nowhere.
+    """
     shapes = tuple(d.shape for d in domains)
-    call = _one_by_one(function) if vectorize else function
     points = probe_points(domains)
-    asker, answer = _choose_kind(call, shapes, label, points, calls, torch_only=isinstance(function, nn.Module))
-    if answer.shape[:1] != (_PROBES,):
+    given = _Given(function, shapes, label, points, vectorize, calls)
+    excluding = None
+    if max_excluded is None:
+        asker, answer = _choose_kind(given)
+    else:
+        rng = np.random.default_rng(3)
+        more = np.column_stack([d.sample(_FIRST_LOOK, rng) for d in domains])
+        ends = [(d if isinstance(d, Box) else d.bounding_box()) for d in domains]
+        box = Box(np.concatenate([e.lo.ravel() for e in ends]), np.concatenate([e.hi.ravel() for e in ends]))
+        asker, excluding = _choose_kind_excluding(given, box, max_excluded)
+        points = np.concatenate([points, more])
+        values, bad = excluding.answers(points)
+        excluding.require_few(int(bad.sum()), len(points))
+        points, values = points[~bad][:_PROBES], values[~bad][:_PROBES]
+        answer = values.reshape(-1, *asker.output_shape)
+        if len(points) < _PROBES:
+            raise excluding.too_many(f"{int(bad.sum())} of the first {len(bad)} points")
+    if answer.shape[:1] != (len(points),):
         raise NotVectorizedError(
             f"{label} returned shape {answer.shape} for a batch of {_PROBES} points of shape {shapes}; expected ({_PROBES}, …): "
-            "one value per row. For a function of a single point pass vectorize=True."
+            f"one value per row. {_rows_advice(answer)}"
         )
     if answer.ndim > 3 or answer.size == 0:
         raise ShapeError(
             f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
         )
-    asker.one_by_one = vectorize
-    _check_repeatable(asker, points, answer.reshape(_PROBES, -1))
-    return asker, answer.shape[1:]
+    asker.one_by_one, asker.passes_on = vectorize, False
+    _check_repeatable(asker, points, answer.reshape(len(points), -1))
+    asker.passes_on = excluding is not None
+    return asker, answer.shape[1:], excluding
 
 
-def _choose_kind(
-    function: Callable[..., Any],
-    shapes: tuple[tuple[int, ...], ...],
-    label: str,
-    points: Array,
-    calls: Calls,
-    *,
-    torch_only: bool,
-) -> tuple[Asker, np.ndarray]:
+def _rows_advice(answer: np.ndarray) -> str:
+    if answer.ndim == 2 and answer.shape[1] == _PROBES:
+        return "Its outputs are rows: make them columns, np.stack([…, …], axis=1)."
+    return "For a function of a single point pass vectorize=True."
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The function as it was given, and the points to try it on."""
+
+    function: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    label: str
+    points: Array
+    one_by_one: bool
+    calls: Calls
+
+    def askers(self) -> Iterator[Asker]:
+        """One for each kind of array: numpy, torch, and torch in float32 for modules with such weights."""
+        call = _one_by_one(self.function, self.label) if self.one_by_one else self.function
+        for kind in ("numpy", "torch", "torch float32"):
+            if kind != "numpy" or not isinstance(self.function, nn.Module):
+                yield Asker(call, self.shapes, kind, self.label, self.calls)
+
+
+def _choose_kind(given: _Given) -> tuple[Asker, np.ndarray]:
     """Numpy arrays if the function takes them, else torch tensors; refused when it takes both and they disagree."""
+    label, points = given.label, given.points
     answers: dict[str, tuple[Asker, np.ndarray]] = {}
-    failures: dict[str, Exception] = {}
-    for kind in ("numpy", "torch", "torch float32"):  # float32 only for modules with float32 weights
-        if (torch_only and kind == "numpy") or (kind == "torch float32" and answers):
+    failures: list[tuple[Asker, Exception]] = []
+    for asker in given.askers():
+        if asker.kind == "torch float32" and answers:
             continue
-        asker = Asker(function, shapes, kind, label, calls)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                answers[kind] = (asker, asker.raw(points))
+                answers[asker.kind] = (asker, asker.raw(points))
         except (MutatedInputError, EvaluationsSpentError):
             raise
         except Exception as error:
-            failures[kind] = error
+            failures.append((asker, error))
+            if isinstance(error, RowFailed) and error.row:
+                break  # it takes such arrays, and fails at a point
     if not answers:
-        reasons = "; ".join(f"with {kind} arrays: {type(e).__name__}: {e}" for kind, e in failures.items())
-        message = f"{label} raised on a batch of {len(points)} points of shape {shapes}: {reasons}"
-        if _takes_single_points(function, shapes, points[0]):
-            raise NotVectorizedError(
-                f"{message}. It does take a single point: pass vectorize=True, or write it for a batch."
-            )
-        raise TargetFailedError(message) from failures["torch"]
+        raise _unusable(given, failures) from cause_of(failures[0][1])
     if len(answers) == 2:
         (asker, first), (_, second) = answers["numpy"], answers["torch"]
         fits = [a.shape[:1] == (len(points),) for a in (first, second)]
@@ -256,10 +347,70 @@ def _choose_kind(
     return next(iter(answers.values()))
 
 
-def _takes_single_points(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], point: Array) -> bool:
+def _choose_kind_excluding(given: _Given, box: Box, most: float) -> tuple[Asker, Excluding]:
+    """The first kind of arrays with which the function has a value at any of the points."""
+    failures: list[tuple[Asker, Exception]] = []
+    for asker in given.askers():
+        asker.passes_on = True
+        excluding = Excluding(asker, given.label, given.shapes, box, most)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                excluding.answers(given.points)
+            return asker, excluding
+        except (MutatedInputError, BudgetSpentError):
+            raise
+        except Exception as error:
+            failures.append((asker, error))
+    raise _unusable(given, [(asker, _plain_failure(asker, given.points, error)) for asker, error in failures])
+
+
+def _plain_failure(asker: Asker, points: Array, otherwise: Exception) -> Exception:
+    """What the function raises on the batch."""
     try:
-        answer = function(*(part[0] for part in split_flat(point[None], shapes)))
-        return bool(np.isfinite(np.asarray(answer, dtype=float)).all())
+        asker.raw(points)
+        return otherwise
+    except Exception as error:
+        return error
+
+
+_OF_THE_KIND = (TypeError, AttributeError)  # what a function raises that takes the other kind of arrays
+
+
+def _unusable(given: _Given, failures: list[tuple[Asker, Exception]]) -> PartitaError:
+    """Why a function cannot be used: the point at which it fails, or how it would have to be called."""
+    label, shapes, points = given.label, given.shapes, given.points
+    said, alone = argument_advice(given.function, shapes, label), False
+    for asker, error in sorted(failures, key=lambda f: isinstance(f[1], _OF_THE_KIND)) if said is None else ():
+        if isinstance(error, TargetFailedError):
+            return error  # it returned something that is not a number
+        row, found = failing_row(asker.raw, points, error)
+        alone = alone or row is None
+        if row is not None and (row > 0 or _succeeds(asker, points[1:2])):
+            return raised_at(label, points[row], shapes, found)
+    causes = [(a.kind, e.error if isinstance(e, RowFailed) else e) for a, e in failures]
+    for _, cause in causes:
+        if isinstance(cause, TargetFailedError):
+            return cause  # at every point
+    hint = form_advice(given.function, shapes, label, points, one_by_one=given.one_by_one)
+    if said is not None:
+        return TargetFailedError(said[0], hint or said[1])
+    shown = causes if isinstance(given.function, nn.Module) else causes[:2]
+    if len({type(e) for _, e in shown}) == 1 and not isinstance(given.function, nn.Module):
+        shown = shown[:1]
+    reasons = [f"{type(e).__name__}: {e}" if str(e) else type(e).__name__ for _, e in shown]
+    if len(reasons) > 1:
+        reasons = [f"with {kind} arrays: {reason}" for (kind, _), reason in zip(shown, reasons)]
+    called = f"{len(points)} points, one by one" if given.one_by_one else f"a batch of {len(points)} points"
+    arrays = " and ".join(str((*(() if given.one_by_one else (len(points),)), *s)) for s in shapes)
+    message = f"{label} raised on {called} (shape {arrays}): {'; '.join(reasons)}".rstrip(".")
+    hint = hint or cause_advice([e for _, e in causes], label, alone=alone)
+    return NotVectorizedError(message, hint) if hint else TargetFailedError(f"{message}.")
+
+
+def _succeeds(asker: Asker, point: Array) -> bool:
+    try:
+        return asker.raw(point).shape[:1] == (1,)
     except Exception:
         return False
 

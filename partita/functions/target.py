@@ -11,11 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from partita.arithmetic.arguments import require_number
-from partita.errors import DomainError, NonFiniteValueError, NotTraceableError, ShapeError, TargetFailedError
+from partita.errors import (
+    DomainError,
+    NonFiniteValueError,
+    NotTraceableError,
+    ShapeError,
+    TargetFailedError,
+    UnsupportedError,
+)
 from partita.functions.definedness import is_bounded, undefined_root
 from partita.functions.expressions import parse, rounded_literals
+from partita.functions.failures import Excluding
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, Calls, probe, require_finite
 from partita.functions.regions import Domain, DomainLike, Region
@@ -83,6 +92,7 @@ class Target:
         tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
             of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
             tail_ratio: seen/declared in the attack on a declared tail; None if it was not attacked.
+        excluding: the points at which f failed, if they are left out; None if a failure is an error.
         input_shapes: one shape per argument.
         num_outputs: scalar outputs.
         domain: the flat domain: the only one, or the product of both.
@@ -108,6 +118,7 @@ class Target:
     unclipped: Graph | None = None
     calls: Calls = field(default_factory=Calls)
     interpolated: bool = False
+    excluding: Excluding | None = None
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)
     domain: Domain = field(init=False)
@@ -140,7 +151,7 @@ class Target:
 
     def answered(self) -> tuple[Array, Array]:
         """Points of the domain `(n, m)` at which a black box was evaluated before, and its values `(n, out)`."""
-        if isinstance(self.ask, Asker):
+        if isinstance(self.ask, (Asker, Excluding)):
             return self.ask.answered()
         return np.zeros((0, self.box.dimension)), np.zeros((0, self.num_outputs))
 
@@ -158,6 +169,10 @@ class Target:
         require_finite(values, points, self.label)
         return values
 
+    def failed(self, points: Array) -> NDArray[np.bool_]:
+        """At which of these points f was asked and failed, `(n,)`: its values there are stand-ins, to be compared with nothing."""
+        return np.zeros(len(points), dtype=bool) if self.excluding is None else self.excluding.failed(points)
+
 
 def require_boxes(first: Domain, second: Domain) -> tuple[Box, Box]:
     """The pair, if both are boxes; a DomainError otherwise."""
@@ -173,6 +188,7 @@ def make_target(
     vectorize: bool = False,
     trace: bool | None = None,
     calls: Calls | None = None,
+    max_excluded: float | None = None,
 ) -> Target:
     """A target from an expression, a Graph, a sympy tree, or a torch or numpy function of a batch.
 
@@ -186,6 +202,7 @@ def make_target(
         vectorize: whether the function takes single points; it is then called once per point.
         trace: True makes a function that cannot be traced an error, False traces nothing.
         calls: counts and limits the evaluations of the function.
+        max_excluded: the share of the domain where a function may fail; such points are left out. None: a failure is an error.
 
     Raises:
         NotTraceableError: with `trace=True`, the reason why the function cannot be traced.
@@ -193,6 +210,11 @@ def make_target(
     """
     domains = _domains(domain)
     names, aliases = variable_names(domains)
+    if max_excluded is not None and (isinstance(function, (str, Graph)) or is_sympy(function)):
+        raise UnsupportedError(
+            "on_error is 'exclude' for an expression, which is known at every point; expected a function",
+            "Leave on_error out, and restrict the domain to where the expression is defined.",
+        )
     if isinstance(function, str):
         graph, rounded = parse(function, names, aliases), rounded_literals(function, [*names, *aliases])
         meaning = f"in the expression, {', '.join(rounded)} mean{'s' * (len(rounded) == 1)} the nearest float64 number"
@@ -211,24 +233,40 @@ def make_target(
             f"the target is a {type(function).__name__}; expected an expression (text, a Graph, a sympy tree) or a function of a "
             "batch of points."
         )
-    return _from_function(function, domains, calls or Calls(), vectorize=vectorize, trace_it=trace)
+    return _from_function(
+        function, domains, calls or Calls(), vectorize=vectorize, trace_it=trace, max_excluded=max_excluded
+    )
 
 
 def _from_function(
-    function: Callable[..., Any], domains: tuple[Domain, ...], calls: Calls, *, vectorize: bool, trace_it: bool | None
+    function: Callable[..., Any],
+    domains: tuple[Domain, ...],
+    calls: Calls,
+    *,
+    vectorize: bool,
+    trace_it: bool | None,
+    max_excluded: float | None,
 ) -> Target:
     function = _as_written(function)
     label = getattr(function, "__name__", type(function).__name__)
-    asker, output_shape = probe(function, domains, label, calls, vectorize=vectorize)
+    asker, output_shape, excluding = probe(
+        function, domains, label, calls, vectorize=vectorize, max_excluded=max_excluded
+    )
     origin = f"{label} is evaluated as a black box (not traced)"
     if trace_it is not False:
         try:
-            return _traced(function, asker, domains, label)
+            traced = _traced(function, asker, domains, label)
+            if excluding is None or (traced.graph is not None and is_bounded(traced.graph, traced.box)):
+                return traced
+            raise NotTraceableError(f"the trace of {label} is not proved to be defined on the whole domain.")
         except NotTraceableError as error:
             if trace_it:
                 raise
             origin = f"evaluated as a black box: {error}"
-    return Target(domains, output_shape, None, asker, label, origin, calls=calls)
+        except TargetFailedError:
+            if excluding is None:
+                raise
+    return Target(domains, output_shape, None, excluding or asker, label, origin, calls=calls, excluding=excluding)
 
 
 def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -180,11 +180,13 @@ class Request:
             return None
         share = _STAND_IN_SHARE * self.aim / 4**trial
 
-        if target.region is not None:  # where f may have no values around it
+        if target.region is not None or target.excluding is not None:  # where f may have no values
             polynomial = extended(target, share, self.progress)
             if polynomial is None:
                 return None
-            return replace(target, ask=polynomial, calls=Calls(), interpolated=True), 0.5 * polynomial.error
+            return replace(target, ask=polynomial, calls=Calls(), interpolated=True), min(
+                0.5 * polynomial.error, 0.5 * self.aim
+            )
 
         def watch(error: float) -> None:
             report(self.progress, f"{calls.rows:,} evaluations of f, interpolated within {error:.2g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from partita.methods.method import Method, Plan, Refusal, needs_box, search_text
 from partita.methods.request import Request
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Progress
-from partita.proofs.sampled import SampledError, sampled_error
+from partita.proofs.sampled import sampled_error
 from partita.search.train_fit import TrainFit, fit_train, held_out_error
 
 __all__ = ["Train"]
@@ -88,7 +89,7 @@ class Train(Method):
         if target.graph is not None:
             held_out = held_out_error(head, target, request.box, seed=seed + 1)
             if held_out.error > seen.estimate:
-                seen = SampledError(held_out.error, seen.samples, held_out.point)
+                seen = replace(seen, estimate=held_out.error, point=held_out.point)
         certificate = claim(
             head,
             describe_function(target, *some_answers(target)),

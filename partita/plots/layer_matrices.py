@@ -184,7 +184,7 @@ def _require_size(network: LiteralNetwork) -> None:
         raise SizeError(
             f"the {network.form} form of this head has {count_text(columns)} columns: its matrices would be "
             f"{count_text(numbers)} numbers; the limit is {MOST_NUMBERS:,}",
-            ("Use form='indexed' (--form indexed), or a" if network.form == "log" else "A") + " head with fewer keys.",
+            ("Use form='indexed', or a" if network.form == "log" else "A") + " head with fewer keys.",
         )
 
 

@@ -145,10 +145,11 @@ class Certificate:
         """The claim, term by term and assumption by assumption, in words."""
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
         lines = [f"{self.kind}: {norm} error {self.claim} ({self._asked}), {self.semantics} arithmetic"]
+        where = "the part of the domain where f has values" if self.excluded else "the domain"
         if self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
-                f"{self.exceeded_on:.2g} of the domain. Nothing is proved about its supremum"
+                f"{self.exceeded_on:.2g} of {where}. Nothing is proved about its supremum"
             )
         lines += [f"  {t.value:<12.6g} {t.name}: {t.formula}  [{t.theorem}]" for t in self.terms]
         if self.model.get("values") == QUERY_VALUES:
@@ -167,6 +168,18 @@ class Certificate:
                 f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)"
             )
         return "\n".join(lines)
+
+    @property
+    def excluded(self) -> str:
+        """How many points were left out because f failed there, as a sentence; empty if none was."""
+        count, asked = self.facts.get("points_excluded", 0), self.facts.get("points_asked", 0)
+        if not count:
+            return ""
+        share = self.facts.get("share_excluded", 0.0)
+        return (
+            f"excluded: f failed at {int(count):,} of the {int(asked):,} points asked ({100 * count / asked:.2g} %), and at "
+            f"{100 * share:.2g} % of those drawn at random for the estimate; nothing is claimed there"
+        )
 
     @property
     def claim(self) -> str:

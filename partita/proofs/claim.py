@@ -15,6 +15,7 @@ from torch import nn
 from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.rounding import add_up
 from partita.errors import DomainError
+from partita.functions.failures import Excluding
 from partita.functions.limits import LogLimit
 from partita.functions.probing import probe_points
 from partita.functions.regions import Domain
@@ -34,6 +35,7 @@ __all__ = [
     "norm_name",
     "require_ordinary",
     "some_answers",
+    "with_excluded",
     "with_tail",
 ]
 
@@ -99,7 +101,7 @@ def claim(
         domain={"arguments": [d.description for d in domains]},
         model={"sha256": model_digest(model.state_dict()), **details, **_values(model)},
         known=known.to_json() if isinstance(known, Known) else known or {},
-        facts=facts or {},
+        facts={**(facts or {}), **({} if seen is None or not seen.failed else {"share_excluded": seen.share_failed})},
         environment=_environment(),
         error_estimate=None if seen is None else seen.estimate,
         samples=0 if seen is None else seen.samples,
@@ -132,6 +134,8 @@ def describe_function(target: Target, centers: Array, values: Array) -> dict[str
         )
         more["clip"] = target.tail.clip
     if target.stated is None:
+        there = ~target.failed(centers)  # a value that only stands in is no answer
+        centers, values = centers[there], values[there]
         named = {"type": "black box", "label": target.label, "answers": len(centers)}
         few = np.linspace(0, len(centers) - 1, min(_REMEMBERED, len(centers))).astype(int)
         sample = {"points": np.asarray(centers)[few].tolist(), "values": np.asarray(values)[few].tolist()}
@@ -184,6 +188,17 @@ def with_tail(certificate: Certificate, target: Target) -> Certificate:
         error_bound=certificate.error_bound if kind == "estimated" else total(terms),
         known={**certificate.known, "tail": {"clip": tail.clip, "norm": tail.norm, "declared": target.tail_declared}},
     )
+
+
+def with_excluded(certificate: Certificate, left_out: Excluding) -> Certificate:
+    """The certificate with the number of points at which f failed, which were left out: it is about the others."""
+    said = Assumption(
+        f"{left_out.statement}: they are left out, and the claim is about the points where f has a value",
+        "caller",
+        about="function",
+    )
+    facts = {"points_asked": left_out.asked, "points_excluded": left_out.excluded}
+    return replace(certificate, assumptions=(*certificate.assumptions, said), facts={**certificate.facts, **facts})
 
 
 def function_of(target: Target) -> dict[str, Any]:

@@ -34,11 +34,20 @@ def fresh_points(target: Target) -> int:
 
 @dataclass(frozen=True)
 class SampledError:
-    """`estimate`: the largest |f − net|, or the L_p mean, over `samples` fresh points; `point`: where it was largest."""
+    """`estimate`: the largest |f − net|, or the L_p mean, over `samples` fresh points; `point`: where it was largest.
+
+    `failed`: how many further points do not count, because f has no value there.
+    """
 
     estimate: float
     samples: int
     point: tuple[float, ...]
+    failed: int = 0
+
+    @property
+    def share_failed(self) -> float:
+        """The share of the fresh points that do not count."""
+        return self.failed / max(self.samples + self.failed, 1)
 
     def term(self) -> Term:
         """The estimate as the first term of a certificate."""
@@ -51,12 +60,14 @@ def sampled_error(
 ) -> SampledError:
     """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`.
 
-    Where a budget is spent on the way, the estimate rests on fewer points.
+    Where a budget is spent on the way, the estimate rests on fewer points. Points at which f failed do not count; an L_p mean is
+    over the part of the domain where f has values.
 
     Args:
         samples: random points; as many as `fresh_points` says if None.
 
     Raises:
+        TargetFailedError: f failed at more of the points than may be left out.
         UnsupportedError: subnormal numbers are flushed to zero here. DomainError: the head overflows somewhere on the domain.
     """
     domain = target.domain
@@ -71,12 +82,17 @@ def sampled_error(
     with torch.no_grad():
         got = head.evaluate(torch.from_numpy(points).to(head.dtype)).double().numpy()
     error = np.abs(got - answers)
+    missing = target.failed(points)
+    error[missing] = 0.0  # f has no value there
+    failed = int(missing[:samples].sum())
+    if target.excluding is not None:
+        target.excluding.require_few(failed, samples)
     worst = int(error.max(axis=1).argmax())
     estimate = float(error.max())
     if not math.isinf(norm) and estimate:
         mean = float(((error[:samples] / estimate) ** norm).sum(axis=1).mean())
         estimate *= (mean * target.volume) ** (1 / norm)
-    return SampledError(estimate, samples, tuple(points[worst].tolist()))
+    return SampledError(estimate, samples - failed, tuple(points[worst].tolist()), failed)
 
 
 def _answers(target: Target, points: Array) -> tuple[Array, Array]:

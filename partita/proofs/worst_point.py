@@ -24,7 +24,10 @@ _ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where
 
 
 def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
-    """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off."""
+    """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off.
+
+    NaN where f failed and such points are left out: there is nothing to compare with.
+    """
     with torch.no_grad():
         got = head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(head.dtype)).double().numpy()
     error = np.abs(got - target(points))
@@ -34,6 +37,8 @@ def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
         known = np.isfinite(enclosure.lo) | np.isfinite(enclosure.hi)
         error = np.maximum(error - np.where(known, 2 * enclosure.radius, 0.0), 0.0)
     worst: Array = error.max(axis=1)
+    if target.excluding is not None:
+        worst[target.failed(points)] = np.nan
     return worst
 
 
@@ -48,7 +53,7 @@ def search_worst(
     """The largest `error(points)` found: random points, corners, cell corners and edges, then shrinking local search.
 
     Args:
-        error: flat points `(n, m)` to nonnegative numbers `(n,)`.
+        error: flat points `(n, m)` to nonnegative numbers `(n,)`; NaN for points that do not count.
         partition: a grid to take cell corners from, or scattered centers to start near.
     """
     rng = np.random.default_rng(seed)
@@ -56,14 +61,14 @@ def search_worst(
     if isinstance(partition, ProductGrid):
         points.append(_cell_corners(partition, samples, rng))
     candidates = domain.clamp(np.concatenate(points))
-    errors, asked = error(candidates), len(candidates)
+    errors, asked = np.nan_to_num(error(candidates), nan=0.0, posinf=np.inf), len(candidates)
     order = np.argsort(errors)[-32:]
     best, best_error = candidates[order], errors[order]
     box = domain if isinstance(domain, Box) else domain.bounding_box()
     step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))
     for _ in range(24):
         trial = domain.clamp(np.repeat(best, 8, axis=0) + step * rng.standard_normal((8 * len(best), domain.dimension)))
-        trial_error = error(trial).reshape(len(best), 8)
+        trial_error = np.nan_to_num(error(trial), nan=0.0, posinf=np.inf).reshape(len(best), 8)
         asked += trial.shape[0]
         pick = trial_error.argmax(axis=1)
         better = trial_error[np.arange(len(best)), pick] > best_error

@@ -32,8 +32,9 @@ def write_pages(
 
 
 def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]) -> list[Block]:
-    counts = {o: sum(f.verdict.outcome == o for _, f in done) for o in ("holds", "mixed", "fails")}
-    rows = [[e.name, e.source, f.verdict.outcome, str(f.about["size"]), _time(f.about)] for e, f in done]
+    outcomes = ["none" if f.verdict is None else f.verdict.outcome for _, f in done]
+    counts = {o: outcomes.count(o) for o in ("holds", "mixed", "fails")}
+    rows = [[e.name, e.source, o, str(f.about["size"]), _time(f.about)] for (e, f), o in zip(done, outcomes)]
     blocks: list[Block] = [
         Heading(1, _TITLE),
         Text(
@@ -48,6 +49,10 @@ def _opening(done: Sequence[tuple[Experiment, Finished]], missing: Sequence[str]
         ),
         Grid(["experiment", "paper", "verdict", "size", "time"], rows),
     ]
+    if "none" in outcomes:
+        blocks.append(
+            Text(f"{outcomes.count('none')} tiny runs carry no verdict: they show only that an experiment works.")
+        )
     if missing:
         blocks.append(Text(f"Not run, because no image files were given: {', '.join(missing)}."))
     return blocks
@@ -71,8 +76,11 @@ def _section(experiment: Experiment, finished: Finished, out: Path) -> list[Bloc
     figure = out / experiment.name / "figure.svg"
     if figure.exists():
         blocks.append(Picture(figure, experiment.title))
+    verdict = finished.verdict
     blocks += [
-        Text(finished.verdict.sentence, f"Found: the claim {_SAID[finished.verdict.outcome]}."),
+        Text("a tiny run shows only that the experiment works.", "No verdict:")
+        if verdict is None
+        else Text(verdict.sentence, f"Found: the claim {_SAID[verdict.outcome]}."),
         Code(f"partita reproduce {experiment.name}{flags}   # {_time(about)}, {about['size']} size"),
     ]
     if experiment.digest is not None:

@@ -27,18 +27,23 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended: its tables, its verdict, and how it came about (size, seed, settings, versions, wall time)."""
+    """A run that ended: its tables, its verdict, and how it came about (size, seed, settings, versions, wall time).
+
+    The verdict is None for a tiny run, which shows only that the experiment works.
+    """
 
     name: str
     tables: Tables
-    verdict: Verdict
+    verdict: Verdict | None
     about: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return f"Finished({self.name}: {self.verdict})"
+        return f"Finished({self.name}: {self.verdict or 'a tiny run, no verdict'})"
 
     def _repr_html_(self) -> str:
         names = {name: f"{len(table)} rows: {', '.join(table.columns)}" for name, table in self.tables.items()}
+        if self.verdict is None:
+            return card(f"{self.name}: a tiny run", {"verdict": "none", **names})
         return card(f"{self.name}: {self.verdict.outcome}", {"verdict": self.verdict.sentence, **names})
 
 
@@ -88,7 +93,7 @@ def write_finished(finished: Finished, out: Path) -> Path:
         (waiting / f"{name}.csv").write_text(table.to_csv(), encoding="utf-8")
     described = {
         "name": finished.name,
-        "verdict": asdict(finished.verdict),
+        "verdict": None if finished.verdict is None else asdict(finished.verdict),
         **finished.about,
         "tables": list(finished.tables),
     }
@@ -112,7 +117,8 @@ def read_finished(place: Path) -> Finished:
     try:
         described = json.loads((place / RESULT).read_text(encoding="utf-8"))
         tables = {n: Table.from_csv((place / f"{n}.csv").read_text(encoding="utf-8")) for n in described.pop("tables")}
-        return Finished(described.pop("name"), tables, Verdict(**described.pop("verdict")), described)
+        said = described.pop("verdict")
+        return Finished(described.pop("name"), tables, None if said is None else Verdict(**said), described)
     except (OSError, ValueError, KeyError, TypeError, PartitaError) as error:
         raise FormatError(
             f"{place} has no finished experiment ({type(error).__name__}: {error}); delete the folder and run it again."

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from partita.errors import DataFileError, UnsupportedError
-from partita.reproduction.experiment import SIZES, Experiment, Setup
+from partita.reproduction.experiment import SIZES, Experiment, Setup, Verdict
 from partita.reproduction.results import Finished, describe_run, find_finished, write_finished
+from partita.reproduction.table import Tables
 
 __all__ = ["Order", "run_experiment"]
 
@@ -39,10 +40,13 @@ class Order:
 def run_experiment(
     experiment: Experiment, order: Order, progress: Callable[[float, float], None] = lambda done, of: None
 ) -> tuple[Finished, bool]:
-    """The finished run, and whether it was already there. The verdict is computed from the tables as they are written."""
+    """The finished run, and whether it was already there. The verdict is computed from the tables as they are written; a tiny
+    run has none."""
     there = None if order.again else find_finished(experiment, order.size, order.seed, order.out)
     if there is not None:
-        judged = Finished(there.name, there.tables, experiment.verdict(there.tables), there.about)
+        judged = Finished(
+            there.name, there.tables, _verdict(experiment, there.tables, there.about["size"]), there.about
+        )
         if judged.verdict != there.verdict:  # the words have changed since
             write_finished(judged, order.out)
         return judged, True
@@ -51,6 +55,11 @@ def run_experiment(
     tables = experiment.run(setup)
     wall, cpu = time.perf_counter() - began, time.process_time() - used
     about = describe_run(experiment, order.size, order.seed, device=order.device, wall=wall, cpu=cpu)
-    finished = Finished(experiment.name, tables, experiment.verdict(tables), about)
+    finished = Finished(experiment.name, tables, _verdict(experiment, tables, order.size), about)
     write_finished(finished, order.out)
     return finished, False
+
+
+def _verdict(experiment: Experiment, tables: Tables, size: str) -> Verdict | None:
+    """None for a tiny run, whose figures say nothing about the claim."""
+    return None if size == "tiny" else experiment.verdict(tables)

@@ -5,13 +5,14 @@ The polynomial is fitted to samples of f inside the region. Its distance from f 
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.arithmetic.progress import Progress, report
+from partita.errors import BudgetSpentError
+from partita.functions.stand_ins import chebyshev_exponents, chebyshev_products
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 
@@ -40,16 +41,20 @@ class Extension:
 
 
 def extended(target: Target, tolerance: float, progress: Progress | None = None) -> Extension | None:
-    """The polynomial of the lowest degree tried whose sampled error on the domain is within the tolerance, or None."""
+    """The polynomial of the lowest degree tried whose sampled error on the domain is within the tolerance, or None.
+
+    The best so far, if the evaluations of a black box are spent on the way. Points at which f failed are left out.
+    """
     box, rng = target.box, np.random.default_rng(17)
     cheap = target.graph is not None or target.interpolated
     test = np.concatenate([target.domain.sample(_TESTS if cheap else _FEW_TESTS, rng), target.domain.corners(256)])
     truth, points = target(test), test[:0]
-    size = float(np.abs(truth).max()) or 1.0
+    test, truth = test[there := ~target.failed(test)], truth[there]
+    size, best = float(np.abs(truth).max()) or 1.0, None
     for degree in _DEGREES:
         if box.dimension > _MOST_AXES or math.comb(box.dimension + degree, degree) > _MOST_TERMS:
             return None
-        exponents = _exponents(box.dimension, degree)
+        exponents = chebyshev_exponents(box.dimension, degree)
         edge = target.domain.corners(min(len(exponents), 1024))
         wanted = (_SAMPLES_PER_TERM if cheap else _FEW_SAMPLES_PER_TERM) * len(exponents) + 64
         if cheap:
@@ -57,23 +62,22 @@ def extended(target: Target, tolerance: float, progress: Progress | None = None)
         else:  # every answer is used again
             points = np.concatenate([points, target.domain.sample(max(wanted - len(points), 1), rng)])
         report(progress, "extension", degree, _DEGREES[-1])
-        found, *_ = np.linalg.lstsq(_basis(box, points, exponents), target(points), rcond=_CUT)
+        try:
+            values = target(points)
+        except BudgetSpentError:
+            if best is None:
+                raise
+            return best
+        there = ~target.failed(points)
+        found, *_ = np.linalg.lstsq(_basis(box, points[there], exponents), values[there], rcond=_CUT)
         error = float(np.abs(_basis(box, test, exponents) @ found - truth).max())
-        if error <= tolerance and np.abs(found).max() <= _LARGEST * size:
-            return Extension(box, exponents, np.asarray(found, np.float64), error)
+        if np.abs(found).max() <= _LARGEST * size and (best is None or error < best.error):
+            best = Extension(box, exponents, np.asarray(found, np.float64), error)
+            if error <= tolerance:
+                return best
     return None
-
-
-def _exponents(dimension: int, degree: int) -> Array:
-    return np.array([e for e in itertools.product(range(degree + 1), repeat=dimension) if sum(e) <= degree])
 
 
 def _basis(box: Box, points: Array, exponents: Array) -> Array:
     """Products of Chebyshev polynomials, `(n, terms)`."""
-    t = np.clip((points - (box.lo + box.hi).ravel() / 2) / (box.sides / 2), -1, 1)
-    angles = np.arccos(t)
-    out = np.ones((len(points), len(exponents)))
-    for i in range(points.shape[1]):
-        table = np.cos(angles[:, i, None] * np.arange(int(exponents[:, i].max()) + 1))
-        out *= table[:, exponents[:, i].astype(int)]
-    return out
+    return chebyshev_products((points - (box.lo + box.hi).ravel() / 2) / (box.sides / 2), exponents)

@@ -80,7 +80,7 @@ def require_free(
     """The path, if such a folder may be written there. A folder is overwritten only if it has the file `marker`."""
     place = Path(folder)
     if place.exists() and not overwrite:
-        raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True (--overwrite).")
+        raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True.")
     if place.exists() and not (place / marker).exists():
         raise AlreadyExistsError(f"{place} is not a folder with {kind}, so it is not overwritten; choose another name.")
     return place
