@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,16 @@ MaxValue = Annotated[
 ]
 Budget = Annotated[
     float | None,
-    typer.Option("--budget", help="Seconds, roughly. A proof then stops at the valid bound it has reached."),
+    typer.Option(
+        "--budget",
+        help="Seconds. Then you get the best head so far; if it misses the tolerance, the exit code is 1.",
+    ),
+]
+MaxEvaluations = Annotated[
+    int | None,
+    typer.Option(
+        "--max-evaluations", help="How often FUNCTION may be evaluated, at least 100. At the limit as with --budget."
+    ),
 ]
 Vectorize = Annotated[bool, typer.Option("--vectorize", help="Call FUNCTION once per point, if it takes no batches.")]
 OnError = Annotated[
@@ -271,17 +281,27 @@ def emit(data: Any, as_json: bool, text: str) -> None:
         stdout.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-@contextmanager
-def shown_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, and the function that moves it."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+_FULLEST = 0.99  # of a bar while the work goes on
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeRemainingColumn(),
-    )
+
+@contextmanager
+def shown_progress(what: str, budget: float | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr with the time spent and the time left, and the function that moves it.
+
+    Args:
+        what: the text to begin with.
+        budget: the seconds that the work may take, if they are limited.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    start = time.monotonic()
+
+    def left() -> str:
+        return "" if budget is None else f", {max(budget - time.monotonic() + start, 0):.0f} s of the budget left"
+
     with Progress(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of or None)
+        task = bar.add_task(what + left(), total=None)
+        yield lambda what, done, of: bar.update(
+            task, description=what + left(), completed=min(done, _FULLEST * of), total=of or None
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from partita.cli.common import (
     Hessian,
     Lipschitz,
     MaxBytes,
+    MaxEvaluations,
     MaxExcluded,
     MaxValue,
     Method,
@@ -39,7 +41,9 @@ from partita.cli.common import (
     function_named,
     parse_domain,
     shown_progress,
+    stderr,
 )
+from partita.errors import ToleranceMissedWarning
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.storage import require_free
 
@@ -67,6 +71,7 @@ def compile_command(
     on_error: OnError = "raise",
     max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
     budget: Budget = None,
+    max_evaluations: MaxEvaluations = None,
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
     ] = "raise",
@@ -92,11 +97,20 @@ def compile_command(
         max_value=max_value,
     )
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
-    with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
-        function = function_named(expression)
-        c = pa.compile(function, where, outside=outside, seed=seed, budget=budget, progress=progress, **options)
+    options |= {"budget": budget, "max_evaluations": max_evaluations, "outside": outside, "seed": seed}
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the user's function prints
+        warnings.simplefilter("ignore", ToleranceMissedWarning)  # said below
+        with shown_progress("first evaluations of f" if ":" in expression else "reading f", budget) as progress:
+            c = pa.compile(function_named(expression), where, progress=progress, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
+    if not c.tolerance_met:
+        stderr.print(
+            f"The tolerance {tolerance:g} is not met: the error is {c.certificate.claim}. This is the best head that the limits "
+            "allowed. Raise --budget or --max-evaluations, or use a larger --tolerance.",
+            highlight=False,
+        )
+        raise typer.Exit(1)
 
 
 def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
@@ -115,6 +129,8 @@ def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
         "dtype": c.certificate.semantics,
         "error_bound": None if c.error_estimate is not None else c.error_bound,
         "error_estimate": c.error_estimate,
+        "tolerance_met": c.tolerance_met,
+        "evaluations": c.evaluations,
         "points_asked": c.certificate.facts.get("points_asked"),
         "points_excluded": c.certificate.facts.get("points_excluded"),
         "share_excluded": c.certificate.facts.get("share_excluded"),

@@ -15,6 +15,7 @@ from partita.cli.common import (
     Hessian,
     Lipschitz,
     MaxBytes,
+    MaxEvaluations,
     MaxExcluded,
     MaxValue,
     Method,
@@ -30,6 +31,7 @@ from partita.cli.common import (
     emit,
     function_named,
     parse_domain,
+    shown_progress,
 )
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.methods.planner import report
@@ -56,6 +58,7 @@ def plan_command(
     vectorize: Vectorize = False,
     on_error: OnError = "raise",
     max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
+    max_evaluations: MaxEvaluations = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
@@ -74,9 +77,10 @@ def plan_command(
         max_value=max_value,
     )
     options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
+    options |= {"max_evaluations": max_evaluations}
     where = parse_domain(domain, region)
-    with redirect_stdout(sys.stderr):  # what the user's function prints
-        planned = pa.plan(function_named(expression), where, **options)
+    with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
+        planned = pa.plan(function_named(expression), where, progress=progress, **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)

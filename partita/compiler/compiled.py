@@ -316,7 +316,9 @@ class Compiled:
         >>> print(c.explain().splitlines()[0])
         7 keys
         """
-        return "\n".join([*self.why, self.require_unchanged().certificate.explain()])
+        asked = f"f was evaluated {self.evaluations:,} times in all" if self.evaluations else ""
+        lines = [*self.why, asked, self.require_unchanged().certificate.explain()]
+        return "\n".join(line for line in lines if line)
 
     def report(self) -> str:
         """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.

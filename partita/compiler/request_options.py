@@ -109,7 +109,6 @@ def request_for(
     if max_value is not None and math.isinf(power):
         _require_room(target, float(max_value), left)
     require_gradual_underflow()
-    report(progress, "planning")
     seen = PRECISIONS[str(dtype)].widened(target.box.lo.ravel(), target.box.hi.ravel())
     return Request(
         target,

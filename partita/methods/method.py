@@ -296,9 +296,9 @@ class Method(ABC):
     takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
-    def evaluations_to_build(self, plan: Plan) -> int:
+    def evaluations_to_build(self, target: Target, keys: int) -> int:
         """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""
-        return fresh_points(plan.target) + (plan.keys if self.exact else 0)
+        return fresh_points(target) + (keys if self.exact else 0)
 
     @abstractmethod
     def applies(self, request: Request) -> Refusal | None:

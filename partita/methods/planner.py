@@ -56,7 +56,8 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         if isinstance(found, Plan):
             plans.append(found)
         else:
-            rows.append(found.row(name))
+            asked = next((m for m in methods if m.applies(request) is None), methods[0])
+            rows.append(replace(found.row(name), evaluations=_evaluations(asked, request, found.keys)))
             refusals += [found] if isinstance(found, Refusal) else []
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
@@ -184,10 +185,16 @@ def _planned(
         found = method.plan(limited, share, progress)
         if isinstance(found, Plan):
             found = replace(found, request=request)
-            calls = request.target.calls.rows + method.evaluations_to_build(found)
-            return replace(found, evaluations=None if request.target.graph is not None else calls)
+            return replace(found, evaluations=_evaluations(method, request, found.keys))
         refusals[question] = found
     return refusals[question]
+
+
+def _evaluations(method: Method, request: Request, keys: int | None) -> int | None:
+    """How often a black box is evaluated in all if a head of this method is built; None for expressions."""
+    if request.target.graph is not None or keys is None:
+        return None
+    return request.target.calls.rows + method.evaluations_to_build(request.target, keys)
 
 
 def _granted(request: Request) -> float:

@@ -43,8 +43,8 @@ class Tangents(Method):
     exact = True
     shares = (1.0, 0.85, 0.6)  # slopes across cells without slopes are known only when the head is built
 
-    def evaluations_to_build(self, plan: Plan) -> int:
-        return fresh_points(plan.target) + plan.keys * (1 + 2 * plan.request.box.dimension)
+    def evaluations_to_build(self, target: Target, keys: int) -> int:
+        return fresh_points(target) + keys * (1 + 2 * target.box.dimension)
 
     def applies(self, request: Request) -> Refusal | None:
         if request.declared.curvature is None or request.target.graph is not None:

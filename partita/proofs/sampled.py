@@ -103,14 +103,16 @@ def _answers(target: Target, points: Array) -> tuple[Array, Array]:
     reserved, calls.reserved = calls.reserved, 0  # for this
     points = points[: int(min(len(points), calls.left))]
     step = max(_LEAST, len(points) // 16)
+    progress, calls.progress = calls.progress, None  # the first of them are needed, whatever the time
     try:
         for start in range(0, len(points), step):
             parts.append(target(points[start : start + step]))
+            calls.progress = progress
     except BudgetSpentError:
         if not parts:
             raise
     finally:
-        calls.reserved = reserved
+        calls.reserved, calls.progress = reserved, progress
     if not parts:
         raise EvaluationsSpentError(
             f"f was evaluated {calls.rows:,} times, and max_evaluations leaves none to check the head"

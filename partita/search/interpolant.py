@@ -148,6 +148,13 @@ class _Leaf:
                 found.append(up)
         return found
 
+    def be_constant(self) -> None:
+        """The constant that is closest to the values kept for checking: where nothing else was evaluated."""
+        values = self.known[1]
+        self.indices = np.zeros((1, self.box.dimension), np.int64)
+        self.coefficients = (values.max(axis=0) / 2 + values.min(axis=0) / 2)[None]
+        self.check()
+
     def know(self, points: Array, answers: Array) -> None:
         """Keep values of f for checking."""
         before, values = self.known
@@ -314,9 +321,11 @@ def interpolate(
         except _Enough:
             break
         except BudgetSpentError:
-            if not len(root.indices):
-                raise
             stopped = True
+            if not len(root.indices):
+                if not len(root.known[0]):
+                    raise
+                root.be_constant()
             break
         waiting.remove(leaf)
         if not fine and (leaf.box.sides > _NARROWEST * box.sides).all():
