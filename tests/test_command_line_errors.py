@@ -38,6 +38,8 @@ WRONG = [
     (["plan", EXPRESSION, *PLAN, "--method", "magic"], 64, "UnsupportedError"),
     (["compile", EXPRESSION, *PLAN, "--out", "HEAD"], 1, "AlreadyExistsError"),
     (["compile", "broken.py:f", *PLAN, "--out", "new"], 1, "TargetFailedError"),
+    (["head", EXPRESSION, "--domain", "[-1,1]^2", "--keys", "4", "--sharpness", "-1"], 64, "UnsupportedError"),
+    (["head", "broken.py:f", "--domain", "[-1,1]^2", "--keys", "4"], 1, "TargetFailedError"),
     (["eval", "HEAD", "empty.csv"], 64, "DomainError"),
     (["eval", "HEAD", "header.csv"], 64, "DomainError"),
     (["eval", "HEAD", "far.csv"], 1, "OutsideDomainError"),

@@ -237,7 +237,12 @@ def test_errors_where_f_has_values_still_count():
     def bump(z):
         return np.sin(3 * z[:, 0]) + np.exp(-(((z[:, 0] - 0.8) / 0.03) ** 2))
 
-    c = pa.compile(lambda z: np.where(z[:, 0] > 0.96, np.nan, bump(z)), LINE, tolerance=0.05, on_error="exclude")
+    def failing(z):
+        return np.where(z[:, 0] > 0.96, np.nan, bump(z))
+
+    c = pa.compile(failing, LINE, tolerance=0.05, on_error="exclude")
+    mean = pa.compile(failing, LINE, tolerance=0.05, on_error="exclude", norm=2, trace=False)
+    assert 0 < mean.error_estimate <= 0.05 and mean.certificate.excluded
     fresh = np.linspace(0, 0.96, 5001)[:, None]
     assert np.abs(c(fresh) - bump(fresh)).max() <= 0.05
     false = replace(c, target=replace(c.target, ask=lambda z: c.target.ask(z) + 0.2))

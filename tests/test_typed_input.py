@@ -103,7 +103,9 @@ def test_everything_that_takes_a_domain_takes_typed_ones():
     assert len(set(same)) == 1
     c = pa.compile("x*y", "[-1,1]^2", tolerance=0.05, method="fitted")
     assert c.target.box == SQUARE and not pa.attack(c, samples=200).refuted
-    assert not pa.attack(lambda z: z[:, 0] * z[:, 1], function="x*y", domain="[-1,1]^2", bound=0.05, samples=200).refuted
+    assert not pa.attack(
+        lambda z: z[:, 0] * z[:, 1], function="x*y", domain="[-1,1]^2", bound=0.05, samples=200
+    ).refuted
     assert len(pa.compile("k0*q0", ("[0,1]", pa.Box([0], [1])), tolerance=0.2, method="hard").target.domains) == 2
     assert pa.Region("[-1,1]^2", "x**2 + y**2 <= 1") == pa.Region(SQUARE, "x**2 + y**2 <= 1")
     assert pa.in_context.function(lipschitz=1.0, fill_distance=0.1, tolerance=0.15, box="[-1,1]").box.dimension == 1

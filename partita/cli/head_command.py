@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +18,13 @@ from partita.cli.common import (
     Lipschitz,
     Modulus,
     Norm,
+    Overwrite,
     Region,
     Seed,
+    Vectorize,
     dtype_named,
     emit,
+    function_named,
     parse_domain,
     shown_progress,
 )
@@ -49,8 +54,9 @@ def head_command(
     dtype: Dtype = "float64",
     lipschitz: Lipschitz = None,
     modulus: Modulus = None,
+    vectorize: Vectorize = False,
     seed: Seed = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a head that is already there.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the head you choose and state the error bound that it has. No tolerance is asked."""
@@ -60,9 +66,9 @@ def head_command(
         if len(kappas) > 1:
             raise typer.BadParameter("a folder holds one head; give one --sharpness with --out.", param_hint="--out")
         require_free(out, overwrite=overwrite)
-    with shown_progress("building") as progress:
+    with redirect_stdout(sys.stderr), shown_progress("building") as progress:  # what the user's function prints
         first = pa.head(
-            expression,
+            function_named(expression),
             where,
             keys=counts[0] if len(counts) == 1 else counts,
             sharpness=kappas[0],
@@ -72,6 +78,7 @@ def head_command(
             dtype=dtype_named(dtype),
             lipschitz=lipschitz,
             modulus=modulus,
+            vectorize=vectorize,
             seed=seed,
             progress=progress,
         )

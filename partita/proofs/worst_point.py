@@ -61,14 +61,14 @@ def search_worst(
     if isinstance(partition, ProductGrid):
         points.append(_cell_corners(partition, samples, rng))
     candidates = domain.clamp(np.concatenate(points))
-    errors, asked = np.nan_to_num(error(candidates), nan=0.0, posinf=np.inf), len(candidates)
+    errors, asked = _counted(error(candidates)), len(candidates)
     order = np.argsort(errors)[-32:]
     best, best_error = candidates[order], errors[order]
     box = domain if isinstance(domain, Box) else domain.bounding_box()
     step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))
     for _ in range(24):
         trial = domain.clamp(np.repeat(best, 8, axis=0) + step * rng.standard_normal((8 * len(best), domain.dimension)))
-        trial_error = np.nan_to_num(error(trial), nan=0.0, posinf=np.inf).reshape(len(best), 8)
+        trial_error = _counted(error(trial)).reshape(len(best), 8)
         asked += trial.shape[0]
         pick = trial_error.argmax(axis=1)
         better = trial_error[np.arange(len(best)), pick] > best_error
@@ -85,7 +85,7 @@ def attacked(head: FoldedHead, target: Target, partition: Partition, seed: int =
     if target.graph is not None:
         return search_worst(error, target.domain, partition=partition, samples=_ATTACK, seed=seed)
     points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
-    errors = error(points)
+    errors = _counted(error(points))
     worst = int(errors.argmax())
     return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
 
@@ -125,7 +125,14 @@ def _mean_error(head: FoldedHead, target: Target, p: float, seed: int) -> float:
     inside = domain.contains(points)
     if isinstance(domain, Region):  # points within roundings of the edge do not count
         points = domain.clamp(points)
-    return norm_seen(np.where(inside, errors_at(head, target, points), 0.0)[:, None], p, box.volume)
+    errors = _counted(errors_at(head, target, points))
+    return norm_seen(np.where(inside, errors, 0.0)[:, None], p, box.volume)
+
+
+def _counted(errors: Array) -> Array:
+    """0 in place of NaN, for points that do not count."""
+    out: Array = np.where(np.isnan(errors), 0.0, errors)
+    return out
 
 
 def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Array:
