@@ -1,6 +1,7 @@
 """Slow functions: how often they are evaluated, what a limit gives, and what is said about it. The user is an engineer."""
 
 import importlib.util
+import json
 import math
 import sys
 import time
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 import partita as pa
+from partita.cli import main
+from partita.cli.common import shown_progress
 from partita.compiler import clock
 from partita.errors import (
     BudgetSpentError,
@@ -284,3 +287,37 @@ def test_calls_know_what_is_left():
     with pytest.raises(BudgetSpentError, match="601 more exceed"):
         calls.take(601)
     assert calls.rows == 300
+
+
+def test_the_command_line_says_what_was_asked_and_whether_it_was_enough(tmp_path, capsys):
+    (tmp_path / "simulator.py").write_text(
+        "import numpy as np\n\n\ndef kink(z):\n    return np.abs(np.asarray(z)[:, 0] - np.asarray(z)[:, 1])\n"
+    )
+    common = [f"{tmp_path}/simulator.py:kink", "--domain", "[-1,1]^2", "--json"]
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments])
+        told = capsys.readouterr()
+        return stop.value.code, json.loads(told.out), " ".join(told.err.split())
+
+    code, found, said = run(
+        "compile", *common, "--tolerance", "0.01", "--out", str(tmp_path / "a"), "--max-evaluations", "200"
+    )
+    assert code == 1 and not found["tolerance_met"] and found["evaluations"] <= 200 and "is not met" in said
+    assert "--max-evaluations" in said and pa.load(tmp_path / "a").evaluations == found["evaluations"]
+    code, found, said = run("compile", *common, "--tolerance", "0.8", "--out", str(tmp_path / "b"))
+    assert code == 0 and found["tolerance_met"] and found["evaluations"] > 256 and "is not met" not in said
+    code, found, said = run("plan", *common, "--tolerance", "0.8")
+    assert code == 0 and found["evaluations"] > 256
+    assert any(row["evaluations"] for row in found["candidates"] if not row["chosen"])
+
+
+def test_a_bar_is_never_full_while_work_goes_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **what: seen.append(what))
+    with shown_progress("proof", budget=7.0) as progress:
+        progress("proof", 10, 10)
+        progress("fitting", 0, 0)
+    assert seen[0]["completed"] < seen[0]["total"] == 10 and "7 s of the budget left" in seen[0]["description"]
+    assert seen[1]["total"] is None and seen[1]["description"].startswith("fitting")
