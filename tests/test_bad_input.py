@@ -192,7 +192,7 @@ def test_bad_options(options, error):
         compile_line(lambda z: z[:, 0], **options)
 
 
-@pytest.mark.parametrize("domain", [None, [0, 1], (LINE,), (LINE, pa.PointCloud([[0.0]])), "[0,1]"])
+@pytest.mark.parametrize("domain", [None, [0, 1, 2], (LINE,), (LINE, pa.PointCloud([[0.0]])), "[0,1", "(0,1)", "[1,0]"])
 def test_bad_domains(domain):
     with pytest.raises(errors.DomainError):
         pa.compile("x0", domain, method="hard", tolerance=0.1)
@@ -537,9 +537,9 @@ def test_a_modulus_of_zero_is_one():
         pa.Modulus.of("-1*t")
 
 
-@pytest.mark.parametrize("text", ["where(x0 > 0, 1, 2)", "x0 >= 0", "x0 == 1"])
+@pytest.mark.parametrize("text", ["x0 >= 0", "x0 == 1"])
 def test_comparisons_are_answered_with_where(text):
-    with pytest.raises(errors.ExpressionError, match=r"where\(c, a, b\) is a where c ≥ 0"):
+    with pytest.raises(errors.ExpressionError, match=r"where\(.*, a, b\)"):
         pa.plan(text, LINE, tolerance=0.1)
     c = make_target("where(x0 - 0.5, x0^2, 7)", LINE)
     assert c(np.array([[0.4], [0.5], [1.0]])).ravel().tolist() == [7.0, 0.25, 1.0]

@@ -73,6 +73,7 @@ def request_for(
         power = math.nan
     if not power >= 1:
         raise UnsupportedError(f"norm is {norm!r}; expected 'inf' or a number p ≥ 1.")
+    excluded = _max_excluded(on_error, max_excluded, {**declared, "tail": tail})
     if not (is_number(tolerance) and 0 < tolerance < math.inf):
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
     require_dtype(dtype, "To use another dtype, cast the finished head; the certificate does not cover it then.")
@@ -82,7 +83,7 @@ def request_for(
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     if max_value is not None and not (is_number(max_value) and max_value > 0):
         raise UnsupportedError(f"max_value is {max_value!r}; expected a number > 0, the largest |V| allowed.")
-    excluded = _max_excluded(on_error, max_excluded, {**declared, "tail": tail})
+    report(progress, "first evaluations of f" if callable(function) else "reading f")
     calls = Calls(progress=asking)
     if max_evaluations is not None:
         if not (is_number(max_evaluations) and _LEAST_EVALUATIONS <= max_evaluations < math.inf):
@@ -91,7 +92,6 @@ def request_for(
                 "out how to call f, and some to check the finished head."
             )
         calls.most, calls.reserved = int(max_evaluations), min(_RESERVED, int(max_evaluations) // 4)
-    report(progress, "first evaluations of f" if callable(function) else "reading f")
     target = make_target(function, domain, vectorize=vectorize, trace=trace, calls=calls, max_excluded=excluded)
     said = Declared(**declared)
     if query_values and len(target.domains) == 1:

@@ -59,7 +59,7 @@ class Fitted(SoftValues):
         )
         if fit.fitted:
             plan = self.planned(request, fit.counts, fit.ghosts, fit.rates, fit.values, fit.error_estimate + spare)
-            return replace(plan, caveat=_large_values(request, fit))
+            return replace(plan, caveat=_large_values(plan, fit))
         if not fit.values.size:
             return Refusal(fit.status)
         fits = math.isfinite(fit.error_estimate) and fit.largest <= request.max_value
@@ -83,13 +83,13 @@ def _largest_spread(request: Request) -> float:
     return min(_ROUNDING_SHARE * aim / rounding, 1e4 * max(range_of_f, aim))
 
 
-def _large_values(request: Request, fit: GridFit) -> str:
+def _large_values(plan: Plan, fit: GridFit) -> str:
     """Why values are much larger than f, and what that costs; empty where they are not."""
-    if not fit.largest > _LARGE * fit.size > 0:
+    if not plan.largest > _LARGE * fit.size > 0:
         return ""
-    cost = SINGLE.unit * _ROUNDINGS * request.box.dimension * fit.spread
+    cost = SINGLE.unit * _ROUNDINGS * plan.request.box.dimension * float(np.ptp(fit.values, axis=0).max())
     return (
-        f"the values reach {fit.largest:.3g}, {fit.largest / fit.size:.3g} times |f|, because neighbouring keys hold values of "
+        f"the values reach {plan.largest:.3g}, {plan.largest / fit.size:.3g} times |f|, because neighbouring keys hold values of "
         f"opposite signs that cancel in the softmax average; rounding grows with them, in float32 to an error of about {cost:.1g}; "
         "a limit (max_value) makes them smaller and the head larger"
     )
