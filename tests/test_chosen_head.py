@@ -122,6 +122,11 @@ def test_what_is_no_sharpness_is_refused(kappa):
             make()
 
 
+def test_absurd_temperatures_stay_within_what_averages_can_do():
+    for kappa in (1e-300, 1e30, 1e300):  # between the mean of all values and a step function, rounding included
+        assert pa.head("sin(3*x)", LINE, keys=4, sharpness=kappa).error_bound < 4
+
+
 def test_too_soft_for_the_memory_is_refused_with_the_number():
     with pytest.raises(errors.SizeError, match="keys"):
         pa.compile(WAVES, SQUARE, tolerance=0.1, sharpness=1e-6, max_bytes=1 << 20)
@@ -137,6 +142,7 @@ def test_too_soft_for_the_memory_is_refused_with_the_number():
         (errors.DomainError, "ghosts", {"keys": 4, "ghosts": 2}),
         (errors.DomainError, "ghosts", {"keys": 8, "ghosts": 1, "values": "affine"}),
         (errors.SizeError, "max_bytes", {"keys": 10**5}),
+        (errors.UnsupportedError, "256 keys per axis", {"keys": (300, 2), "values": "fitted"}),
     ],
 )
 def test_what_cannot_be_chosen_is_named(error, text, options):

@@ -55,6 +55,7 @@ _CLOSE, _CLOSE_IN_SPACE = (
 )  # times the worst error seen: bounds that close will do, in up to two variables and in more
 _MOST_BOXES = 1 << 15  # expected, of a proof by polynomials where another proof has a bound already
 _SPREAD = 1e4  # times the range of f, that fitted values may spread
+_MOST_FITTED = 256  # keys on an axis
 _STAND_IN = 1e-7  # of the range of f, by which an interpolant may miss it
 _SEEN = 48  # points that tell this range
 _NO_TOLERANCE = "chosen by the caller: no tolerance was asked"
@@ -245,6 +246,11 @@ def _values(
 
 def _fitted(request: Request, counts: tuple[int, ...], ghosts: tuple[int, ...], rates: tuple[float, ...]) -> Array:
     target, domain = request.target, request.target.domain
+    if max(counts) > _MOST_FITTED:
+        raise UnsupportedError(
+            f"values are fitted on up to {_MOST_FITTED} keys per axis; keys has {max(counts):,}",
+            "Use fewer keys, or values='corrected'.",
+        )
     seen = target(np.concatenate([domain.sample(_SEEN, np.random.default_rng(3)), domain.corners(16)]))
     size = max(float(np.ptp(seen, axis=0).max()), 1e-12 * float(np.abs(seen).max()), 1e-300)
     # a black box is interpolated first: a fit evaluates its function thousands of times

@@ -57,10 +57,10 @@ def added_terms(
 ) -> list[Term]:
     """The terms that running adds to *any* bound of the exact head, whatever its values are.
 
-    Scores that are off by at most δ move at most `tanh(δ/2) ≤ δ/2` of the mass, hence the output by that times the spread of the
-    values. *Theorem*: `score-rounding`.
+    Scores that are off by at most δ move at most `tanh(δ/2) ≤ min(δ/2, 1)` of the mass, hence the output by that times the
+    spread of the values. *Theorem*: `score-rounding`.
     """
-    moved = mul_up(0.5, score_error, spread, factor)
+    moved = mul_up(0.5, score_error, spread, factor) if score_error < 2 else mul_up(spread, factor)
     return [
         _window(mass_left_out, spread, factor),
         Term(
