@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from partita.arithmetic.precision import DOUBLE, SINGLE
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.proofs.certificate import Term
@@ -25,7 +27,9 @@ def running_terms(
 
     *Theorem*: `window-tail` for what is left out, `score-rounding` for the rest; `factor` carries the supremum over to L_p.
     """
-    scores = mul_up(expm1_up(mul_up(2.0, score_error)), approximation)
+    scores = mul_up(expm1_up(mul_up(2.0, score_error)), approximation) if score_error < 300 else math.inf
+    if score_error >= 2:  # a mean of the values, whatever the weights are
+        scores = min(scores, mul_up(spread, factor))
     terms = [
         _window(mass_left_out, spread, factor),
         Term(
