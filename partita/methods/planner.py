@@ -103,7 +103,7 @@ def constructed(plan: Plan, progress: Progress | None = None, seed: int = 0) -> 
     best = plan.maker.build(plan, progress, seed), plan
     shares = list(maker.shares)
     while best[0].certificate.error > request.tolerance:
-        if not request.distrust():
+        if maker.exact or not request.distrust():
             shares = shares[1:]
         trial += 1
         try:
