@@ -284,7 +284,7 @@ def test_calls_know_what_is_left():
     calls = Calls(most=1000, reserved=100)
     calls.take(300)
     assert calls.left == 600 and calls.allowance(5000) == 150 and Calls().allowance(5000) == 128
-    with pytest.raises(BudgetSpentError, match="601 more exceed"):
+    with pytest.raises(BudgetSpentError, match="601 more would exceed"):
         calls.take(601)
     assert calls.rows == 300
 

@@ -93,7 +93,7 @@ def test_a_teacher_shows_the_same_cells_at_three_temperatures():
 def test_no_tolerance_is_shown_where_none_was_asked(tmp_path):
     c = pa.head("sin(3*x)", LINE, keys=8, sharpness=0.5)
     assert not c.certificate.has_tolerance
-    assert all("no tolerance was asked" in text for text in (c.explain(), repr(c.certificate), c._repr_html_()))
+    assert all("no tolerance was set" in text for text in (c.explain(), repr(c.certificate), c._repr_html_()))
     assert "→" in c.report() and "no tolerance" in c.report()
     assert c.layers().error_bound >= c.error_bound  # no tolerance stands in the way of rounding
     from partita.plots import plot_head

@@ -157,7 +157,8 @@ Budget = Annotated[
 MaxEvaluations = Annotated[
     int | None,
     typer.Option(
-        "--max-evaluations", help="How often FUNCTION may be evaluated, at least 100. At the limit as with --budget."
+        "--max-evaluations",
+        help="How often FUNCTION may be evaluated, at least 100. At the limit you get the best head so far.",
     ),
 ]
 Vectorize = Annotated[bool, typer.Option("--vectorize", help="Call FUNCTION once per point, if it takes no batches.")]
@@ -171,7 +172,7 @@ OnError = Annotated[
 MaxExcluded = Annotated[
     float,
     typer.Option(
-        "--max-excluded", help="The largest share of the domain that may be left out, as random points show it."
+        "--max-excluded", help="The largest share of the domain that may be left out, estimated from random points."
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]

@@ -59,7 +59,7 @@ def head_command(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the head you choose and state the error bound that it has. No tolerance is asked."""
+    """Build the head you choose and print its error bound. No tolerance is needed."""
     kappas, where = _numbers(sharpness, "--sharpness", float), parse_domain(domain, region)
     counts, beyond = _numbers(keys, "--keys", int), _numbers(ghosts, "--ghosts", int)
     if out is not None:

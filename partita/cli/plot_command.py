@@ -32,8 +32,8 @@ def plot_command(
         str | None,
         typer.Option(
             "--panels",
-            help="Which of function, head, cells, weights, error, with commas.",
-            show_default="by the dimension",
+            help="Panels to draw, separated by commas: function, head, cells, weights, error.",
+            show_default="depends on the dimension",
         ),
     ] = None,
     sharpness: Annotated[
@@ -73,4 +73,4 @@ def _numbers(name: str, text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise UnsupportedError(f"{name} is {text!r}; expected numbers with commas, as in '1,4,16'.") from None
+        raise UnsupportedError(f"{name} is {text!r}; expected numbers separated by commas, as in '1,4,16'.") from None

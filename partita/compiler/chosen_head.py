@@ -28,7 +28,7 @@ def head(
     ghosts: int | Sequence[int] = 0,
     lipschitz: float | Sequence[float] | None = None,
     modulus: Modulus | str | None = None,
-    hessian: float | None = None,
+    hessian: float | Sequence[float] | None = None,
     norm: float | str = "inf",
     dtype: torch.dtype = torch.float64,
     outside: str = "raise",
@@ -40,7 +40,7 @@ def head(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
-    """The head that you choose, certified as it is: no tolerance is asked.
+    """Build and certify a head with the keys, sharpness and values you choose. No tolerance is needed.
 
     `net(z) = Σ_j softmax_j(−Σ_i R_i(z_i − v_{j,i})²/2) V_j` over the centers v_j of a uniform grid, `R_i = κ_i/h_i²`. The
     certificate states the smallest error bound that can be proved for this head, or an estimate where f is a black box
@@ -58,7 +58,7 @@ def head(
             better near the edge of the box. f is not evaluated there.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
-        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box. For affine values.
+        hessian: M with `|∇²f|₂ ≤ M` for each output of a smooth black box, or one number per coordinate. For affine values.
         norm: "inf", or a number p ≥ 1, as in `compile`.
         dtype: dtype of the head, torch.float64 or torch.float32. Its rounding is part of the bound.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
@@ -78,7 +78,7 @@ def head(
 
     >>> import partita as pa
     >>> c = pa.head("sin(3*x0) + x0*cos(2*x1)", pa.Box([-1, -1], [1, 1]), keys=(8, 8), sharpness=2.0)
-    >>> c.num_keys, c.certificate.kind, c.error_bound < 0.5
+    >>> c.num_keys, c.certificate.kind, c.error_bound < 0.8
     (64, 'proved', True)
     """
     require_outside(outside)

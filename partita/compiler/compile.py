@@ -113,15 +113,15 @@ def compile(
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
         on_error: what to do where f raises, or returns NaN, infinity or None. "raise": stop with an error that names the point.
-            "exclude": leave such points out, for functions that are called. The claim is then an estimate over the points where f
-            has values; how many it has none at is part of the certificate.
-        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, as random points show it.
+            "exclude": leave such points out, for black boxes (not expressions). The claim is then an estimate over the points where f
+            has values; the certificate states at how many points f failed.
+        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, estimated from random points.
         budget: seconds. Planning stops after two thirds of them with the best plan so far; a proof stops with the valid
-            bound that it has reached. If that is above the tolerance, the head is returned all the same, with a
+            bound that it has reached. If that is above the tolerance, the head is still returned, with a
             `ToleranceMissedWarning`, and `c.tolerance_met` is False.
         max_evaluations: the largest number of points at which the function may be evaluated, for functions that are slow.
-            If it is reached, the best head so far is returned as with `budget`. A limit also grants evaluations: what is
-            declared about a black box is then tested at more points.
+            If it is reached, the best head so far is returned as with `budget`. With a large limit, what is
+            declared about a black box is tested at more points.
         progress: called as `progress(what, done, of)`.
         seed: random seed of the attack on the finished head, ≥ 0.
 
@@ -197,7 +197,7 @@ def plan(
     """Size, sharpness and error of the head that `compile` would build, and the reasons.
 
     "hard" heads are planned without evaluating f. The other methods evaluate f inside the domain. `plan.evaluations` says how often
-    a black box is evaluated in all if the head is built; `print(report)` of the candidates compares the methods.
+    a black box is evaluated in all if the head is built; `plan.candidates` compares the methods.
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
@@ -227,7 +227,7 @@ def plan(
         vectorize: call f once per point, for functions that do not take batches.
         trace: whether to trace torch functions and modules into expressions, as in `compile`.
         on_error: what to do where f fails, as in `compile`: "raise" or "exclude".
-        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, as random points show it.
+        max_excluded: with on_error="exclude", the largest share of the domain that may be left out, estimated from random points.
         max_evaluations: the largest number of points at which the function may be evaluated, building included.
         progress: called as `progress(what, done, of)`.
 

@@ -234,7 +234,7 @@ class Compiled:
     ) -> Compiled:
         """The same head, with the same centers and values, at another temperature, certified again.
 
-        `κ = R h²`, h the spacing of the centers on an axis. No tolerance is asked: the certificate states the bound that the head
+        `κ = R h²`, h the spacing of the centers on an axis. No tolerance is needed: the certificate states the bound that the head
         has at this temperature. *Theorem*: `chosen-temperature`.
 
         Args:
@@ -521,7 +521,7 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         c, seen = self.certificate, self.certificate.witness
-        asked = f"tolerance {c.tolerance:g}" if c.has_tolerance else "no tolerance was asked"
+        asked = f"tolerance {c.tolerance:g}" if c.has_tolerance else "no tolerance was set"
         claim = f"{c.kind}: {'sup' if c.norm == 'inf' else f'L{c.norm}'} error {c.claim} ({asked})"
         facts = {
             "function": self.target.label,

@@ -70,7 +70,7 @@ def _require_same(target: Target, head: FoldedHead, certificate: Certificate, la
         if off[worst] > _SLACK * (float(np.abs(stored).max()) + certificate.tolerance):
             raise AnotherFunctionError(
                 f"{label} is not the function that was compiled ({target.label}): at {points[worst].tolist()} it is "
-                f"{found[worst].tolist()}, and that one was {stored[worst].tolist()}",
+                f"{found[worst].tolist()}, but the compiled function returned {stored[worst].tolist()}",
                 hint,
             )
         return
@@ -78,7 +78,7 @@ def _require_same(target: Target, head: FoldedHead, certificate: Certificate, la
     if hashed is not None and sample_hash(*hashed) != certificate.function.get("sha256"):
         raise AnotherFunctionError(
             f"{label} does not have the values of the function that was compiled ({target.label}): the hash of its values at "
-            f"{len(hashed[0]):,} points is another",
+            f"{len(hashed[0]):,} points is different",
             f"{hint} A different rounding on another machine changes the hash, too: then compile again, or attack the head "
             "with pa.attack(c.head, function, domain, bound=c.error_bound).",
         )

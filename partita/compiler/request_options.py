@@ -140,8 +140,8 @@ def _max_excluded(on_error: str, most: float, declared: dict[str, Any]) -> float
     names = [name for name, value in declared.items() if value is not None]
     if names:
         raise UnsupportedError(
-            f"on_error is 'exclude', and {names[0]} is declared; where a function fails nothing can be claimed, so that its error "
-            "is estimated only",
+            f"on_error is 'exclude', and {names[0]} is declared; nothing can be proved where a function fails, so the "
+            "error is only estimated",
             f"Leave {names[0]} out, or restrict the domain to where the function has values.",
         )
     return float(most)

@@ -337,7 +337,7 @@ class Excluding:
     def statement(self) -> str:
         """How many points are left out, as a sentence without its end."""
         share = self.excluded / max(self.asked, 1)
-        return f"f failed at {self.excluded:,} of the {self.asked:,} points asked ({100 * share:.2g} %)"
+        return f"f failed at {self.excluded:,} of the {self.asked:,} points evaluated ({100 * share:.2g} %)"
 
     def failed(self, points: Array) -> NDArray[np.bool_]:
         """At which of these points f is known to have failed, `(n,)`."""

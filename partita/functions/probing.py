@@ -98,7 +98,7 @@ class Calls:
         """
         if count > self.left:
             raise EvaluationsSpentError(
-                f"f was evaluated {self.rows:,} times, and {count:,} more exceed the {self.most:,.0f} of max_evaluations"
+                f"f was evaluated {self.rows:,} times, and {count:,} more would exceed max_evaluations={self.most:.0f}"
             )
         self.rows += count
 
@@ -200,11 +200,13 @@ class Asker:
         try:
             row, error = failing_row(self.raw, points, error)
         except BudgetSpentError:
-            return TargetFailedError(f"{raised}, and max_evaluations leaves none to find out where: {error}")
+            return TargetFailedError(
+                f"{raised}, and max_evaluations is used up, so the point cannot be located: {error}"
+            )
         if row is not None:
             return raised_at(self.label, points[row], self.shapes, error)
         return TargetFailedError(
-            f"{raised}, though it takes each of them by itself: {error}",
+            f"{raised}, but works for each point separately: {error}",
             "Pass vectorize=True to call it once per point.",
         )
 

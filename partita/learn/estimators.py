@@ -400,7 +400,7 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
         self.loo_score_ = score
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Predictions, and on request the size of the error that leaving points out shows around them.
+        """Predictions and, with return_std=True, the typical leave-one-out error around each point.
 
         The second array is `√(Σ_j u_j(x)·v_j)`, where v_j is the mean squared leave-one-out error of the data around key j and u
         are softmax weights over the same keys. How far "around" reaches, and how far v_j is drawn towards the overall mean, is
@@ -408,7 +408,7 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
 
         It is the typical size of `y − predict(x)` for new data at such x, noise included. It is *not* a confidence interval of the
         mean function, it says nothing about the shape of the errors, it is not a bound, and it does not grow away from the
-        data: there it is that of the nearest keys. It is as flattered as `loo_error_`. nan after a fit to one sample.
+        data: there it is that of the nearest keys. It is too optimistic in the same way as `loo_error_`. It is NaN after a fit to one sample.
 
         Args:
             X: features `(n, m)`.

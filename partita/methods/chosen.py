@@ -58,7 +58,7 @@ _SPREAD = 1e4  # times the range of f, that fitted values may spread
 _MOST_FITTED = 256  # keys on an axis
 _STAND_IN = 1e-7  # of the range of f, by which an interpolant may miss it
 _SEEN = 48  # points that tell this range
-_NO_TOLERANCE = "chosen by the caller: no tolerance was asked"
+_NO_TOLERANCE = "chosen by the caller: no tolerance was set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def chosen_head(
         raise UnsupportedError(f"{request.target.label}: a head on a grid {refusal.reason}", "Choose a smaller box.")
     if request.target.tail is not None:
         raise UnsupportedError(
-            f"{request.target.label} is not bounded on the domain, and how to clip it depends on a tolerance",
+            f"{request.target.label} is not bounded on the domain; it must be clipped, and pa.head cannot choose the clip without a tolerance",
             "Use pa.compile.",
         )
     counts, beyond = _integers("keys", keys, m, least=1), _integers("ghosts", ghosts, m, least=0)
@@ -163,7 +163,9 @@ def head_at(
             "Use pa.head, or compile with another method.",
         )
     if target.tail is not None:
-        raise UnsupportedError(f"{target.label} is not bounded on the domain; its clipped head keeps its temperature.")
+        raise UnsupportedError(
+            f"{target.label} is not bounded on the domain; the temperature of a clipped head cannot be changed."
+        )
     m, precision = len(head.counts), Precision.of(head.dtype)
     axes = [a.double().cpu().numpy() for a in head.axes]
     sides = target.box.sides.tolist()

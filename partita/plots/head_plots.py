@@ -42,7 +42,7 @@ def plot_head(
 
     In higher dimensions a slice is drawn. Nothing is drawn where nothing is claimed: outside the domain the picture stays empty,
     and the function is not evaluated there. A black box is evaluated at 257 points of a line or 40 × 40 of a plane, and not at all
-    if neither "function" nor "error" is drawn. The figure belongs to the caller: no window opens, and pyplot does not know it.
+    if neither "function" nor "error" is drawn. No window opens, and pyplot does not manage the figure.
 
     Args:
         compiled: the head.
@@ -81,7 +81,7 @@ def plot_head(
     if given is not None and len(given) != len(names):
         raise UnsupportedError(
             f"ax has {len(given)} axes for {len(names)} panels ({', '.join(names)}); expected one for each",
-            "Name as many panels=.",
+            "Pass panels= with one name for each of your axes.",
         )
     with styled():
         if given is None:
@@ -99,7 +99,9 @@ def plot_head(
         else:
             figure, places = root_figure(given[0]), given
             if size is not None:
-                raise UnsupportedError("size is the figure's, and ax belongs to yours", "Leave size= out.")
+                raise UnsupportedError(
+                    "size cannot be combined with ax, because ax already belongs to a figure", "Leave size= out."
+                )
         drawn = [draw_panel(name, place, view) for name, place in zip(names, places)]
         for panel, found in zip(places, drawn):
             if titles:

@@ -177,7 +177,7 @@ class Certificate:
             return ""
         share = self.facts.get("share_excluded", 0.0)
         return (
-            f"excluded: f failed at {int(count):,} of the {int(asked):,} points asked ({100 * count / asked:.2g} %), and at "
+            f"excluded: f failed at {int(count):,} of the {int(asked):,} points evaluated ({100 * count / asked:.2g} %), and at "
             f"{100 * share:.2g} % of those drawn at random for the estimate; nothing is claimed there"
         )
 
@@ -200,7 +200,7 @@ class Certificate:
 
     @property
     def _asked(self) -> str:
-        return f"tolerance {self.tolerance:g}" if self.has_tolerance else "no tolerance was asked"
+        return f"tolerance {self.tolerance:g}" if self.has_tolerance else "no tolerance was set"
 
     @property
     def limit(self) -> float:

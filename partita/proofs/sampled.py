@@ -115,7 +115,7 @@ def _answers(target: Target, points: Array) -> tuple[Array, Array]:
         calls.reserved, calls.progress = reserved, progress
     if not parts:
         raise EvaluationsSpentError(
-            f"f was evaluated {calls.rows:,} times, and max_evaluations leaves none to check the head"
+            f"f was evaluated {calls.rows:,} times, and max_evaluations is used up, so the head cannot be checked"
         )
     answers = np.concatenate(parts)
     return points[: len(answers)], answers
