@@ -326,7 +326,7 @@ def request(method: str, case: str) -> Request:
 
 
 def applies(method: Method, case: Case) -> bool:
-    takes_sharpness = "sharpness" not in case.options or method.least_sharpness is not None
+    takes_sharpness = "sharpness" not in case.options or method.takes_sharpness
     return takes_sharpness and method.applies(request(method.name, case.name)) is None
 
 

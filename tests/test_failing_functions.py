@@ -105,7 +105,7 @@ def test_no_point_is_blamed_for_a_batch_that_is_too_large():
             raise MemoryError("too large")
         return z[:, 0]
 
-    with pytest.raises(errors.TargetFailedError, match="takes each of them by itself") as caught:
+    with pytest.raises(errors.TargetFailedError, match="works for each point separately") as caught:
         Asker(small_batches, ((1,),), "numpy", "f", Calls()).fresh(np.linspace(0, 1, 1000)[:, None])
     assert "at the point" not in str(caught.value)
 

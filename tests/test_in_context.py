@@ -216,7 +216,7 @@ def test_what_is_known_of_losses():
         (DomainError, "epsilon", {"epsilon": -1.0}),
         (DomainError, "initial", {"initial": [9.0, 0.0, 0.0]}),
         (DomainError, "labels", {"loss": "logistic"}),
-        (DomainError, "expected boxes", {"x": ([-1], [1])}),
+        (DomainError, "expected a pa.Box", {"x": ([-1], [1])}),
         (ShapeError, "have shapes", {"w": pa.Box([-1], [1])}),
         (NotContinuousError, "may jump by 2", {"loss": "abs(r)"}),
         (NotContinuousError, "may jump", {"loss": "abs(s - y)"}),

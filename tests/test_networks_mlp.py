@@ -325,7 +325,7 @@ def test_bad_calls():
         pa.attention_from_mlp(model, pa.Box([0], [1]), 1e-3)
     with pytest.raises(ShapeError, match="has 4 inputs, but the number of outputs before it is 3"):
         pa.attention_from_mlp(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(4, 1)), BOX, 1e-3)
-    with pytest.raises(DomainError, match="expected a Box"):
+    with pytest.raises(DomainError, match="expected lo < hi"):
         pa.attention_from_mlp(model, ([-1, -1], [1, 1]), 1e-3)
     broken = mlp(nn.ReLU())
     with torch.no_grad():

@@ -99,8 +99,8 @@ def edit_method(owner: type, name: str, old: str, new: str) -> Callable[[Patch],
 
 def silence(patch: Patch) -> None:
     """Compile's own attack sees nothing."""
-    middle = lambda c: tuple((c.target.domain.bounding_box().lo + c.target.domain.bounding_box().hi).ravel() / 2)  # noqa: E731
-    patch.setattr(Compiled, "attack", lambda c, **_: Witness(middle(c), 0.0, 1))
+    middle = lambda f: tuple((f.box.lo + f.box.hi).ravel() / 2)  # noqa: E731
+    patch.setattr("partita.compiler.compile.attacked", lambda _, f, *__: Witness(middle(f), 0.0, 1))
 
 
 def compiled(text: str, box: pa.Box = LINE, **options) -> Callable[[], Compiled]:

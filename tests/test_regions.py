@@ -168,7 +168,7 @@ def test_sequences_and_descriptions() -> None:
         (lambda: pa.Region(box(), "x, y <= 1"), "vectors"),
         (lambda: pa.Region(box(), "x <= w"), "unknown"),
         (lambda: pa.Region(box(), "__import__('os') <= 1"), "expected|not a function"),
-        (lambda: pa.Region("x <= 1"), "expected a pa.Box"),
+        (lambda: pa.Region("x <= 1"), "cannot be read"),
         (lambda: pa.Region(box(), [3]), "expected text"),
         (lambda: pa.Ball([0, 0], 0), "radius"),
         (lambda: pa.Ball([0, math.nan], 1), "finite"),
@@ -385,7 +385,7 @@ def test_a_black_box_is_never_called_outside(method: str, kind: str) -> None:
     c = pa.compile(f, shape("triangle"), tolerance=0.1, lipschitz=1.42, method=method, trace=False)
     assert c.certificate.kind == kind
     points = np.concatenate(asked)
-    assert len(points) > 1000 and holds("triangle", points).all()
+    assert len(points) > 300 and holds("triangle", points).all()
 
 
 def test_the_region_alone_is_integrated() -> None:

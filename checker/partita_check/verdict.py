@@ -419,8 +419,9 @@ class Checker:
         across = [arb(0)] * self.m if stated is None else [arb(read_hex(x, "across")) for x in stated]
         need(len(across) == self.m and all(x >= 0 for x in across), "known: across must have one number ≥ 0 per axis")
         gaps, noise, head = self.gaps, arb(2) ** -51 * scale, self.head
+        sharp = all(g.count == 1 or g.rate * g.least * g.least > 1000 for g in gaps)
         firsts, seconds = [
-            [min(g.sharp_reach(p), g.reach(arb(p), average=False), key=up) for g in gaps] for p in (1, 2)
+            [g.sharp_reach(p) if sharp else g.reach(arb(p), average=False) for g in gaps] for p in (1, 2)
         ]
         wide = [g.most if g.count > 1 else arb(b) - arb(a) for g, (a, b) in zip(gaps, self.ends)]
         off = sum((arb(b) / 2 * s for b, s in zip(bends, seconds)), noise)

@@ -23,7 +23,10 @@ def verify_command(
         typer.Option(
             "--function",
             metavar="MODULE:FUNCTION",
-            help="The black box that was compiled, which is not stored with the head: MODULE:FUNCTION or path/to/file.py:FUNCTION. Its values and its error are checked. Your code is imported and run.",
+            help=(
+                "The black box that was compiled, which is not stored with the head: MODULE:FUNCTION or path/to/file.py:FUNCTION. "
+                "Its values and its error are checked. Your code is imported and run."
+            ),
         ),
     ] = None,
     as_json: AsJson = False,

@@ -113,7 +113,7 @@ def compile(
         trace: whether to trace torch functions and modules into expressions, about which claims are proved. None tries and
             falls back to a black box, False never traces, True raises if tracing fails.
         on_error: what to do where f raises, or returns NaN, infinity or None. "raise": stop with an error that names the point.
-            "exclude": leave such points out, for black boxes (not expressions). The claim is then an estimate over the points where f
+            "exclude": leave such points out, for black boxes only. The claim is then an estimate over the points where f
             has values; the certificate states at how many points f failed.
         max_excluded: with on_error="exclude", the largest share of the domain that may be left out, estimated from random points.
         budget: seconds. Planning stops after two thirds of them with the best plan so far; a proof stops with the valid
@@ -333,7 +333,8 @@ def _best_of(
         if construction.certificate.error > _USELESS * sampled.certificate.error:
             construction = sampled
     compiled = _finished(construction, plan, outside, seed, missed, must_meet=False)
-    warnings.warn(ToleranceMissedWarning(_missed(plan, compiled.certificate)), stacklevel=4)
+    if not compiled.tolerance_met:
+        warnings.warn(ToleranceMissedWarning(_missed(plan, compiled.certificate)), stacklevel=4)
     return compiled
 
 

@@ -408,7 +408,8 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
 
         It is the typical size of `y − predict(x)` for new data at such x, noise included. It is *not* a confidence interval of the
         mean function, it says nothing about the shape of the errors, it is not a bound, and it does not grow away from the
-        data: there it is that of the nearest keys. It is too optimistic in the same way as `loo_error_`. It is NaN after a fit to one sample.
+        data: there it is that of the nearest keys. It is too optimistic in the same way as `loo_error_`, and
+        NaN after a fit to one sample.
 
         Args:
             X: features `(n, m)`.

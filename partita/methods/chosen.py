@@ -113,7 +113,8 @@ def chosen_head(
         raise UnsupportedError(f"{request.target.label}: a head on a grid {refusal.reason}", "Choose a smaller box.")
     if request.target.tail is not None:
         raise UnsupportedError(
-            f"{request.target.label} is not bounded on the domain; it must be clipped, and pa.head cannot choose the clip without a tolerance",
+            f"{request.target.label} is not bounded on the domain; it must be clipped, and pa.head cannot choose the clip without "
+            "a tolerance",
             "Use pa.compile.",
         )
     counts, beyond = _integers("keys", keys, m, least=1), _integers("ghosts", ghosts, m, least=0)

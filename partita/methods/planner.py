@@ -205,7 +205,7 @@ def _granted(request: Request) -> float:
 
 def _too_many(found: Plan) -> Refusal:
     return Refusal(
-        f"its head of {found.keys:,} keys needs {found.evaluations:,} evaluations of f; at most {_granted(found.request):,} are allowed",
+        f"its head of {found.keys:,} keys needs {found.evaluations:,} evaluations of f; {_granted(found.request):,} are allowed",
         "Use a larger tolerance, or raise max_evaluations.",
         EvaluationsSpentError,
         found.kind,

@@ -37,6 +37,10 @@ _PAIRS = 8  # axes up to which all pairs of them are looked at from the start
 _FALL = 0.4  # what twice as many points must leave of the error on up to two axes, or the box is halved
 _SMOOTH = 256  # points from which on that is asked of the whole box; a part of it may stop earlier
 _SHARE = 0.4  # terms of at least this part of the largest are refined together
+_PATIENCE, _HOPELESS = (
+    1000,
+    0.9,
+)  # evaluations, and what twice as many must leave of the error: noise and jumps leave more
 _NARROWEST = 2.0**-24  # of a side of the domain
 
 
@@ -313,7 +317,13 @@ def interpolate(
     none = np.zeros((0, box.dimension)), np.zeros((0, outputs))
     root = _Leaf(box, outputs, known or none)
     waiting, leaves, stopped = [root], [root], False
+    look, before = _PATIENCE, math.inf
     while waiting:
+        if asked >= look:
+            worst = max(leaf.error for leaf in leaves)
+            if worst > _HOPELESS * before:
+                break
+            look, before = 2 * look, worst
         leaf = max(waiting, key=lambda x: x.error)
         whole = leaf is root
         try:
