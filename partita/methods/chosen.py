@@ -6,7 +6,7 @@ The values are made as the methods make them, and the bound is that of whichever
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from partita.errors import DomainError, ShapeError, SizeError, UnsupportedError
 from partita.functions.curvature import LINES, attack_curvature
 from partita.functions.regularity import Knowledge, Known
 from partita.functions.target import Target
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import window_for
 from partita.heads.grid_head import GridHead
@@ -43,6 +43,7 @@ from partita.proofs.worst_point import attacked, require_unrefuted
 from partita.search.affine_cells import affine_cells
 from partita.search.averaged_values import corrected_values, tuned_values
 from partita.search.grid_fit import fit_values
+from partita.search.interpolant import interpolate
 
 __all__ = ["VALUES", "Chosen", "chosen_head", "head_at"]
 
@@ -56,7 +57,10 @@ _CLOSE, _CLOSE_IN_SPACE = (
 _MOST_BOXES = 1 << 15  # expected, of a proof by polynomials where another proof has a bound already
 _SPREAD = 1e4  # times the range of f, that fitted values may spread
 _MOST_FITTED = 256  # keys on an axis
-_STAND_IN = 1e-7  # of the range of f, by which an interpolant may miss it
+_STAND_IN, _FITTED_POINTS = (
+    1e-7,
+    5_000,
+)  # of the range of f, by which an interpolant may miss it; points for it, at most
 _SEEN = 48  # points that tell this range
 _NO_TOLERANCE = "chosen by the caller: no tolerance was set"
 
@@ -198,7 +202,7 @@ def _per_axis(given: Any, m: int) -> list[Any]:
 
 def _integers(name: str, given: int | Sequence[int], m: int, *, least: int) -> tuple[int, ...]:
     listed = _per_axis(given, m)
-    if len(listed) != m or not all(is_number(n) and n == math.floor(n) and n >= least for n in listed):
+    if len(listed) != m or not all(is_number(n) and least <= n < math.inf and n == math.floor(n) for n in listed):
         axes = f"one for all {m} axes, or {m} of them" if m > 1 else "one"
         raise ShapeError(f"{name} is {given!r}; expected whole numbers ≥ {least}: {axes}.")
     return tuple(int(n) for n in listed)
@@ -257,9 +261,12 @@ def _fitted(request: Request, counts: tuple[int, ...], ghosts: tuple[int, ...], 
     seen = target(np.concatenate([domain.sample(_SEEN, np.random.default_rng(3)), domain.corners(16)]))
     size = max(float(np.ptp(seen, axis=0).max()), 1e-12 * float(np.abs(seen).max()), 1e-300)
     # a black box is interpolated first: a fit evaluates its function thousands of times
-    closely = replace(request, tolerance=_STAND_IN * size * request.domain_factor, _found={})
+    function: Callable[[Array], Array] = target
+    if target.graph is None and isinstance(domain, Box):
+        most = int(min(_FITTED_POINTS, target.calls.left))
+        function = interpolate(target, domain, outputs=target.num_outputs, tolerance=_STAND_IN * size, most=most)
     fit = fit_values(
-        closely.for_search().target,
+        function,
         request.box,
         counts,
         outputs=target.num_outputs,

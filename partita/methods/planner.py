@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from partita.arithmetic.progress import report as report_progress
 from partita.arithmetic.rounding import add_up
 from partita.errors import (
     BudgetSpentError,
@@ -39,7 +41,8 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         PartitaError: what stood in the way, if no method has a head.
     """
     request = replace(request, progress=progress)
-    _test_declared(request)
+    with suppress(BudgetSpentError):
+        _test_declared(request)
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -48,6 +51,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         if name in without:
             continue
         try:
+            report_progress(progress, f"planning: {name}")
             found = _proposal(methods, request, plans, progress)
         except BudgetSpentError as error:
             spent = error

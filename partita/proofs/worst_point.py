@@ -80,11 +80,12 @@ def search_worst(
 
 
 def attacked(head: FoldedHead, target: Target, partition: Partition, seed: int = 0) -> Witness:
-    """The worst point of a search; of a black box, which may be slow, the worst of some samples."""
+    """The worst point of a search; of a black box, which may be slow, the worst of some samples and of what is known already."""
     error = partial(errors_at, head, target)
     if target.graph is not None:
         return search_worst(error, target.domain, partition=partition, samples=_ATTACK, seed=seed)
     points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
+    points = np.concatenate([points, target.answered()[0]])
     errors = _counted(error(points))
     worst = int(errors.argmax())
     return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
@@ -100,6 +101,8 @@ def require_unrefuted(
         LipschitzContradictedError, CurvatureContradictedError: what the caller declared is false, or f does not always return
             the same value.
     """
+    if certificate.kind == "estimated":  # there is no bound to refute
+        return
     seen = witness.error if certificate.norm == "inf" else _mean_error(head, target, float(certificate.norm), seed)
     if seen <= certificate.error_bound:  # NaN refutes as well
         return
@@ -126,7 +129,7 @@ def _mean_error(head: FoldedHead, target: Target, p: float, seed: int) -> float:
     if isinstance(domain, Region):  # points within roundings of the edge do not count
         points = domain.clamp(points)
     errors = _counted(errors_at(head, target, points))
-    return norm_seen(np.where(inside, errors, 0.0)[:, None], p, box.volume)
+    return norm_seen(np.where(inside, errors, 0.0)[:, None], p, box.volume) if len(points) else 0.0
 
 
 def _counted(errors: Array) -> Array:
