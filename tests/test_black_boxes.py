@@ -321,3 +321,21 @@ def test_a_bar_is_never_full_while_work_goes_on(monkeypatch):
         progress("fitting", 0, 0)
     assert seen[0]["completed"] < seen[0]["total"] == 10 and "7 s of the budget left" in seen[0]["description"]
     assert seen[1]["total"] is None and seen[1]["description"].startswith("fitting")
+
+
+@pytest.mark.filterwarnings("ignore::partita.errors.ToleranceMissedWarning")
+def test_limits_that_leave_nothing_for_tests_are_kept():
+    def kink(z):
+        return np.abs(z[:, 0] - z[:, 1])
+
+    for options in (
+        {"tolerance": 0.0228, "max_evaluations": 3649, "lipschitz": (1, 1), "norm": 1.0},
+        {"tolerance": 0.01, "max_evaluations": 300, "lipschitz": 1.5},
+    ):
+        f = bench.Counted(kink)
+        c = pa.compile(f, SQUARE, trace=False, **options)
+        assert c.evaluations == f.rows <= options["max_evaluations"]
+    f = bench.Counted(kink)
+    c = pa.head(f, SQUARE, keys=(10, 9), sharpness=1.35, values="fitted", lipschitz=(1, 1), trace=False)
+    assert c.evaluations == f.rows <= 6_000
+    assert c.with_sharpness(3.0).num_keys == 90
