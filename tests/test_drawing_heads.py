@@ -376,7 +376,7 @@ def test_the_command_draws_panels_and_temperatures(tmp_path: Path) -> None:
     texts = [(tmp_path / name).read_text() for name in ("a.svg", "b.svg", "c.svg")]
     assert len(set(texts)) == 3
     failed = CliRunner().invoke(app, ["plot", str(folder), "--out", str(tmp_path / "x.svg"), "--sharpness", "warm"])
-    assert isinstance(failed.exception, UnsupportedError) and "numbers with commas" in str(failed.exception)
+    assert isinstance(failed.exception, UnsupportedError) and "numbers separated by commas" in str(failed.exception)
 
 
 def test_the_command_animates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

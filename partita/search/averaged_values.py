@@ -110,7 +110,6 @@ class Slopes:
         moving = self.first * box.sides > 0.01 * tolerance
         need = np.minimum(box.sides * np.sqrt(self.second), 1e300)
         if sloped is not None:
-            moving &= ~sloped | (self.second * box.sides**2 > 0.01 * tolerance)  # slopes follow f where it is straight
             need = np.where(sloped, need, np.minimum(2 * box.sides * self.first / math.sqrt(tolerance), 1e300))
         need = np.where(moving, need, 0.0)
         return np.where(moving, np.maximum(need / need.max(), 0.05) if need.max() > 0 else 1.0, 0.0)
