@@ -32,6 +32,8 @@ __all__ = [
     "values_at_centers",
 ]
 
+_MOST_IN_TIME = 1 << 21  # centers on an axis that a limited time leaves room for: planning lists them all
+
 
 class Hard(Method):
     """`net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) f(v_j)` over the centers v_j of a product grid.
@@ -205,6 +207,12 @@ def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple
         counts = rule.counts(aim)
         if _bytes(request, counts) > request.max_bytes:
             return _too_large(request, knowledge, rule, counts)
+        if request.best_effort and max(counts) > _MOST_IN_TIME:
+            return Refusal(
+                f"it needs {max(counts):,} centers on one axis, which takes longer than a budget allows",
+                "Leave the budget out, or use a larger tolerance.",
+                ToleranceError,
+            )
         draft = GridDraft(counts, tuple(rule.rates(counts).tolist()), rule.half_windows(counts))
         terms = predicted_terms(request, knowledge, draft)
         bound = total(terms)
