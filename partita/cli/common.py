@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,35 +206,22 @@ def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Regi
     return pa.Region(text, region) if region else pa.Box.of(text)
 
 
-def compile_options(
-    tolerance: float,
-    norm: str,
-    dtype: str,
-    lipschitz: float | None,
-    modulus: str | None,
-    tail: str | None,
-    method: str,
-    accept: str,
-    sharpness: float | None,
-    max_bytes: int | None,
-    *,
-    hessian: str | None = None,
-    max_value: float | None = None,
-) -> dict[str, Any]:
-    """The options of `plan` and `compile` as keyword arguments of `pa.plan` and `pa.compile`."""
+_AS_GIVEN = ("tolerance", "norm", "lipschitz", "modulus", "method", "accept", "sharpness", "max_value")
+_OF_FUNCTIONS = ("vectorize", "on_error", "max_excluded", "max_evaluations")
+
+
+def compile_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that `plan` and `compile` share, as keyword arguments of `pa.plan` and `pa.compile`.
+
+    Args:
+        given: the arguments of the command, by name.
+    """
     return {
-        "tolerance": tolerance,
-        "norm": norm,
-        "dtype": dtype_named(dtype),
-        "lipschitz": lipschitz,
-        "modulus": modulus,
-        "hessian": _hessian(hessian),
-        "tail": _tail(tail),
-        "method": method,
-        "accept": accept,
-        "sharpness": sharpness,
-        "max_value": max_value,
-        **({} if max_bytes is None else {"max_bytes": max_bytes}),
+        **{name: given[name] for name in (*_AS_GIVEN, *_OF_FUNCTIONS)},
+        "dtype": dtype_named(given["dtype"]),
+        "hessian": _hessian(given["hessian"]),
+        "tail": _tail(given["tail"]),
+        **({} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}),
     }
 
 

@@ -80,24 +80,9 @@ def compile_command(
     as_json: AsJson = False,
 ) -> None:
     """Build the head, certify it, attack it, and save it."""
+    options = compile_options(locals()) | {"budget": budget, "outside": outside, "seed": seed}
     require_free(out, overwrite=overwrite)
     where = parse_domain(domain, region)
-    options = compile_options(
-        tolerance,
-        norm,
-        dtype,
-        lipschitz,
-        modulus,
-        tail,
-        method,
-        accept,
-        sharpness,
-        max_bytes,
-        hessian=hessian,
-        max_value=max_value,
-    )
-    options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
-    options |= {"budget": budget, "max_evaluations": max_evaluations, "outside": outside, "seed": seed}
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the user's function prints
         warnings.simplefilter("ignore", ToleranceMissedWarning)  # said below
         with shown_progress("first evaluations of f" if ":" in expression else "reading f", budget) as progress:

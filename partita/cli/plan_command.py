@@ -62,22 +62,7 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
-    options = compile_options(
-        tolerance,
-        norm,
-        dtype,
-        lipschitz,
-        modulus,
-        tail,
-        method,
-        accept,
-        sharpness,
-        max_bytes,
-        hessian=hessian,
-        max_value=max_value,
-    )
-    options |= {"vectorize": vectorize, "on_error": on_error, "max_excluded": max_excluded}
-    options |= {"max_evaluations": max_evaluations}
+    options = compile_options(locals())
     where = parse_domain(domain, region)
     with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
         planned = pa.plan(function_named(expression), where, progress=progress, **options)

@@ -1,4 +1,4 @@
-"""A stand-in for a slow function: polynomials through few of its values, on boxes that are halved where one does not do.
+"""A stand-in for a slow function: polynomials through few of its values, on boxes that are halved where one is not enough.
 
 On a box the polynomial is `Σ_k c_k Π_i h_{k_i}(x_i)` over a downward closed set of multi-indices k, with one point
 `(x_{k_1}, …, x_{k_m})` for each: x_0, x_1, … are Leja points, each as far as possible from those before it, and
