@@ -161,14 +161,14 @@ def exact(head: Any, z: Array) -> Array:
 
 def without_kernel(head: Any) -> Callable[[Any], Any]:
     """The torch path, as where numba is not installed."""
-    from partita.heads import kernels
+    from partita.kernels import native
 
     def evaluate(z: Any) -> Any:
-        available, kernels.AVAILABLE = kernels.AVAILABLE, False
+        available, native.AVAILABLE = native.AVAILABLE, False
         try:
             return head(z)
         finally:
-            kernels.AVAILABLE = available
+            native.AVAILABLE = available
 
     return evaluate
 

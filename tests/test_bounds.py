@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 import partita as pa
-from partita.heads import GridHead, kernels
+from partita.heads import GridHead
+from partita.kernels import native
 from partita.proofs import ScatteredFacts, scattered_terms
 
 
@@ -18,7 +19,7 @@ def test_summation_rounds_by_no_more_than_its_term(monkeypatch):
     values = torch.full((grid.num_cells, 1), 3.3, dtype=torch.float32)
     head = GridHead(grid, 64 * 25.0, values, half_windows=1, input_shapes=((4,),), output_shape=())
     z = torch.rand(20000, 4, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(kernels, "WORTH", 0)
+    monkeypatch.setattr(native, "WORTH", 0)
     paths = {"native": head.evaluate(z), "torch": head.evaluate(z.requires_grad_()).detach()}
     operations = 2**4 + 4 * 2 + 6 * 4 + 8  # as the certificate counts them for a window of two centers on four axes
     for out in paths.values():

@@ -10,8 +10,9 @@ import torch
 import partita as pa
 from partita.errors import DomainError, ShapeError
 from partita.geometry import Box, ProductGrid
-from partita.heads import GridHead, ScatteredHead, TrainHead, kernels
+from partita.heads import GridHead, ScatteredHead, TrainHead
 from partita.heads.windows import displacement
+from partita.kernels import native
 from partita.ramps import ramp
 
 SQUARE = Box([-1, -1], [1, 1])
@@ -88,7 +89,7 @@ def gap(head, seed: int = 0) -> float:
 
 @pytest.fixture(autouse=True)
 def native_for_small_batches(monkeypatch):
-    monkeypatch.setattr(kernels, "WORTH", 0, raising=False)
+    monkeypatch.setattr(native, "WORTH", 0, raising=False)
 
 
 KINDS = ["grid", "affine grid", "scattered", "train"]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import partita as pa
-from partita.heads import GridHead, kernels
+from partita.heads import GridHead
+from partita.kernels import native
 
 HEAVY = ["torch", "numpy", "scipy", "rich.progress"]
 NOT_FOR_COMPILE = ["numba", "sklearn", "matplotlib", "sympy", "onnx", "partita.inspection"]
@@ -53,13 +54,13 @@ def head_of(counts: tuple[int, ...]) -> GridHead:
     return GridHead(grid, rates, values, half_windows=1, input_shapes=((len(counts),),), output_shape=())
 
 
-needs_numba = pytest.mark.skipif(not kernels.AVAILABLE, reason="needs numba")
+needs_numba = pytest.mark.skipif(not native.AVAILABLE, reason="needs numba")
 
 
 @needs_numba
 def test_small_batches_go_through_torch_and_large_ones_do_not():
-    assert not kernels.worth_it(2048, 4) and not kernels.worth_it(16_388, 300)
-    assert kernels.worth_it(100_000, 2) and kernels.worth_it(4096, 1 << 12)
+    assert not native.worth_it(2048, 4) and not native.worth_it(16_388, 300)
+    assert native.worth_it(100_000, 2) and native.worth_it(4096, 1 << 12)
     head, z = head_of((40, 50)), torch.rand(40_000, 2, dtype=torch.float64)
     assert head._can_run_natively(z, head.widths) and not head._can_run_natively(z[:2048], head.widths)
 
@@ -85,10 +86,10 @@ def test_threads_share_the_queries(threads, monkeypatch):
 def test_compiling_is_announced_once_and_loading_is_not(capsys):
     from numba import njit
 
-    with kernels._announced():
+    with native._announced():
         pass
     assert capsys.readouterr().err == ""
-    with kernels._announced():
+    with native._announced():
         njit(lambda x: x + 1)(1)
         njit(lambda x: x + 2)(1)
     told = capsys.readouterr()
@@ -99,15 +100,15 @@ def test_compiling_is_announced_once_and_loading_is_not(capsys):
 def test_places_that_cannot_be_written_are_no_error(monkeypatch, capsys):
     from numba import njit
 
-    from partita.heads import native_loops
+    from partita.kernels import native_code
 
     def refuse(**options):
         raise RuntimeError("cannot cache function: no locator available")
 
-    assert native_loops._can_be_cached()
-    monkeypatch.setattr(native_loops, "njit", refuse)
-    assert not native_loops._can_be_cached()
-    monkeypatch.setattr(native_loops, "CACHED", False)
-    with kernels._announced():
+    assert native_code._can_be_cached()
+    monkeypatch.setattr(native_code, "njit", refuse)
+    assert not native_code._can_be_cached()
+    monkeypatch.setattr(native_code, "CACHED", False)
+    with native._announced():
         njit(lambda x: x + 3)(1)
     assert "NUMBA_CACHE_DIR" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from method_cases import PAIRS, compiled, sample
 
 import partita as pa
 from partita.errors import ShapeError, SizeError, UnsupportedError
-from partita.heads import GridHead, ScatteredHead, kernels
+from partita.heads import GridHead, ScatteredHead
+from partita.kernels import native
 
 NAMES = [case.name for method, case in PAIRS if method.name == "hard"]
 EVALUATORS = {
@@ -50,12 +51,12 @@ def test_a_window_that_is_too_narrow_is_noticed():
     assert (head.evaluate(z) - head.evaluate_dense(z)).abs().max() > 1e-3
 
 
-@pytest.mark.skipif(not kernels.AVAILABLE, reason="needs numba")
+@pytest.mark.skipif(not native.AVAILABLE, reason="needs numba")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("counts", [(1,), (7,), (1, 5), (4, 1, 3), (3, 4, 2, 5), (2, 2, 2, 2, 2, 2), (40, 3)])
 @pytest.mark.parametrize("half_window", [1, 2, 3])
 def test_native_and_torch_paths_agree_everywhere(counts, half_window, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "WORTH", 0)  # small batches go through torch otherwise
+    monkeypatch.setattr(native, "WORTH", 0)  # small batches go through torch otherwise
     rng = np.random.default_rng(len(counts))
     box = pa.Box(-np.ones(len(counts)), np.ones(len(counts)))
     numpy_dtype = np.float32 if dtype == torch.float32 else np.float64
@@ -222,8 +223,9 @@ def test_as_attention_refuses_what_it_cannot_list_or_express():
 MEMORY = """
 import sys, torch
 import partita as pa
-from partita.heads import GridHead, kernels
-kernels.AVAILABLE = kernels.AVAILABLE and sys.argv[1] == "native"
+from partita.heads import GridHead
+from partita.kernels import native
+native.AVAILABLE = native.AVAILABLE and sys.argv[1] == "native"
 grid = pa.ProductGrid.uniform(pa.Box([0]*3, [1]*3), 216)
 values = torch.ones(grid.num_cells, 1, dtype=torch.float64)
 head = GridHead(grid, 64 * 216.0**2, values, half_windows=1, input_shapes=((3,),), output_shape=())

@@ -20,6 +20,7 @@ ORDER = [
     "arithmetic",
     "geometry",
     "functions",
+    "kernels",
     "heads",
     "proofs",
     "search",

@@ -15,7 +15,8 @@ from torch import nn
 import partita as pa
 from partita.errors import DomainError, PartitaError, ShapeError
 from partita.geometry import Box, ProductGrid
-from partita.heads import FoldedHead, GridHead, ScatteredHead, TrainHead, grid_head, kernels, literal_layers
+from partita.heads import FoldedHead, GridHead, ScatteredHead, TrainHead, grid_head, literal_layers
+from partita.kernels import native
 from partita.ramps import ramp
 
 if np.finfo(np.longdouble).maxexp < 16000:
@@ -107,7 +108,7 @@ def reference(head: FoldedHead, z: torch.Tensor) -> tuple[np.ndarray, float]:
 
 def evaluators(head: FoldedHead, z: torch.Tensor, monkeypatch) -> Iterator[tuple[str, torch.Tensor]]:
     """Every path through the head; a PartitaError counts as an answer."""
-    monkeypatch.setattr(kernels, "WORTH", 0, raising=False)  # small batches go through torch otherwise
+    monkeypatch.setattr(native, "WORTH", 0, raising=False)  # small batches go through torch otherwise
     ways = {"default": lambda: head.evaluate(z), "dense": lambda: head.evaluate_dense(z)}
     ways["tracked"] = lambda: head.evaluate(z.clone().requires_grad_()).detach()
     for name, work in ways.items():

@@ -13,7 +13,8 @@ import torch
 
 import partita as pa
 from partita import errors, storage
-from partita.heads import GridHead, grid_head, kernels, literal_layers
+from partita.heads import GridHead, grid_head, literal_layers
+from partita.kernels import native
 from partita.proofs import literal_rounding
 from partita.proofs.certificate import model_digest
 
@@ -158,7 +159,7 @@ def excess(got: torch.Tensor, truth: Exact, dtype: type) -> float:
 
 def natively(head: GridHead, z: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "WORTH", 0)  # small batches go through torch otherwise
+        patch.setattr(native, "WORTH", 0)  # small batches go through torch otherwise
         assert head._can_run_natively(z, head.widths)
         return head.evaluate(z)
 
@@ -167,7 +168,7 @@ def by_torch(head: GridHead, z: torch.Tensor) -> torch.Tensor:
     return head.evaluate(z.clone().requires_grad_())
 
 
-needs_numba = pytest.mark.skipif(not kernels.AVAILABLE, reason="needs numba")
+needs_numba = pytest.mark.skipif(not native.AVAILABLE, reason="needs numba")
 EVALUATORS = [
     pytest.param(natively, None, id="native", marks=needs_numba),
     pytest.param(natively, EVERYWHERE, id="native whole", marks=needs_numba),
@@ -207,7 +208,7 @@ def test_mpmath_agrees_at_a_few_points(sharpness, affine):
     head, grid = build(case)
     z = points_for(case, grid, 3)[:5]
     with mpmath.workdps(40):
-        for row, got in zip(z.tolist(), natively(head, z).ravel().tolist() if kernels.AVAILABLE else head(z).tolist()):
+        for row, got in zip(z.tolist(), natively(head, z).ravel().tolist() if native.AVAILABLE else head(z).tolist()):
             weights = []
             for x, rate, centers in zip(row, head.inverse_temperature.tolist(), head.axes):
                 e = [mpmath.exp(-mpmath.mpf(rate) / 2 * (mpmath.mpf(x) - mpmath.mpf(c)) ** 2) for c in centers.tolist()]

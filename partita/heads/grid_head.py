@@ -14,11 +14,12 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads import kernels
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
-from partita.heads.trace_modes import is_exporting
 from partita.heads.windows import Windows, displacement
+from partita.kernels import native
+from partita.kernels.grid_native import grid_sum
+from partita.kernels.trace_modes import is_exporting
 
 __all__ = ["GridHead"]
 
@@ -258,7 +259,7 @@ class GridHead(FoldedHead):
         if not plain or tracked or torch.compiler.is_compiling():
             return False
         cells = self.counts if self._prefers_whole("native", widths) else widths
-        return kernels.worth_it(len(flat), math.prod(cells) * self._columns)
+        return native.worth_it(len(flat), math.prod(cells) * self._columns)
 
     def _prefers_whole(self, path: str, widths: tuple[int, ...]) -> bool:
         """Whether running over all cells takes less time than gathering the window's."""
@@ -295,7 +296,7 @@ class GridHead(FoldedHead):
         out = np.empty((len(flat), values.shape[1]), values.dtype)
         counts = np.array(self.counts, dtype=np.int64)
         axes = [a.numpy() for a in self.axes]
-        kernels.grid_sum(
+        grid_sum(
             np.ascontiguousarray(flat.detach().numpy()),
             axes[0] if len(axes) == 1 else np.concatenate(axes),  # one axis may be as long as the values: no copy
             np.concatenate([[0], np.cumsum(counts)[:-1]]),

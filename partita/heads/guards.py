@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.errors import DomainError
-from partita.heads.trace_modes import is_traced
+from partita.kernels.trace_modes import is_traced
 
 __all__ = ["certified"]
 

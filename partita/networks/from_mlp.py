@@ -18,7 +18,7 @@ from partita.errors import DomainError, OutsideDomainError, ShapeError, Toleranc
 from partita.geometry.domains import Array, Box, BoxLike
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
-from partita.heads.trace_modes import is_traced
+from partita.kernels.trace_modes import is_traced
 from partita.networks.chains import Stage, read_chain
 from partita.networks.gates import Gate, gate_for
 from partita.networks.propagation import Carried, Layer, amplification, carry

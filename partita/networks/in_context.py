@@ -20,7 +20,7 @@ from partita.errors import DomainError, OutsideDomainError, ShapeError
 from partita.geometry.domains import Array, Box, BoxLike
 from partita.heads.guards import certified
 from partita.heads.head import real_tensor
-from partita.heads.trace_modes import is_traced
+from partita.kernels.trace_modes import is_traced
 from partita.moved import renamed
 from partita.networks.descent_layer import DescentLayer
 from partita.networks.drift import Drift, StepFacts

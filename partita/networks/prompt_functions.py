@@ -33,7 +33,7 @@ from partita.geometry.moments import soft_maximum_gap
 from partita.heads.guards import certified
 from partita.heads.head import real_tensor
 from partita.heads.layers import CrossAttention
-from partita.heads.trace_modes import is_traced
+from partita.kernels.trace_modes import is_traced
 from partita.proofs.claim import require_ordinary
 from partita.proofs.running import summed
 

@@ -15,7 +15,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
-from partita.heads.trace_modes import is_exporting, is_traced
+from partita.kernels.trace_modes import is_exporting, is_traced
 from partita.ramps.anchors import half_window_for
 
 __all__ = ["AnchoredRamp", "RampHead"]

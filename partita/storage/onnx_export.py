@@ -24,7 +24,7 @@ from partita.functions.regions import Domain, Piece, Region
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
 from partita.heads.head import FoldedHead
-from partita.heads.trace_modes import exporting
+from partita.kernels.trace_modes import exporting
 from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
 from partita.storage.saving import canonical

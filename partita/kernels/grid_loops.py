@@ -1,4 +1,4 @@
-"""The loops of the native kernels: imported, and compiled by numba, when `kernels` decides that a batch is worth it.
+"""The loops of the native kernels: imported, and compiled by numba, when `native` decides that a batch is worth it.
 
 Only loops over arrays: operations on whole arrays would be compiled too, each with its own error messages, and take most of the
 time. Scratch arrays come from the caller.
@@ -6,63 +6,16 @@ time. Scratch arrays come from the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
 
-__all__ = ["CACHED", "sum_whole", "sum_windows"]
+from partita.kernels.native_code import exp_native, fused, loop
+
+__all__ = ["sum_whole", "sum_windows"]
 
 _LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
-_SMALLEST_EXPONENT = -708.0  # e^x below is taken as 0
-_SHIFTER = 6755399441055744.0  # 1.5·2⁵²: adding it rounds to an integer and leaves that integer in the low bits
 
 
-def _can_be_cached() -> bool:
-    """Whether numba finds a folder to keep machine code in: beside this file, or the user's own cache."""
-    try:
-        njit(cache=True)(_can_be_cached)
-    except RuntimeError:  # neither can be written
-        return False
-    return True
-
-
-CACHED = _can_be_cached()
-
-# numpy's error model: a division does not branch, so that loops vectorise
-_loop: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy")
-# a·b + c may round once
-_fused: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy", fastmath={"contract"})
-
-
-@_fused
-def _exp(x):
-    """`e^x` for x ≤ 0, in float64 within 2 ulp: `2ⁿ·e^r`, `|r| ≤ ln 2/2`, by Taylor's polynomial of degree 13.
-
-    The remainder is below `0.35¹⁴/14! < 5·10⁻¹⁸`; ln 2 is subtracted in two parts, the first short enough that n
-    times it is exact. NaN stays NaN.
-    """
-    t = _SMALLEST_EXPONENT if x < _SMALLEST_EXPONENT else np.float64(x)
-    shifted = t * 1.4426950408889634 + _SHIFTER
-    n = shifted - _SHIFTER
-    r = (t - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
-    p = r / 6227020800 + 1 / 479001600
-    p = p * r + 1 / 39916800
-    p = p * r + 1 / 3628800
-    p = p * r + 1 / 362880
-    p = p * r + 1 / 40320
-    p = p * r + 1 / 5040
-    p = p * r + 1 / 720
-    p = p * r + 1 / 120
-    p = p * r + 1 / 24
-    p = p * r + 1 / 6
-    p = p * r + 1 / 2
-    power = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-    return 0.0 if x < _SMALLEST_EXPONENT else ((p * r + 1) * r + 1) * power
-
-
-@_loop
+@loop
 def _window_starts(x, centers, width, start):
     """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
     count = len(centers)
@@ -80,21 +33,21 @@ def _window_starts(x, centers, width, start):
         start[i] = min(max(k - width // 2 + 1, 0), count - width)
 
 
-@_loop
+@loop
 def _two_weights(x, centers, rate, start, gap, weights):
     """The softmax over two centers: the nearer gets `1/(1 + e^{−|s₀−s₁|})`, one exponential."""
     for i in range(len(x)):
         left, right = x[i] - centers[np.uint64(start[i])], x[i] - centers[np.uint64(start[i] + 1)]
         gap[i] = rate * left * left - rate * right * right
     for i in range(len(x)):
-        e = _exp(-abs(gap[i]))
+        e = exp_native(-abs(gap[i]))
         near = 1 / (1 + e)
         far = e * near
         weights[0, i] = near if gap[i] <= 0 else far
         weights[1, i] = far if gap[i] <= 0 else near
 
 
-@_loop
+@loop
 def _weights(x, centers, rate, start, smallest, weights):
     """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
     total, n = smallest, len(x)
@@ -114,7 +67,7 @@ def _weights(x, centers, rate, start, smallest, weights):
             smallest[i] = min(smallest[i], weights[row, i])
     for row in range(len(weights)):
         for i in range(n):
-            weights[row, i] = _exp(smallest[i] - weights[row, i])
+            weights[row, i] = exp_native(smallest[i] - weights[row, i])
     for i in range(n):
         total[i] = 0
     for row in range(len(weights)):
@@ -127,7 +80,7 @@ def _weights(x, centers, rate, start, smallest, weights):
             weights[row, i] *= total[i]
 
 
-@_fused
+@fused
 def _gather(values, cells, shift, step, weights, sums):
     """`sums[i] = Σ_a weights[a, i]·values[cells[i] + shift + a·step]`; the first two in one pass."""
     width, n = len(weights), len(cells)
@@ -144,7 +97,7 @@ def _gather(values, cells, shift, step, weights, sums):
             sums[i] += weights[a, i] * values[np.uint64(cells[i] + shift + a * step)]
 
 
-@_fused
+@fused
 def _fold(sums, filled, weights, n):
     """`sums[b] ← Σ_a weights[a]·sums[b·width + a]` in place: one axis less; returns how many are left."""
     width = len(weights)
@@ -158,7 +111,7 @@ def _fold(sums, filled, weights, n):
     return filled // width
 
 
-@_fused
+@fused
 def _gather_vectors(values, cells, rows, widths, weights, sums, out):
     """The same for long vectors `V[cell]`, one query after the other; `sums`, `(rows, step)`, holds one vector per row."""
     last, step = len(widths) - 1, out.shape[1]
@@ -186,7 +139,7 @@ def _gather_vectors(values, cells, rows, widths, weights, sums, out):
             out[i, o] = sums[0, o]
 
 
-@_loop
+@loop
 def _spread(weights, width, start, n):
     """Window weights moved to their places among all centers of the axis, zeros elsewhere: adding those does not round."""
     for row in range(len(weights) - 1, -1, -1):  # downwards: what is still to be moved lies below
@@ -195,7 +148,7 @@ def _spread(weights, width, start, n):
             weights[row, i] = weights[np.uint64(k), i] if 0 <= k < width else 0
 
 
-@_fused
+@fused
 def _two_rows(values, first, second, step, weights, r, s, n):
     """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
     for i in range(n):
@@ -217,7 +170,7 @@ def _two_rows(values, first, second, step, weights, r, s, n):
             s[i] += q0 * w0[i]
 
 
-@_fused
+@fused
 def _contract(values, step, column, counts, weights, sums, n):
     """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[cell·step + column]`, depth first: sums in progress stay in the cache."""
     last, row = len(counts) - 1, counts[-1] * step
@@ -251,7 +204,7 @@ def _contract(values, step, column, counts, weights, sums, n):
             index //= counts[axis]
 
 
-@_fused
+@fused
 def _add_tilted(points, origin, tilts, out):
     """`out[i, o] += Σ_k (points[i, k] − origin[k])·tilts[i, o·m + k]`."""
     m = len(origin)
@@ -261,7 +214,7 @@ def _add_tilted(points, origin, tilts, out):
                 out[i, o] += (points[i, k] - origin[k]) * tilts[i, o * m + k]
 
 
-@_loop
+@loop
 def _axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start, scratch, cells, weights):
     """Softmax weights `(m, width, n)` of a block's queries, and the first cell of their windows; `whole`: of all centers."""
     n = len(x)
@@ -284,7 +237,7 @@ def _axis_weights(points, centers, firsts, counts, rates, widths, whole, x, star
             _spread(weights[i, : counts[i]], widths[i], start, n)
 
 
-@_loop
+@loop
 def _sum_window(values, cells, scaled, rows, widths, weights, sums, vectors, out):
     """One table of values, `(cells, step)` flat, for the queries of a block: `out`, `(n, step)`."""
     n, m, step = len(cells), len(widths), out.shape[1]
@@ -303,9 +256,9 @@ def _sum_window(values, cells, scaled, rows, widths, weights, sums, vectors, out
             out[i, o] = sums[0, i]
 
 
-@_loop
+@loop
 def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, weights, sums, vectors, tilts, out):
-    """Fill `out` with the sums over each point's window; see `kernels.grid_sum`.
+    """Fill `out` with the sums over each point's window; see `grid_native.grid_sum`.
 
     axes: what describes the grid. rows: cell numbers of the window's innermost rows, relative to its first cell. Scratch: floats
     and integers `(2, block)`, weights `(m, width, block)`, sums `(rows, block)`, vectors `(rows, out)`, tilts `(block, out·m)`.
@@ -323,7 +276,7 @@ def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, we
             _add_tilted(some, origin, tilts, answers)
 
 
-@_loop
+@loop
 def _sum_all(values, counts, weights, sums, out):
     """One table of values, all cells, for the queries of a block."""
     for o in range(out.shape[1]):
@@ -332,7 +285,7 @@ def _sum_all(values, counts, weights, sums, out):
             out[i, o] = sums[0, i]
 
 
-@_loop
+@loop
 def sum_whole(points, axes, values, slopes, origin, floats, integers, weights, sums, tilts, out):
     """The same over all cells, with weight zero outside the window: every query reads the same values. sums: `(m + 1, block)`."""
     centers, firsts, counts, rates, widths = axes

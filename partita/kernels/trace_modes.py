@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["exporting", "is_exporting", "is_traced"]
+__all__ = ["exporting", "is_exporting", "is_traced", "wants_operator"]
 
 _exporting_here = False
 
@@ -44,3 +45,15 @@ def is_traced(x: Any) -> bool:
         # vmap, grad, …: tensors without numbers of their own
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def wants_operator(x: Any) -> bool:
+    """Whether one of partita's own operators (`torch.ops.partita`) may take the place of plain torch operations for this input.
+
+    `torch.compile` takes an operator as one node of its graph. Plain operations are kept where others must be able to read
+    the graph (`torch.export`, ONNX, `torch.jit.trace`, `make_fx`) and where more than one backward pass is taken through
+    it (`torch.func`, forward-mode derivatives).
+    """
+    if torch.compiler.is_compiling():
+        return not is_exporting()
+    return not is_traced(x) and forward_ad._current_level < 0
