@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.functions.regularity import Jumps
     from partita.functions.target import Tail
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
+    from partita.kernels.attention import attend
+    from partita.kernels.key_index import KeyIndex
     from partita.methods import Plan
     from partita.networks import attention_from_mlp, in_context
 
@@ -34,6 +36,7 @@ __all__ = [
     "Box",
     "Compiled",
     "Jumps",
+    "KeyIndex",
     "MaxAffine",
     "Modulus",
     "PartitaError",
@@ -46,6 +49,7 @@ __all__ = [
     "Simplex",
     "Tail",
     "attack",
+    "attend",
     "attention_from_mlp",
     "build",
     "compile",
@@ -69,6 +73,8 @@ _HOMES = {
     "partita.functions.regularity": ("Jumps",),
     "partita.functions.target": ("Tail",),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
+    "partita.kernels.attention": ("attend",),
+    "partita.kernels.key_index": ("KeyIndex",),
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),
 }

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -18,11 +17,12 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
 from partita.heads.head import FoldedHead, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
+from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, sum_scattered
+from partita.kernels.key_index import KeyIndex
+from partita.kernels.scattered_torch import sum_all
+from partita.kernels.trace_modes import wants_operator
 
 __all__ = ["LISTED_WHOLE", "ScatteredHead", "exponent_cut"]
-
-_AT_ONCE = 1 << 22
-LISTED_WHOLE = 256  # cells: up to this many all are summed, which is faster than a tree; proofs rely on it
 
 
 def exponent_cut(cells: int) -> float:
@@ -80,7 +80,7 @@ class ScatteredHead(FoldedHead):
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)
-        self._tree: scipy.spatial.KDTree | None = None
+        self._index: KeyIndex | None = None
 
     @property
     def num_keys(self) -> int:
@@ -147,67 +147,33 @@ class ScatteredHead(FoldedHead):
         return float(self.inverse_temperature) / 2 * (self.dimension + 2) * precision.tiniest
 
     def _evaluate(self, flat: Tensor) -> Tensor:
-        if (
-            self.num_keys <= LISTED_WHOLE
-            or torch.compiler.is_compiling()
-            or flat.device.type != "cpu"
-            or not len(flat)
-            or not self._can_search(flat)
-        ):
+        if not wants_operator(flat):
             return self._evaluate_dense(flat)
-        rows, parts = [], []
-        for settled, cells in self._near_cells(flat.detach().double().numpy()):
-            step = max(1, _AT_ONCE // (cells.shape[1] * (self.dimension + self.values.shape[1])))
-            chunks = zip(torch.split(flat[torch.from_numpy(settled)], step), torch.split(torch.from_numpy(cells), step))
-            parts += [self._sum(z, index) for z, index in chunks]
-            rows.append(settled)
-        return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(rows)))]
+        given = Operands(
+            self.centers,
+            self.values,
+            self.powers,
+            self.value_slopes,
+            self.inverse_temperature,
+            exponent_cut(self.num_keys),
+        )
+        tensors = [t for t in (flat, *given.tensors) if t is not None]
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return sum_scattered(flat, given)[0]
+        return attend_near(flat, given, self._key_index())[0]
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
-        everything = torch.arange(self.num_keys, device=flat.device)[None]
-        if torch.compiler.is_compiling():
-            return self._sum(flat, everything)
-        step = max(1, _AT_ONCE // (self.num_keys * (self.dimension + self.values.shape[1])))
-        return torch.cat([self._sum(chunk, everything) for chunk in (torch.split(flat, step) if len(flat) else [flat])])
+        tables = self.values, self.powers, self.value_slopes, self.inverse_temperature
+        return sum_all(flat, self.centers, *tables)[0]
 
-    def _sum(self, z: Tensor, cells: Tensor) -> Tensor:
-        difference = z[:, None, :] - self.centers[cells]
-        scores = -(difference * difference).sum(dim=2)
-        if self.powers is not None:
-            scores = scores + self.powers[cells]
-        weights = torch.softmax(0.5 * self.inverse_temperature * scores, dim=1)
-        values = self.values[cells]
-        if self.value_slopes is not None:
-            values = values + (self.value_slopes[cells] * difference[:, :, None, :]).sum(dim=3)
-        return (weights[:, :, None] * values).sum(dim=1)
+    def _key_index(self) -> KeyIndex | None:
+        """The centers, sorted, if a search may be worth it; made again when they are not the stored ones any more.
 
-    def _can_search(self, flat: Tensor) -> bool:
-        """Whether the nearest cells are the best ones: R > 0, and numbers that a k-d tree takes."""
-        stored = [t for t in (self.inverse_temperature, flat, self.centers, self.powers) if t is not None]
-        return bool(self.inverse_temperature > 0) and all(bool(t.isfinite().all()) for t in stored)
-
-    def _near_cells(self, points: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Row numbers and the labels `(rows, k)` of the cells that may matter there; k doubles until the k-th trails by T."""
-        reach = 2 * exponent_cut(self.num_keys) / float(self.inverse_temperature)
-        tree = self._search_tree()
-        lifted = points if self.powers is None else np.column_stack([points, np.zeros(len(points))])
-        k, rows = min(16, self.num_keys), np.arange(len(points))
-        while len(rows):
-            distance, cells = (np.reshape(a, (len(rows), k)) for a in tree.query(lifted[rows], k=k))
-            settled = (distance[:, -1] ** 2 - distance[:, 0] ** 2 >= reach) | (k == self.num_keys)
-            yield rows[settled], cells[settled]
-            rows, k = rows[~settled], min(2 * k, self.num_keys)
-
-    def _search_tree(self) -> scipy.spatial.KDTree:
-        """A k-d tree of the centers, lifted by `√(max p − p)` so that nearest means best score.
-
-        It is rebuilt when its points are not the stored centers any more. The numbers are compared, since writing through
-        `.data` or a numpy view leaves no other trace.
+        The numbers are compared, since writing through `.data` or a numpy view leaves no other trace.
         """
-        points = self.centers.detach().double().numpy()
-        if self.powers is not None:
-            powers = self.powers.detach().double().numpy()
-            points = np.column_stack([points, np.sqrt(np.maximum(powers.max() - powers, 0))])
-        if self._tree is None or not np.array_equal(self._tree.data, points):
-            self._tree = scipy.spatial.KDTree(points, copy_data=True)
-        return self._tree
+        stored = [t for t in (self.centers, self.powers) if t is not None]
+        if self.num_keys <= LISTED_WHOLE or not all(bool(t.isfinite().all()) for t in stored):
+            return None
+        if self._index is None or not self._index.holds(self.centers, self.powers):
+            self._index = KeyIndex(*(None if t is None else t.detach() for t in (self.centers, self.powers)))  # type: ignore[arg-type]
+        return self._index
