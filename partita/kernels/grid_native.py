@@ -9,9 +9,12 @@ block. Either way axis after axis is summed: an output passes through `Σ_i widt
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from partita.kernels import native
+from partita.kernels.grid_torch import GridOperands, prefers_whole
 from partita.kernels.native import Floats
 
 __all__ = ["grid_sum"]
@@ -25,37 +28,41 @@ Axes = tuple[Floats, NDArray[np.int64], NDArray[np.int64], Floats, NDArray[np.in
 Tables = tuple[Floats, Floats, Floats]  # values, slopes, origin
 
 
-def grid_sum(
-    points: Floats,
-    centers: Floats,
-    firsts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    rates: Floats,
-    widths: NDArray[np.int64],
-    whole: bool,
-    values: Floats,
-    slopes: Floats,
-    origin: Floats,
-    out: Floats,
-) -> None:
+def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
     """`out[n, o] = Σ_cells Π_i softmax_i(x_n)·(values[cell, o] + slopes[cell, o]·(x_n − origin))` over each point's window.
 
-    Args, contiguous arrays of one dtype:
-        points: `(n, m)`.
-        centers: of all axes joined, axis i at `firsts[i]`, `counts[i]` long.
-        rates: `R_i/2`.
-        widths: of the windows.
-        whole: run over all cells with weight zero outside the window, instead of gathering the window.
-        values: `(cells, out)` row-major.
-        slopes: `(cells, out, m)`, or empty for none.
-        origin: `(m,)`, or empty without slopes.
-        out: `(n, out)`, filled.
+    All tensors are on the CPU and of one dtype, float64 or float32.
     """
-    axes = centers, firsts, counts, rates, widths
-    tables = values.reshape(-1), slopes.reshape(-1), origin
+    x, axes, tables = _array(points), _axes(grid), _tables(grid)
+    out = np.empty((len(x), grid.values.shape[1]), x.dtype)
+    whole = prefers_whole("native", grid.counts, grid.widths)
     sum_part = _sum_whole if whole else _sum_windows
-    native.compiled_once(("grid", points.dtype, whole), lambda: sum_part(points[:1], axes, tables, out[:1]))
-    native.in_parts(len(points), lambda part: sum_part(points[part], axes, tables, out[part]))
+    native.compiled_once(("grid", x.dtype, whole), lambda: sum_part(x[:1], axes, tables, out[:1]))
+    native.in_parts(len(x), lambda part: sum_part(x[part], axes, tables, out[part]))
+    return torch.from_numpy(out)
+
+
+def _array(tensor: Tensor) -> Floats:
+    return np.ascontiguousarray(tensor.detach().numpy())
+
+
+def _axes(grid: GridOperands) -> Axes:
+    counts = np.array(grid.counts, dtype=np.int64)
+    centers = [_array(c) for c in grid.centers]
+    return (
+        centers[0] if len(centers) == 1 else np.concatenate(centers),  # one axis may be as long as the values: no copy
+        np.concatenate([[0], np.cumsum(counts)[:-1]]),
+        counts,
+        _array(grid.rates) * grid.rates.detach().numpy().dtype.type(0.5),
+        np.array(grid.widths, dtype=np.int64),
+    )
+
+
+def _tables(grid: GridOperands) -> Tables:
+    values = _array(grid.values)
+    none = np.empty(0, values.dtype)
+    slopes, origin = (none if t is None else _array(t) for t in (grid.slopes, grid.origin))
+    return values.reshape(-1), slopes.reshape(-1), origin
 
 
 def _sum_windows(points: Floats, axes: Axes, tables: Tables, out: Floats) -> None:

@@ -1,0 +1,40 @@
+"""Derivatives of an operator from plain torch operations, where its own kernels give none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from partita.kernels.plain_arithmetic import plain_arithmetic
+
+__all__ = ["differentiated", "needs_plain_operations"]
+
+
+def needs_plain_operations(grad: Tensor) -> bool:
+    """Whether a backward pass may itself be differentiated or batched, so that it has to consist of plain torch operations."""
+    return (
+        torch.is_grad_enabled()  # create_graph=True
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._functorch.is_batchedtensor(grad)
+        or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
+    )
+
+
+def differentiated(
+    plain: Callable[[], Tensor], of: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """The products of `grad` with the derivatives of `plain()`, by torch's own rules; None where none is needed.
+
+    Args:
+        plain: the same function in plain torch operations.
+        of: the tensors that it is differentiated in; `plain` reads these very tensors.
+        needs: which of them.
+        grad: what the result is multiplied with.
+    """
+    again = torch.is_grad_enabled()
+    wanted = [t for t, needed in zip(of, needs) if needed and t is not None]
+    with torch.enable_grad(), plain_arithmetic(grad.device.type):
+        found = iter(torch.autograd.grad(plain(), wanted, grad, create_graph=again, allow_unused=True))
+    return [next(found) if needed and t is not None else None for t, needed in zip(of, needs)]
