@@ -96,12 +96,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     points, rates, values, slopes, origin, *centers = ctx.saved_tensors
     grid = GridOperands(centers, rates, ctx.widths, values, slopes, origin)
-    needs = ctx.needs_input_grad
-    in_points, in_centers, in_rates, _, in_values, in_slopes, in_origin = needs
-    moved = [in_centers] if isinstance(in_centers, bool) else in_centers
-    if needs_plain_operations(grad) or in_rates or in_origin or any(moved):
+    in_points, in_centers, in_rates, _, in_values, in_slopes, in_origin = ctx.needs_input_grad
+    if needs_plain_operations(grad) or in_rates or in_origin or any(in_centers):
         of = (points, rates, values, slopes, origin, *centers)
-        which = (in_points, in_rates, in_values, in_slopes, in_origin, *moved)
+        which = (in_points, in_rates, in_values, in_slopes, in_origin, *in_centers)
         found = differentiated(lambda: grid_torch.grid_sum(points, grid), of, which, grad)
         return found[0], found[5:], found[1], None, found[2], found[3], found[4]
     three = [in_points, in_values, in_slopes]
