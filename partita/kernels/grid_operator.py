@@ -72,6 +72,8 @@ def _gradients(grad: Tensor, points: Tensor, *others: Any) -> tuple[Tensor, Tens
     if (kernels := device_kernels("grid", grad, points, grid.values, grid.rates, *grid.centers)) is not None:
         found: tuple[Tensor, Tensor, Tensor] = kernels.gradients_on_device(grad, points, *grid, needs)
         return found
+    if runs_natively(points, grid):
+        return grid_native.grid_gradients(grad, points, grid, needs)
     with plain_arithmetic(points.device.type):
         return grid_torch.grid_gradients(grad, points, grid, needs)
 
