@@ -11,8 +11,8 @@ import partita as pa
 from partita.errors import DomainError, ShapeError
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, ScatteredHead, TrainHead
-from partita.heads.windows import displacement
 from partita.kernels import native
+from partita.kernels.axis_windows import displacement
 from partita.kernels.grid_torch import axis_start
 from partita.ramps import ramp
 

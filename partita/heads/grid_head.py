@@ -16,8 +16,9 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
-from partita.heads.windows import Windows, displacement
+from partita.heads.windows import Windows
 from partita.kernels import grid_operator, grid_torch
+from partita.kernels.axis_windows import displacement
 from partita.kernels.grid_torch import GridOperands, tilted
 from partita.kernels.trace_modes import is_exporting, wants_operator
 

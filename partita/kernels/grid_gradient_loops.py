@@ -171,8 +171,8 @@ def _contract_fields(values, column, order, counts, strides, weights, pulls, sum
     last, inner = len(order) - 1, order[-1]
     step, own, pulled = strides[inner], weights[inner, : counts[inner]], pulls[inner, : counts[inner]]
     if last == 0:
-        two_rows(values, column, column, step, own, sums[0, 0], sums[0, 1], n)
-        two_rows(values, column, column, step, pulled, sums[1, 0], sums[1, 1], n)
+        two_rows(values, column, column, step, own, sums[0, 0], sums[0, 1], 0, n)
+        two_rows(values, column, column, step, pulled, sums[1, 0], sums[1, 1], 0, n)
         return
     outer = 1
     for k in range(last - 1):
@@ -192,8 +192,8 @@ def _contract_fields(values, column, order, counts, strides, weights, pulls, sum
             first, both = start + a * strides[middle], a + 1 < counts[middle]
             second = first + strides[middle] if both else first
             r, s, t, u = sums[0, last], sums[0, last + 1], sums[1, last], sums[1, last + 1]
-            two_rows(values, first, second, step, own, r, s, n)
-            two_rows(values, first, second, step, pulled, t, u, n)
+            two_rows(values, first, second, step, own, r, s, 0, n)
+            two_rows(values, first, second, step, pulled, t, u, 0, n)
             one, two = weights[middle, a], weights[middle, a + int(both)]
             three, four = pulls[middle, a], pulls[middle, a + int(both)]
             if not both:

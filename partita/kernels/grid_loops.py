@@ -10,13 +10,13 @@ import numpy as np
 
 from partita.kernels.native_code import exp_native, fused, loop
 
-__all__ = ["axis_weights", "sum_whole", "sum_windows", "two_rows"]
+__all__ = ["axis_weights", "softmax_weights", "sum_whole", "sum_windows", "two_rows", "window_starts"]
 
 _LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
 
 
 @loop
-def _window_starts(x, centers, width, start):
+def window_starts(x, centers, width, start):
     """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
     count = len(centers)
     last = count - 2
@@ -48,7 +48,7 @@ def _two_weights(x, centers, rate, start, gap, weights):
 
 
 @loop
-def _weights(x, centers, rate, start, smallest, weights):
+def softmax_weights(x, centers, rate, start, smallest, weights):
     """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
     total, n = smallest, len(x)
     for i in range(n):
@@ -153,8 +153,11 @@ def _spread(weights, width, start, n):
 
 
 @fused
-def two_rows(values, first, second, step, weights, r, s, n):
-    """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
+def two_rows(values, first, second, step, weights, r, s, lo, hi):
+    """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice.
+
+    For the queries lo ≤ i < hi of a block.
+    """
     count = len(weights)
     begin = count % 4 if count % 4 else min(count, 4)
     p0, q0, w0 = values[first], values[second], weights[0]
@@ -165,20 +168,20 @@ def two_rows(values, first, second, step, weights, r, s, n):
         weights[2 * (begin > 2)],
     )
     if begin == 1:
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = p0 * w0[i]
             s[i] = q0 * w0[i]
     elif begin == 2:
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = p0 * w0[i] + p1 * w1[i]
             s[i] = q0 * w0[i] + q1 * w1[i]
     elif begin == 3:
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i]
             s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i]
     else:
         p3, q3, w3 = values[first + 3 * step], values[second + 3 * step], weights[3]
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
             s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
     for a in range(begin, count, 4):
@@ -186,7 +189,7 @@ def two_rows(values, first, second, step, weights, r, s, n):
         p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
         q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
         w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
             s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
 
@@ -201,7 +204,7 @@ def _contract(values, column, order, counts, strides, weights, sums, n):
     step, own = strides[inner], weights[inner, : counts[inner]]
     r, s = sums[last], sums[last + 1]
     if last == 0:
-        two_rows(values, column, column, step, own, r, s, n)
+        two_rows(values, column, column, step, own, r, s, 0, n)
         return
     outer, middle, total = 1, order[last - 1], sums[last - 1]
     for k in range(last - 1):
@@ -214,7 +217,7 @@ def _contract(values, column, order, counts, strides, weights, sums, n):
             index //= counts[order[k]]
         for a in range(0, counts[middle], 2):
             first, both = start + a * strides[middle], a + 1 < counts[middle]
-            two_rows(values, first, first + strides[middle] if both else first, step, own, r, s, n)
+            two_rows(values, first, first + strides[middle] if both else first, step, own, r, s, 0, n)
             one, two = shares[a], shares[a + int(both)]
             if not both:
                 for i in range(n):
@@ -262,13 +265,13 @@ def axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start
             x[j] = points[j, i]
             start[j] = 0
         if widths[i] < counts[i]:
-            _window_starts(x, axis, widths[i], start)
+            window_starts(x, axis, widths[i], start)
         for j in range(n):
             cells[j] = cells[j] * counts[i] + start[j]
         if widths[i] == 2:
             _two_weights(x, axis, rates[i], start, scratch, weights[i])
         else:
-            _weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
+            softmax_weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
         if whole and widths[i] < counts[i]:
             _spread(weights[i, : counts[i]], widths[i], start, n)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.kernels import native, train_torch
+from partita.kernels import native, train_native, train_torch
 from partita.kernels.devices import device_kernels
 from partita.kernels.differentiation import differentiated, needs_plain_operations
 from partita.kernels.plain_arithmetic import plain_arithmetic
@@ -48,6 +48,8 @@ def _sum(points: Tensor, *operands: Any) -> Tensor:
     if (kernels := device_kernels("train", points, train.rates, *train.centers, *train.cores)) is not None:
         found: Tensor = kernels.sum_on_device(points, *train)
         return found
+    if runs_natively(points, train):
+        return train_native.train_sum(points, train)
     with plain_arithmetic(points.device.type):
         return train_torch.train_sum(points, train).contiguous()
 
@@ -62,6 +64,8 @@ def _gradients(grad: Tensor, points: Tensor, *others: Any) -> tuple[Tensor, list
     if (kernels := device_kernels("train", grad, points, train.rates, *train.centers, *train.cores)) is not None:
         found: tuple[Tensor, list[Tensor]] = kernels.gradients_on_device(grad, points, *train, needs)
         return found
+    if runs_natively(points, train):
+        return train_native.train_gradients(grad, points, train, needs)
     with plain_arithmetic(points.device.type):
         return train_torch.train_gradients(grad, points, train, needs)
 
