@@ -12,6 +12,7 @@ from partita import errors
 from partita.arithmetic.environment import flushes_denormals, require_gradual_underflow
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, ScatteredHead, TrainHead, guards, literal_layers
+from partita.kernels.plain_arithmetic import product_setting
 from partita.networks.blocks import prefix_ramp
 from partita.ramps import multi_head_ramp, ramp, two_layers
 from partita.ramps.literal_ramps import ramp_layers
@@ -146,13 +147,13 @@ def test_float32_products_are_float32_products(precision):
     class Probe(nn.Module):
         @guards.certified
         def forward(self, z: torch.Tensor) -> torch.Tensor:
-            seen.append(guards._setting("cpu")[0])
+            seen.append(product_setting("cpu")[0])
             return z
 
     with short_products(precision):
-        before = guards._setting("cpu")[0]
+        before = product_setting("cpu")[0]
         Probe()(torch.ones(1))
-        assert guards._setting("cpu")[0] == before
+        assert product_setting("cpu")[0] == before
     if before != "none":  # "medium" cuts products to bfloat16 on CPUs that can
         assert seen[-1] in ("ieee", "highest")
     for name in MODULES:

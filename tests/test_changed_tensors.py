@@ -11,8 +11,9 @@ import partita as pa
 from partita.errors import DomainError, ShapeError
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, ScatteredHead, TrainHead
-from partita.heads.windows import displacement
 from partita.kernels import native
+from partita.kernels.axis_windows import displacement
+from partita.kernels.grid_torch import axis_start
 from partita.ramps import ramp
 
 SQUARE = Box([-1, -1], [1, 1])
@@ -238,7 +239,7 @@ def test_windows_are_found_on_every_axis_that_is_accepted(q):
             np.concatenate([rng.uniform(axis[0] - 1, axis[-1] + 1, 200), axis, np.nextafter(axis, -9)])
         )
         cell = (torch.searchsorted(torch.from_numpy(axis), x, right=True) - 1).clamp(0, 22)
-        assert torch.equal(head.axis_start(x, 0, 2 * q), (cell - q + 1).clamp(0, 24 - 2 * q))
+        assert torch.equal(axis_start(x, head.axes[0], 2 * q), (cell - q + 1).clamp(0, 24 - 2 * q))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 
 import partita as pa
 from partita.heads import GridHead
-from partita.kernels import native
+from partita.kernels import grid_torch, native
+from partita.kernels.grid_operator import runs_natively
 
 HEAVY = ["torch", "numpy", "scipy", "rich.progress"]
 NOT_FOR_COMPILE = ["numba", "sklearn", "matplotlib", "sympy", "onnx", "partita.inspection"]
@@ -62,7 +63,7 @@ def test_small_batches_go_through_torch_and_large_ones_do_not():
     assert not native.worth_it(2048, 4) and not native.worth_it(16_388, 300)
     assert native.worth_it(100_000, 2) and native.worth_it(4096, 1 << 12)
     head, z = head_of((40, 50)), torch.rand(40_000, 2, dtype=torch.float64)
-    assert head._can_run_natively(z, head.widths) and not head._can_run_natively(z[:2048], head.widths)
+    assert runs_natively(z, head.operands) and not runs_natively(z[:2048], head.operands)
 
 
 @needs_numba
@@ -78,7 +79,7 @@ def test_what_a_batch_gives_does_not_depend_on_what_was_computed_before():
 def test_threads_share_the_queries(threads, monkeypatch):
     head, z = head_of((40, 50)), torch.rand(40_001, 2, generator=torch.Generator().manual_seed(1)).double()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    expected = torch.cat([head._evaluate_window(part, head.widths) for part in z.split(10_000)])
+    expected = torch.cat([grid_torch.grid_sum(part, head.operands) for part in z.split(10_000)])
     assert torch.allclose(head.evaluate(z), expected, rtol=0, atol=1e-14)
 
 

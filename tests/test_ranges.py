@@ -15,8 +15,8 @@ from torch import nn
 import partita as pa
 from partita.errors import DomainError, PartitaError, ShapeError
 from partita.geometry import Box, ProductGrid
-from partita.heads import FoldedHead, GridHead, ScatteredHead, TrainHead, grid_head, literal_layers
-from partita.kernels import native
+from partita.heads import FoldedHead, GridHead, ScatteredHead, TrainHead, literal_layers
+from partita.kernels import grid_torch, native
 from partita.ramps import ramp
 
 if np.finfo(np.longdouble).maxexp < 16000:
@@ -114,7 +114,7 @@ def evaluators(head: FoldedHead, z: torch.Tensor, monkeypatch) -> Iterator[tuple
     for name, work in ways.items():
         for cells in (0.0, 1e9) if isinstance(head, GridHead) and name != "dense" else (None,):
             if cells is not None:  # gather windows, or run over all cells
-                monkeypatch.setattr(grid_head, "_CELLS_PER_READ", {"native": cells, "torch": cells})
+                monkeypatch.setattr(grid_torch, "_CELLS_PER_READ", {"native": cells, "torch": cells})
             try:
                 yield f"{name} {cells}", work()
             except PartitaError:

@@ -13,8 +13,9 @@ import torch
 
 import partita as pa
 from partita import errors, storage
-from partita.heads import GridHead, grid_head, literal_layers
-from partita.kernels import native
+from partita.heads import GridHead, literal_layers
+from partita.kernels import grid_torch, native
+from partita.kernels.grid_operator import runs_natively
 from partita.proofs import literal_rounding
 from partita.proofs.certificate import model_digest
 
@@ -160,7 +161,7 @@ def excess(got: torch.Tensor, truth: Exact, dtype: type) -> float:
 def natively(head: GridHead, z: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "WORTH", 0)  # small batches go through torch otherwise
-        assert head._can_run_natively(z, head.widths)
+        assert runs_natively(z, head.operands)
         return head.evaluate(z)
 
 
@@ -181,8 +182,8 @@ EVALUATORS = [
 
 def choose(monkeypatch: pytest.MonkeyPatch, rule: dict[str, float] | None) -> None:
     if rule is not None:
-        monkeypatch.setattr(grid_head, "_CELLS_PER_READ", rule)
-        monkeypatch.setattr(grid_head, "_CELLS_PER_READ_IN_1D", rule["torch"])
+        monkeypatch.setattr(grid_torch, "_CELLS_PER_READ", rule)
+        monkeypatch.setattr(grid_torch, "_CELLS_PER_READ_IN_1D", rule["torch"])
 
 
 @pytest.mark.parametrize(("evaluate", "rule"), EVALUATORS)
@@ -285,7 +286,7 @@ def test_empty_batches_single_points_and_strides(evaluate, rule, monkeypatch):
 def test_large_batches_equal_small_ones(evaluate, rule, monkeypatch):
     """Blocks, chunks and threads."""
     choose(monkeypatch, rule)
-    monkeypatch.setattr(grid_head, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(grid_torch, "_AT_ONCE", 1 << 14)
     case = Case((5, 6), 0.5, half_windows=(64, 2), affine=True, outputs=2)
     head, grid = build(case)
     z = torch.from_numpy(grid.box.sample(5001, np.random.default_rng(2)))

@@ -12,8 +12,8 @@ import partita as pa
 from partita.errors import DomainError, NonFiniteValueError, ShapeError, SizeError, ToleranceError
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead, literal_layers
-from partita.heads import train_head as train_module
 from partita.heads.train_head import TrainHead, rounded_cores
+from partita.kernels import train_torch as train_module
 from partita.search.train_cross import _Sweeps, cross_approximation
 from partita.search.train_fit import TrainLimits, fit_train, held_out_error
 

@@ -16,19 +16,16 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
-from partita.heads.windows import Windows, displacement
-from partita.kernels import native
-from partita.kernels.grid_native import grid_sum
-from partita.kernels.trace_modes import is_exporting
+from partita.heads.windows import Windows
+from partita.kernels import grid_operator, grid_torch
+from partita.kernels.axis_windows import displacement
+from partita.kernels.grid_torch import GridOperands, tilted
+from partita.kernels.trace_modes import is_exporting, wants_operator
 
 __all__ = ["GridHead"]
 
-_AT_ONCE = 1 << 18  # numbers held by one step of the torch paths: they should stay in the cache
-_AT_ONCE_ON_DEVICES = 1 << 25  # accelerators wait for work more than for memory
 _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
-_CELLS_PER_READ = {"native": 3.0, "torch": 16.0}  # cells passed over in order in the time of gathering one (measured)
 _LONGEST_RECORDED_WINDOW = 1 << 20
-_CELLS_PER_READ_IN_1D = 1.5  # on a single axis the weights cost more than the sum
 
 
 class GridHead(FoldedHead):
@@ -138,11 +135,6 @@ class GridHead(FoldedHead):
     def num_keys(self) -> int:
         return math.prod(self.counts)
 
-    @property
-    def _columns(self) -> int:
-        """Numbers that a cell holds: out, or out·(1 + m) with slopes."""
-        return self.values.shape[1] * (1 if self.value_slopes is None else 1 + len(self.counts))
-
     def middle(self) -> Array:
         return np.array([(float(a[0]) + float(a[-1])) / 2 for a in self.axes])
 
@@ -208,108 +200,16 @@ class GridHead(FoldedHead):
             size += float((steep * away).sum())  # slopes are averaged before they are multiplied
         yield "a value", size
 
-    def axis_start(self, x: Tensor, axis: int, width: int) -> Tensor:
-        """The first index of the window of `width` centers around x on one axis, `(n,)`."""
-        centers, count = self.axes[axis], self.counts[axis]
-        if width == count:
-            return torch.zeros(x.shape, dtype=torch.long, device=x.device)
-        first, last = centers[0].double(), centers[-1].double()  # float32 could miss by more than a cell
-        guess = (x.detach().double() - first) * ((count - 1) / (last - first))
-        k = guess.nan_to_num(0.0).floor().clamp(0, count - 2).long()
-        k = (k - (x < centers[k]).long()).clamp(0, count - 2)  # the guess is rounded: settle by comparison
-        k = (k + (x >= centers[k + 1]).long()).clamp(0, count - 2)
-        return (k - width // 2 + 1).clamp(0, count - width)
-
-    def axis_window(self, x: Tensor, axis: int, width: int) -> tuple[Tensor, Tensor]:
-        """Softmax weights `(n, width)` of the window around x on one axis, and the window's first index, `(n,)`."""
-        start = self.axis_start(x, axis, width)
-        near = self.axes[axis][start[:, None] + torch.arange(width, device=x.device)]
-        return torch.softmax(self._axis_scores(x, near, axis), dim=1), start
-
-    def axis_weights(self, x: Tensor, axis: int, width: int) -> Tensor:
-        """The same weights at their places among all centers of the axis, `(n, P)`, and zeros outside the window."""
-        scores = self._axis_scores(x, self.axes[axis], axis)
-        if width < self.counts[axis]:
-            behind = torch.arange(self.counts[axis], device=x.device) - self.axis_start(x, axis, width)[:, None]
-            scores = scores.masked_fill((behind < 0) | (behind >= width), -math.inf)
-        return torch.softmax(scores, dim=1)
-
-    def _axis_scores(self, x: Tensor, centers: Tensor, axis: int) -> Tensor:
-        difference = x[:, None] - centers
-        return -0.5 * self.inverse_temperature[axis] * difference * difference
+    @property
+    def operands(self) -> GridOperands:
+        """What the sum over the grid reads."""
+        return GridOperands(
+            list(self.axes), self.inverse_temperature, list(self.widths), self.values, self.value_slopes, self.origin
+        )
 
     def _evaluate(self, flat: Tensor) -> Tensor:
-        widths = self.widths
-        if self._can_run_natively(flat, widths):
-            return self._evaluate_native(flat, widths)
-        if self._prefers_whole("torch", widths) and _multiplies_plainly(self.dtype):
-            left = math.prod(self.counts) // max(self.counts) * self._columns
-            work, held = self._evaluate_contracted, left + sum(self.counts)
-        else:
-            work, held = self._evaluate_window, math.prod(widths) * self._columns
-        step = max(1, (_AT_ONCE if flat.device.type == "cpu" else _AT_ONCE_ON_DEVICES) // held)
-        if torch.compiler.is_compiling() or len(flat) <= step:
-            return work(flat, widths)
-        return torch.cat([work(chunk, widths) for chunk in torch.split(flat, step)])
-
-    def _can_run_natively(self, flat: Tensor, widths: tuple[int, ...]) -> bool:
-        constants = [t for t in (self.values, self.value_slopes) if t is not None]
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, *constants))
-        plain = flat.device.type == "cpu" and self.dtype in (torch.float64, torch.float32)
-        if not plain or tracked or torch.compiler.is_compiling():
-            return False
-        cells = self.counts if self._prefers_whole("native", widths) else widths
-        return native.worth_it(len(flat), math.prod(cells) * self._columns)
-
-    def _prefers_whole(self, path: str, widths: tuple[int, ...]) -> bool:
-        """Whether running over all cells takes less time than gathering the window's."""
-        worth = _CELLS_PER_READ[path] if len(self.counts) > 1 else _CELLS_PER_READ_IN_1D
-        return math.prod(self.counts) <= worth * math.prod(widths)
-
-    def _tables(self) -> list[Tensor]:
-        """What is averaged: the values `(cells, out)` and, if there are any, the slopes `(cells, out·m)`."""
-        return [self.values] if self.value_slopes is None else [self.values, self.value_slopes.flatten(1)]
-
-    def _tilted(self, flat: Tensor, sums: Sequence[Tensor]) -> Tensor:
-        """`Σ w V + (Σ w J)(z − o)` from the sums of `_tables`."""
-        if self.origin is None:
-            return sums[0]
-        slopes = torch.unflatten(sums[1], 1, (self.values.shape[1], len(self.counts)))
-        return sums[0] + (slopes * (flat - self.origin)[:, None, :]).sum(dim=2)
-
-    def _evaluate_window(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
-        weights, cells = [], torch.zeros_like(flat[:, :1], dtype=torch.long)
-        for i, count in enumerate(self.counts):
-            w, start = self.axis_window(flat[:, i], i, widths[i])
-            index = start[:, None] + torch.arange(widths[i], device=flat.device)
-            cells = (cells[:, :, None] * count + index[:, None, :]).flatten(1)
-            weights.append(w)
-        return self._tilted(flat, [_fold(table[cells], weights) for table in self._tables()])
-
-    def _evaluate_contracted(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
-        weights = [self.axis_weights(flat[:, i], i, width) for i, width in enumerate(widths)]
-        return self._tilted(flat, [_contract(table, weights) for table in self._tables()])
-
-    def _evaluate_native(self, flat: Tensor, widths: tuple[int, ...]) -> Tensor:
-        values = self.values.detach().numpy()
-        none = np.empty(0, values.dtype)
-        out = np.empty((len(flat), values.shape[1]), values.dtype)
-        counts = np.array(self.counts, dtype=np.int64)
-        axes = [a.numpy() for a in self.axes]
-        grid_sum(
-            np.ascontiguousarray(flat.detach().numpy()),
-            axes[0] if len(axes) == 1 else np.concatenate(axes),  # one axis may be as long as the values: no copy
-            np.concatenate([[0], np.cumsum(counts)[:-1]]),
-            counts,
-            (self.inverse_temperature * 0.5).numpy(),
-            np.array(widths, dtype=np.int64),
-            self._prefers_whole("native", widths),
-            np.ascontiguousarray(values),
-            none if self.value_slopes is None else np.ascontiguousarray(self.value_slopes.detach().numpy()),
-            none if self.origin is None else self.origin.numpy(),
-            out,
-        )
-        return torch.from_numpy(out)
+        run = grid_operator.grid_sum if wants_operator(flat) else grid_torch.grid_sum
+        return run(flat, self.operands)
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         step = max(1, _DENSE_AT_ONCE // self.num_keys)
@@ -317,10 +217,11 @@ class GridHead(FoldedHead):
         for chunk in torch.split(flat, step) if len(flat) else [flat]:
             scores = chunk.new_zeros(len(chunk), 1)
             for i, centers in enumerate(self.axes):
-                term = self._axis_scores(chunk[:, i], centers, i)
+                difference = chunk[:, i, None] - centers
+                term = -0.5 * self.inverse_temperature[i] * difference * difference
                 scores = (scores[:, :, None] + term[:, None, :]).flatten(1)
-            weights = torch.softmax(scores, dim=1)
-            out.append(self._tilted(chunk, [weights @ table for table in self._tables()]))
+            weights, grid = torch.softmax(scores, dim=1), self.operands
+            out.append(tilted(chunk, grid, [weights @ table for table in grid.tables()]))
         return torch.cat(out)
 
 
@@ -335,30 +236,3 @@ def _require_even_axes(axes: Sequence[Tensor], windows: Sequence[int]) -> None:
                     f"window of {2 * q} centers needs less than 1. Use half_windows ≥ {(len(axis) + 1) // 2}, the whole axis, or "
                     "rescale the variable if the spacing overflows."
                 )
-
-
-def _multiplies_plainly(dtype: torch.dtype) -> bool:
-    """Whether matrix products are sure to keep the dtype: a compiled graph does not notice that torch's settings change."""
-    return dtype == torch.float64 or not torch.compiler.is_dynamo_compiling()
-
-
-def _contract(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """`Σ_j Π_i weights[i][n, j_i]·table[j, c]`, `(n, c)`: the longest axis by one matrix product, then axis after axis.
-
-    The longest axis leaves the least behind; the others sum what their query has left.
-    """
-    counts = [w.shape[1] for w in weights]
-    longest = counts.index(max(counts))
-    sums = weights[longest] @ torch.unflatten(table, 0, counts).movedim(longest, 0).reshape(counts[longest], -1)
-    for w in (*weights[:longest], *weights[longest + 1 :]):
-        rows = torch.unflatten(sums, 1, (w.shape[1], -1))
-        # a row times a column is no work for a matrix product
-        sums = (rows * w[:, :, None]).sum(dim=1) if rows.shape[2] == 1 else (w[:, None, :] @ rows)[:, 0]
-    return sums
-
-
-def _fold(gathered: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """`(n, Π width_i, c)` to `(n, c)`, axis after axis; the first one first, so that inner runs stay long."""
-    for w in weights:
-        gathered = (torch.unflatten(gathered, 1, (w.shape[1], -1)) * w[:, :, None, None]).sum(dim=1)
-    return gathered[:, 0]

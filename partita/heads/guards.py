@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.errors import DomainError
+from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.trace_modes import is_traced
 
 __all__ = ["certified"]
 
-_FULL = ("none", "ieee", "highest")  # settings of torch under which float32 products are float32 products
 _Module = TypeVar("_Module", bound=nn.Module)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result", Tensor, list[Tensor])
@@ -42,37 +42,16 @@ def certified(
     def run(self: _Module, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         first = args[0] if args else None
         device = first.device.type if isinstance(first, Tensor) else "cpu"
-        no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         if is_traced(first):
-            with no_autocast:
+            with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
                 return method(self, *args, **kwargs)
         require_gradual_underflow()
-        with no_autocast, nullcontext() if _setting(device)[0] in _FULL else _full_products(device):
+        with plain_arithmetic(device):
             out = method(self, *args, **kwargs)
         _require_finite(self, out if isinstance(out, list) else [out], args)
         return out
 
     return cast(Callable[Concatenate[_Module, _Arguments], _Result], run)
-
-
-def _setting(device: str) -> tuple[str, Callable[[str], None]]:
-    """How float32 products are computed on a device, and the function that changes it."""
-    backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
-    matmul = getattr(backend, "matmul", None)
-    if matmul is None or not hasattr(matmul, "fp32_precision"):  # torch before 2.9: one setting for all devices
-        return torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision
-    return matmul.fp32_precision, functools.partial(setattr, matmul, "fp32_precision")
-
-
-@contextmanager
-def _full_products(device: str) -> Iterator[None]:
-    """float32 matrix products in float32: torch may be set to cut their factors to TF32 or bfloat16."""
-    before, change = _setting(device)
-    change("highest" if before in ("high", "medium") else "ieee")
-    try:
-        yield
-    finally:
-        change(before)
 
 
 def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:

@@ -17,10 +17,12 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
+from partita.kernels import train_operator, train_torch
+from partita.kernels.trace_modes import wants_operator
+from partita.kernels.train_torch import TrainOperands
 
 __all__ = ["TrainHead", "rounded_cores"]
 
-_AT_ONCE = 1 << 18  # numbers held by one step: they should stay in the cache
 _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 _EXPANDED_AT_MOST = 1 << 24  # values that the full tensor may have
 
@@ -179,25 +181,14 @@ class TrainHead(FoldedHead):
         total = float(lost.max())
         return 0.0 if total <= least else total / float(row.max())  # up to `least` nothing was enlarged
 
-    def _evaluate(self, flat: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return self._contract(flat)
-        widest = max(core.numel() // count + count for core, count in zip(self.cores, self.counts))
-        step = max(1, _AT_ONCE // widest)
-        if len(flat) <= step:
-            return self._contract(flat)
-        return torch.cat([self._contract(chunk) for chunk in torch.split(flat, step)])
+    @property
+    def operands(self) -> TrainOperands:
+        """What the sum over the train reads."""
+        return TrainOperands(list(self.axes), self.inverse_temperature, list(self.cores))
 
-    def _contract(self, flat: Tensor) -> Tensor:
-        """The product of matrices from the left, the batch last: short softmaxes and small ranks still make long vectors."""
-        row = flat.new_ones(1, flat.shape[0])  # len() would freeze the batch under torch.export
-        for x, centers, rate, core in zip(flat.unbind(1), self.axes, self.inverse_temperature, self.cores):
-            difference = x - centers[:, None]
-            weights = torch.softmax(-0.5 * rate * difference * difference, dim=0)
-            left, count, right = core.shape
-            matrices = core.permute(2, 0, 1).reshape(right * left, count) @ weights
-            row = (matrices.reshape(right, left, -1) * row).sum(dim=1)
-        return row.T
+    def _evaluate(self, flat: Tensor) -> Tensor:
+        run = train_operator.train_sum if wants_operator(flat) else train_torch.train_sum
+        return run(flat, self.operands)
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         values = self.values

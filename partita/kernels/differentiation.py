@@ -34,7 +34,7 @@ def differentiated(
         plain: the same function in plain torch operations.
         of: the tensors that it is differentiated in; `plain` reads these very tensors.
         needs: which of them.
-        grad: what the result is multiplied with.
+        grad: what the result is multiplied with, one tensor for each that `plain` returns.
     """
     again = torch.is_grad_enabled()
     wanted = [t for t, needed in zip(of, needs) if needed and t is not None]

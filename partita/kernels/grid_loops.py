@@ -10,13 +10,13 @@ import numpy as np
 
 from partita.kernels.native_code import exp_native, fused, loop
 
-__all__ = ["sum_whole", "sum_windows"]
+__all__ = ["axis_weights", "softmax_weights", "sum_whole", "sum_windows", "two_rows", "window_starts"]
 
 _LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
 
 
 @loop
-def _window_starts(x, centers, width, start):
+def window_starts(x, centers, width, start):
     """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
     count = len(centers)
     last = count - 2
@@ -48,26 +48,30 @@ def _two_weights(x, centers, rate, start, gap, weights):
 
 
 @loop
-def _weights(x, centers, rate, start, smallest, weights):
+def softmax_weights(x, centers, rate, start, smallest, weights):
     """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
     total, n = smallest, len(x)
     for i in range(n):
         smallest[i] = np.inf
     for row in range(len(weights)):
+        scores = weights[row]
         if len(weights) == len(centers):  # the window is the axis: one center for all queries
             c = centers[row]
             for i in range(n):
-                d = x[i] - c
-                weights[row, i] = rate * d * d
+                d, least = x[i] - c, smallest[i]
+                score = rate * d * d
+                scores[i] = score
+                smallest[i] = score if score < least else least  # NaN: the weights become NaN
         else:
             for i in range(n):
                 d = x[i] - centers[np.uint64(start[i] + row)]
-                weights[row, i] = rate * d * d
-        for i in range(n):
-            smallest[i] = min(smallest[i], weights[row, i])
+                scores[i] = rate * d * d
+            for i in range(n):
+                smallest[i] = np.minimum(smallest[i], scores[i])
     for row in range(len(weights)):
+        scores = weights[row]
         for i in range(n):
-            weights[row, i] = exp_native(smallest[i] - weights[row, i])
+            scores[i] = exp_native(smallest[i] - scores[i])
     for i in range(n):
         total[i] = 0
     for row in range(len(weights)):
@@ -149,59 +153,94 @@ def _spread(weights, width, start, n):
 
 
 @fused
-def _two_rows(values, first, second, step, weights, r, s, n):
-    """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice."""
-    for i in range(n):
-        r[i] = 0
-        s[i] = 0
-    fours = len(weights) - len(weights) % 4
-    for a in range(0, fours, 4):
+def two_rows(values, first, second, step, weights, r, s, lo, hi):
+    """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice.
+
+    For the queries lo ≤ i < hi of a block.
+    """
+    count = len(weights)
+    begin = count % 4 if count % 4 else min(count, 4)
+    p0, q0, w0 = values[first], values[second], weights[0]
+    p1, q1, w1 = values[first + (begin > 1) * step], values[second + (begin > 1) * step], weights[int(begin > 1)]
+    p2, q2, w2 = (
+        values[first + 2 * (begin > 2) * step],
+        values[second + 2 * (begin > 2) * step],
+        weights[2 * (begin > 2)],
+    )
+    if begin == 1:
+        for i in range(lo, hi):
+            r[i] = p0 * w0[i]
+            s[i] = q0 * w0[i]
+    elif begin == 2:
+        for i in range(lo, hi):
+            r[i] = p0 * w0[i] + p1 * w1[i]
+            s[i] = q0 * w0[i] + q1 * w1[i]
+    elif begin == 3:
+        for i in range(lo, hi):
+            r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i]
+            s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i]
+    else:
+        p3, q3, w3 = values[first + 3 * step], values[second + 3 * step], weights[3]
+        for i in range(lo, hi):
+            r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
+            s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
+    for a in range(begin, count, 4):
         p, q = first + a * step, second + a * step
         p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
         q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
         w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
-        for i in range(n):
+        for i in range(lo, hi):
             r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
             s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
-    for a in range(fours, len(weights)):
-        p0, q0, w0 = values[first + a * step], values[second + a * step], weights[a]
-        for i in range(n):
-            r[i] += p0 * w0[i]
-            s[i] += q0 * w0[i]
 
 
 @fused
-def _contract(values, step, column, counts, weights, sums, n):
-    """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[cell·step + column]`, depth first: sums in progress stay in the cache."""
-    last, row = len(counts) - 1, counts[-1] * step
+def _contract(values, column, order, counts, strides, weights, sums, n):
+    """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[Σ_i j_i strides_i + column]`, depth first: sums in progress stay in the cache.
+
+    The axes are summed in the order given, the last one first: the longest, which leaves the least behind.
+    """
+    last, inner = len(order) - 1, order[-1]
+    step, own = strides[inner], weights[inner, : counts[inner]]
     r, s = sums[last], sums[last + 1]
-    own = weights[last, : counts[last]]
     if last == 0:
-        _two_rows(values, column, column, step, own, r, s, n)
+        two_rows(values, column, column, step, own, r, s, 0, n)
         return
-    inner, total = weights[last - 1], sums[last - 1]
-    outer = 1
-    for axis in range(last - 1):
-        outer *= counts[axis]
+    outer, middle, total = 1, order[last - 1], sums[last - 1]
+    for k in range(last - 1):
+        outer *= counts[order[k]]
+    shares = weights[middle]
     for b in range(outer):
-        for i in range(n):
-            total[i] = 0
-        for a in range(0, counts[last - 1], 2):
-            first, both = column + (b * counts[last - 1] + a) * row, a + 1 < counts[last - 1]
-            _two_rows(values, first, first + row if both else first, step, own, r, s, n)
-            for i in range(n):
-                total[i] += inner[a, i] * r[i] + (inner[a + 1, i] * s[i] if both else 0)
-        index = b
-        for axis in range(last - 2, -1, -1):  # one entry more on this axis; the last one ends it
-            a = index % counts[axis]
+        index, start = b, column
+        for k in range(last - 2, -1, -1):
+            start += index % counts[order[k]] * strides[order[k]]
+            index //= counts[order[k]]
+        for a in range(0, counts[middle], 2):
+            first, both = start + a * strides[middle], a + 1 < counts[middle]
+            two_rows(values, first, first + strides[middle] if both else first, step, own, r, s, 0, n)
+            one, two = shares[a], shares[a + int(both)]
+            if not both:
+                for i in range(n):
+                    s[i] = 0
             if a == 0:
                 for i in range(n):
-                    sums[axis, i] = 0
-            for i in range(n):
-                sums[axis, i] += weights[axis, a, i] * sums[axis + 1, i]
-            if a + 1 < counts[axis]:
+                    total[i] = one[i] * r[i] + two[i] * s[i]
+            else:
+                for i in range(n):
+                    total[i] = total[i] + one[i] * r[i] + two[i] * s[i]
+        index = b
+        for k in range(last - 2, -1, -1):  # one entry more on this axis; the last one ends it
+            a = index % counts[order[k]]
+            share, behind, below = weights[order[k], a], sums[k + 1], sums[k]
+            if a == 0:
+                for i in range(n):
+                    below[i] = share[i] * behind[i]
+            else:
+                for i in range(n):
+                    below[i] += share[i] * behind[i]
+            if a + 1 < counts[order[k]]:
                 break
-            index //= counts[axis]
+            index //= counts[order[k]]
 
 
 @fused
@@ -215,7 +254,7 @@ def _add_tilted(points, origin, tilts, out):
 
 
 @loop
-def _axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start, scratch, cells, weights):
+def axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start, scratch, cells, weights):
     """Softmax weights `(m, width, n)` of a block's queries, and the first cell of their windows; `whole`: of all centers."""
     n = len(x)
     for j in range(n):
@@ -226,13 +265,13 @@ def _axis_weights(points, centers, firsts, counts, rates, widths, whole, x, star
             x[j] = points[j, i]
             start[j] = 0
         if widths[i] < counts[i]:
-            _window_starts(x, axis, widths[i], start)
+            window_starts(x, axis, widths[i], start)
         for j in range(n):
             cells[j] = cells[j] * counts[i] + start[j]
         if widths[i] == 2:
             _two_weights(x, axis, rates[i], start, scratch, weights[i])
         else:
-            _weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
+            softmax_weights(x, axis, rates[i], start, scratch, weights[i, : widths[i]])
         if whole and widths[i] < counts[i]:
             _spread(weights[i, : counts[i]], widths[i], start, n)
 
@@ -269,7 +308,7 @@ def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, we
         end = min(begin + block, len(points))
         n, some, answers = end - begin, points[begin:end], out[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
-        _axis_weights(some, centers, firsts, counts, rates, widths, False, x, start, floats[1], cells, weights)
+        axis_weights(some, centers, firsts, counts, rates, widths, False, x, start, floats[1], cells, weights)
         _sum_window(values, cells, start, rows, widths, weights, sums, vectors, answers)
         if len(slopes):
             _sum_window(slopes, cells, start, rows, widths, weights, sums, vectors, tilts[:n])
@@ -277,25 +316,29 @@ def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, we
 
 
 @loop
-def _sum_all(values, counts, weights, sums, out):
+def _sum_all(values, order, counts, strides, weights, sums, out):
     """One table of values, all cells, for the queries of a block."""
     for o in range(out.shape[1]):
-        _contract(values, out.shape[1], o, counts, weights, sums, len(out))
+        _contract(values, o, order, counts, strides, weights, sums, len(out))
         for i in range(len(out)):
             out[i, o] = sums[0, i]
 
 
 @loop
-def sum_whole(points, axes, values, slopes, origin, floats, integers, weights, sums, tilts, out):
-    """The same over all cells, with weight zero outside the window: every query reads the same values. sums: `(m + 1, block)`."""
+def sum_whole(points, axes, order, strides, values, slopes, origin, floats, integers, weights, sums, tilts, out):
+    """The same over all cells, with weight zero outside the window: every query reads the same values.
+
+    order: of the axes, the last one summed first. strides: along each axis, of the values and of the slopes. sums:
+    `(m + 1, block)`.
+    """
     centers, firsts, counts, rates, widths = axes
     block = floats.shape[1]
     for begin in range(0, len(points), block):
         end = min(begin + block, len(points))
         n, some, answers = end - begin, points[begin:end], out[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
-        _axis_weights(some, centers, firsts, counts, rates, widths, True, x, start, floats[1], cells, weights)
-        _sum_all(values, counts, weights, sums, answers)
+        axis_weights(some, centers, firsts, counts, rates, widths, True, x, start, floats[1], cells, weights)
+        _sum_all(values, order, counts, strides[0], weights, sums, answers)
         if len(slopes):
-            _sum_all(slopes, counts, weights, sums, tilts[:n])
+            _sum_all(slopes, order, counts, strides[1], weights, sums, tilts[:n])
             _add_tilted(some, origin, tilts, answers)

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from partita.errors import MissingExtraError
 
-__all__ = ["AVAILABLE", "WORTH", "Floats", "compiled_once", "in_parts", "worth_it"]
+__all__ = ["AVAILABLE", "CHUNK", "WORTH", "Floats", "compiled_once", "in_parts", "worth_it"]
 
 AVAILABLE = find_spec("numba") is not None  # the torch path does the same, slower
 
 # A batch that reads so many stored numbers is run natively: torch would need half a second. 0: every batch
 WORTH = 1 << 23
 _LEAST_READS = 1 << 8  # a query costs torch as much as so many reads, or more
-_CHUNK = 2048  # queries that are worth a thread
+CHUNK = 2048  # queries that are worth a thread
 
 _SECONDS = 5  # that compiling takes on one core
 
@@ -61,7 +61,7 @@ def compiled_once(key: Hashable, first_call: Callable[[], object]) -> None:
         _used.add(key)
 
 
-def in_parts(queries: int, run: Callable[[slice], object], *, least: int = _CHUNK) -> None:
+def in_parts(queries: int, run: Callable[[slice], object], *, least: int = CHUNK) -> None:
     """Call `run(rows)` for contiguous parts of the queries, one per torch thread; `least` queries are worth a thread.
 
     The parts depend on the number of queries and threads alone, so that the same batch gives the same bits again.

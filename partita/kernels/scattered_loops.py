@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from partita.kernels.native_code import exp2_native, fused, loop, summing
+from partita.kernels.native_code import exp2_native, fused, least, loop, summed
 
 __all__ = ["LEAF", "home_leaves", "order_by_cells", "scattered_gradients", "sort_by_home", "sum_scattered"]
 
@@ -154,7 +154,7 @@ def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances
     return held
 
 
-@summing
+@least
 def _nearest_in(axes, points, row, keys, powers, leaf, best):
     """The least `|q − k|² − p` in a leaf, or `best` if that is less."""
     at, base, q = leaf * LEAF, leaf * LEAF * len(axes), row * len(axes)
@@ -177,7 +177,7 @@ def _weight(axes, points, q, keys, base, powers, at, j, scale, near):
     return exp2_native(scale * (near - t))
 
 
-@summing
+@summed
 def _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near):
     """`Σ 2^{scale (near − |q − k|² + p)}` over some leaves, and the same with one value per key; leaves go in pairs."""
     m, q, total, first = len(axes), row * len(axes), 0.0, 0.0
@@ -194,7 +194,7 @@ def _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near
     return total, first
 
 
-@summing
+@summed
 def _sum_four(axes, points, row, keys, powers, values, stride, column, leaves, count, scale, near):
     """The same with four of the values of each key: values of a leaf are `(stride, LEAF)`, here columns from `column` on."""
     m, q = len(axes), row * len(axes)
@@ -214,7 +214,7 @@ def _sum_four(axes, points, row, keys, powers, values, stride, column, leaves, c
     return total, s0, s1, s2, s3
 
 
-@summing
+@summed
 def _sum_tilted(axes, points, row, keys, powers, slopes, stride, column, leaves, count, scale, near):
     """`Σ_j w_j J_j·(q − k_j)` for one output; slopes of a leaf are `(stride, m, LEAF)`."""
     m, q, total = len(axes), row * len(axes), 0.0
@@ -254,7 +254,7 @@ def _write(axes, points, row, keys, powers, values, slopes, leaves, count, scale
     return total
 
 
-@summing
+@least
 def _least(distances, count, least):
     for k in range(count):
         least = min(least, distances[k])
@@ -348,7 +348,7 @@ def sum_scattered(
             dropped[row] = math.log(left) - half * reach - math.log(total) if left > 0 else -np.inf
 
 
-@summing
+@summed
 def _total(a, count):
     total = 0.0
     for k in range(count):
@@ -356,7 +356,7 @@ def _total(a, count):
     return total
 
 
-@summing
+@summed
 def _dot(a, b, count):
     total = 0.0
     for k in range(count):

@@ -15,12 +15,12 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
 from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
-from partita.kernels.trace_modes import is_exporting, is_traced
+from partita.kernels import ramp_operator, ramp_torch
+from partita.kernels.ramp_torch import RampOperands, in_spacings
+from partita.kernels.trace_modes import is_exporting, is_traced, wants_operator
 from partita.ramps.anchors import half_window_for
 
 __all__ = ["AnchoredRamp", "RampHead"]
-
-_AT_ONCE = 1 << 22  # weights held by one step
 
 
 class AnchoredRamp(nn.Module):
@@ -48,9 +48,7 @@ class AnchoredRamp(nn.Module):
 
     def in_spacings(self, u: Tensor) -> Tensor:
         """`s = (u − a)/Δ`, clamped where an end's anchor holds all but e^{−64}, so that scores cannot overflow."""
-        beyond = 1 + 64 / self.sharpness.detach()
-        s = (u - self.low) / self.spacing
-        return torch.minimum(torch.maximum(s, -beyond), self.anchors - 1 + beyond)
+        return in_spacings(u, self.low, self.spacing, self.sharpness, self.anchors)
 
 
 class RampHead(AnchoredRamp):
@@ -133,26 +131,11 @@ class RampHead(AnchoredRamp):
     @certified
     def forward(self, x: Any) -> Tensor:
         u, width = self.queries(x), self.width
-        flat = u.reshape(-1)
-        step = max(1, _AT_ONCE // width)
-        whole = len(flat) <= step
-        ramp = (
-            self._ramp(flat, width)
-            if whole
-            else torch.cat([self._ramp(part, width) for part in torch.split(flat, step)])
-        )
+        run = ramp_operator.ramp_sum if wants_operator(u) else ramp_torch.ramp_sum
+        ramp = run(u.reshape(-1), RampOperands(self.low, self.spacing, self.sharpness, self.anchors, width))
         place = torch.zeros(self.out_dim, dtype=self.dtype, device=u.device)
         place[self.coordinate] = 1.0
         return ramp.reshape(*u.shape, 1) * place
-
-    def _ramp(self, u: Tensor, width: int) -> Tensor:
-        """`(n,)` to `(n,)`: the mean of the anchors under the window's weights."""
-        s = self.in_spacings(u)
-        cell = s.detach().floor().clamp(0, self.anchors - 2)
-        start = (cell - (width // 2 - 1)).clamp(0, self.anchors - width)
-        i = (start - cell)[:, None] + torch.arange(width, dtype=u.dtype, device=u.device)
-        weights = torch.softmax(self.sharpness * i * ((s - cell)[:, None] - i / 2), dim=1)
-        return self.low + self.spacing * (cell + (weights * i).sum(dim=1))
 
     def as_grid_head(self) -> GridHead:
         """The same head in the first paper's terms: a product grid of one axis in u, with the anchors as centers and values."""
