@@ -124,15 +124,16 @@ def _bound(
 ) -> Tensor:
     """Mass left out times the spread of the values; weights that rounded scores move; sums that round.
 
-    *Theorem*: `window-tail` and `score-rounding`. A score is off by `(m + 8)u` of `R(|q − k|² + |p|)/2`, which for keys that count
-    is at most `|lse| + ln N + cut + R max|p|`. If it is off by δ, the mean moves by `(e^{2δ} − 1)·spread` at most.
+    *Theorem*: `window-tail` and `score-rounding`. A score is off by `(m + 6)u` of `R(|q − k|² + |p|)/2`, its exponential by 4u. If
+    weights are off by factors `1 + η_j`, the mean moves by `spread·E|η|/(1 − E|η|)` at most, E the mean under the weights. That of
+    `R|q − k|²/2 − Rp/2 = −s` is `H − lse`, H the entropy of the weights, which is at most `ln N`.
     """
     power, rate = sizes
     m, count, unit = given.keys.shape[1], len(given.keys), Precision.of(lse.dtype).unit
-    wide = lse.double().abs() + math.log(count) + given.cut + rate * power
-    delta = (m + 8) * unit * wide + 4 * unit
-    moved = torch.expm1(2 * delta).clamp(max=1.0) * spread
-    left_out = torch.exp(dropped.double() + (m + 8) * unit * wide).clamp(max=1.0) * spread
+    size = math.log(count) - lse.double() + rate * power
+    delta = 1.01 * ((m + 6) * unit * size + 4 * unit)
+    moved = torch.where(delta < 0.1, delta / (1 - delta), 1.0) * spread
+    left_out = torch.exp(dropped.double() + (m + 6) * unit * (size + given.cut)).clamp(max=1.0) * spread
     summed = (depth.double() + 8) * unit * largest
     return (1.01 * (left_out + moved + summed)).to(lse.dtype)
 

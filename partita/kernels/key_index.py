@@ -57,8 +57,9 @@ class KeyIndex:
         for name, tensor in (("keys", keys), ("powers", powers)):
             if tensor is not None and not bool(tensor.isfinite().all()):
                 raise DomainError(f"{name}: found NaN or infinity; expected finite numbers.")
-        self.keys, self.powers = keys, powers
         self._held = keys.detach().clone(), None if powers is None else powers.detach().clone()
+        self.keys = keys if keys.requires_grad else self._held[0]
+        self.powers = powers if powers is not None and powers.requires_grad else self._held[1]
         self._tree: KeyTree | None = None
         self._tables: tuple[Tensor, Tensor | None, Tables] | None = None
         self._on_device: Any = None
