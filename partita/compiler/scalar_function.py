@@ -48,8 +48,7 @@ class ScalarFunction:
         if total is not None:
             total.compile()
             self._into = total.into
-            self._outputs, self._dtype = total.parts.outputs, total.dtype
-            self._unused = np.empty(self._outputs, self._dtype)
+            self._unused = np.empty(head.num_outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ScalarFunction, (self._compiled,)
@@ -62,7 +61,7 @@ class ScalarFunction:
             return self._slowly(z)
         if self._into is None:
             return self._slowly(z)
-        out = self._unused if self._is_single else np.empty(self._outputs, self._dtype)
+        out = self._unused if self._is_single else np.empty(len(self._unused))
         first = self._into(packed, out)
         if first != first:  # NaN: an error to report, or numbers that need another order of operations
             return self._slowly(z)

@@ -61,9 +61,11 @@ class OnePoint:
         total = self.current()
         if total is None:
             return None
-        out = np.empty(self._outputs, total.dtype)
+        out = np.empty(self._outputs)
         first = total.into(packed, out)
-        return out if first == first else None  # NaN: anything out of the ordinary
+        if first != first:  # NaN: anything out of the ordinary
+            return None
+        return out.astype(np.float32) if total.single else out
 
     def current(self) -> PointSum | None:
         """The sum for the head's tensors as they are, None if there is none for them."""
@@ -132,6 +134,7 @@ class _Prepared:
                 or tensor.is_contiguous() is not is_contiguous
             ):
                 return False
-        if self._nothing and any(where.get(name) is not None for where, name in self._nothing):
-            return False
+        for where, name in self._nothing:
+            if where.get(name) is not None:
+                return False
         return [view.tobytes() for view in self._views] == self._numbers

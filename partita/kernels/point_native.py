@@ -54,52 +54,53 @@ def _placed(packed, integers, numbers, x):
 
 
 @loop
-def _finished(found, out):
-    """Copy the outputs, rounded to the dtype of `out`; returns the first, NaN if one is not finite."""
+def _finished(out, single):
+    """Round the outputs to float32 if the head is in it; returns the first, NaN if one is not finite."""
     fine = True
     for o in range(len(out)):
-        out[o] = found[o]
+        if single > 0:
+            out[o] = np.float64(np.float32(out[o]))
         fine = fine and np.isfinite(out[o])
-    return np.float64(out[0]) if fine else np.nan
+    return out[0] if fine else np.nan
 
 
 @loop
 def _grid(packed, out, integers, numbers, values, slopes, origin):
-    m, outs = integers[3], len(out)
-    held = np.empty(m + outs + integers[2])
-    x, found = held[:m], held[m : m + outs]
+    m = integers[3]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
     if not _placed(packed, integers, numbers, x):
         return np.nan
     counts, widths = integers[4 : 4 + m], integers[4 + m : 4 + 2 * m]
     rates = 1 + 2 * m
     centers = rates + m
     r, c = numbers[rates:centers], numbers[centers:]
-    _grid_point(x, held[m + outs :], found, counts, widths, r, c, values, slopes, origin)
-    return _finished(found, out)
+    _grid_point(x, scratch, out, counts, widths, r, c, values, slopes, origin)
+    return _finished(out, integers[1])
 
 
 @loop
 def _scattered(packed, out, integers, numbers):
-    m, keys, outs = integers[3], integers[4], len(out)
-    held = np.empty(m + outs + integers[2])
-    x, found = held[:m], held[m : m + outs]
+    m, keys = integers[3], integers[4]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
     if not _placed(packed, integers, numbers, x):
         return np.nan
     rates = 1 + 2 * m
     centers = rates + 1
     powers = centers + keys * m
     values = powers + integers[5]
-    slopes = values + keys * outs
+    slopes = values + keys * len(out)
     r, c, p = numbers[rates:centers], numbers[centers:powers], numbers[powers:values]
-    _scattered_point(x, held[m + outs :], found, integers[4:6], r, c, p, numbers[values:slopes], numbers[slopes:])
-    return _finished(found, out)
+    _scattered_point(x, scratch, out, integers[4:6], r, c, p, numbers[values:slopes], numbers[slopes:])
+    return _finished(out, integers[1])
 
 
 @loop
 def _train(packed, out, integers, numbers):
-    m, outs = integers[3], len(out)
-    held = np.empty(m + outs + integers[2])
-    x, found = held[:m], held[m : m + outs]
+    m = integers[3]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
     if not _placed(packed, integers, numbers, x):
         return np.nan
     counts, ranks = integers[4 : 4 + m], integers[4 + m : 5 + 2 * m]
@@ -109,8 +110,8 @@ def _train(packed, out, integers, numbers):
     for i in range(m):
         cores += counts[i]
     r, c = numbers[rates:centers], numbers[centers:cores]
-    _train_point(x, held[m + outs :], found, counts, ranks, r, c, numbers[cores:])
-    return _finished(found, out)
+    _train_point(x, scratch, out, counts, ranks, r, c, numbers[cores:])
+    return _finished(out, integers[1])
 
 
 ENTRIES = {"grid": _grid, "scattered": _scattered, "train": _train}

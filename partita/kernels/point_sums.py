@@ -31,7 +31,7 @@ _LOOPS: dict[str, Callable[..., None]] = {
     "scattered": point_loops.scattered_point,
     "train": point_loops.train_point,
 }
-_interpreted: dict[tuple[str, bool], int] = {}  # steps so far, by kind and whether the head is in float32
+_interpreted: dict[tuple[str, bool], int] = {}  # steps so far, by kind and whether tables are in float32
 _compiled: dict[tuple[str, bool], Callable[..., float] | None] = {}  # None: its bits differ, so it is never used
 
 
@@ -73,8 +73,7 @@ class PointSum:
     """
 
     def __init__(self, parts: PointParts, lo: Floats, hi: Floats, rule: str, single: bool) -> None:
-        self.parts, self._rule, self._single = parts, rule, single
-        self._m, self.dtype = len(lo), np.dtype(np.float32 if single else np.float64)
+        self.parts, self._rule, self.single, self._m = parts, rule, single, len(lo)
         self._unpack, self._narrow = struct.Struct(f"{self._m}d").unpack, struct.Struct(f"{self._m}f")
         header = [RULES.index(rule), int(single), parts.length, self._m]
         self._integers = np.array([*header, *(k for part in parts.integers for k in part)], dtype=np.int64)
@@ -85,11 +84,11 @@ class PointSum:
             *map(_readable, parts.numbers),
             *map(_view, parts.tables),
         )
-        self._key = parts.kind, single
+        self._key = parts.kind, single and bool(parts.tables)
         self._native = _compiled.get(self._key)
 
     def into(self, packed: bytes, out: Floats) -> float:
-        """Fill `out`, `(outputs,)`, with the outputs at a point, m packed float64 numbers; returns the first.
+        """Fill `out`, `(outputs,)` in float64, with the outputs at a point, m packed float64 numbers; returns the first.
 
         NaN stands for everything out of the ordinary: a point that is not finite or not in the domain, a thread that flushes
         subnormal numbers, an output that is not finite.
@@ -110,7 +109,7 @@ class PointSum:
     def compile(self) -> None:
         """Compile the loop, or load it from numba's cache, if there is numba."""
         if native.AVAILABLE and self._key not in _compiled:
-            out = np.empty(self.parts.outputs, self.dtype)
+            out = np.empty(self.parts.outputs)
             _compiled[self._key] = _entry(self._key, (b"", out, self._integers, self._numbers, *self.parts.tables))
         self._native = _compiled.get(self._key)
 
@@ -127,10 +126,10 @@ class PointSum:
             else:
                 x.append(t if self._rule == "allow" else lo if t < lo else hi)
         try:
-            z: Sequence[float] = self._narrow.unpack(self._narrow.pack(*x)) if self._single else x
+            z: Sequence[float] = self._narrow.unpack(self._narrow.pack(*x)) if self.single else x
             found = [0.0] * self.parts.outputs
             _LOOPS[self.parts.kind](z, [0.0] * self.parts.length, found, *self._interpreted_parts)
-            if self._single:
+            if self.single:
                 narrow = struct.Struct(f"{len(found)}f")
                 found = list(narrow.unpack(narrow.pack(*found)))
         except OverflowError:  # float32
@@ -153,8 +152,7 @@ def _entry(key: tuple[str, bool], arguments: tuple[Any, ...]) -> Callable[..., f
     entry: Callable[..., float] = point_native.ENTRIES[key[0]]
     x: NDArray[np.float64] = -np.geomspace(1e-9, 745, 1024)
     found = np.empty_like(x)
-    native.compiled_once(("point", *key), lambda: entry(*arguments))
-    native.compiled_once(("point", "exp"), lambda: point_native.exponentials(x, found))
+    native.compiled_once(("point", *key), lambda: (entry(*arguments), point_native.exponentials(x, found)))
     point_native.exponentials(x, found)
     same = found.tolist() == [math.exp(t) for t in x.tolist()]
     return entry if same else None
