@@ -563,7 +563,7 @@ class Compiled:
         if flat.device.type != "cpu" and len(flat):
             least, largest = (end.cpu().numpy() for end in torch.aminmax(flat.detach(), dim=0))
         else:
-            least, largest = column_ranges(flat.detach().numpy())
+            least, largest = column_ranges(flat.detach().cpu().numpy())
         if self.outside == "allow":
             return bool((least > -math.inf).all() and (largest < math.inf).all())
         domain = self.target.domain

@@ -67,22 +67,17 @@ def window_sum(table, step, cell, counts, widths, scratch, end):
     """
     last = len(counts) - 1
     width = widths[last]
-    begin, top, rows = end - width, end + last * step, 1
+    begin, top, rows, row = end - width, end + last * step, 1, cell
     for i in range(last):
         rows *= widths[i]
     for b in range(rows):
-        row, index, stride = cell, b, counts[last]
-        for i in range(last - 1, -1, -1):
-            row += index % widths[i] * stride
-            index //= widths[i]
-            stride *= counts[i]
         for o in range(step):
             total, at = 0.0, row * step + o
             for k in range(begin, end):
                 total += scratch[k] * table[at]
                 at += step
             scratch[top + o] = total
-        index, axis, at = b, last - 1, begin
+        index, axis, at, stride = b, last - 1, begin, counts[last]
         while axis >= 0:  # one entry more on this axis; its last one ends it
             at -= widths[axis]
             k, sums = index % widths[axis], end + axis * step
@@ -93,8 +88,11 @@ def window_sum(table, step, cell, counts, widths, scratch, end):
                 else:
                     scratch[sums + o] += weight * scratch[sums + step + o]
             if k + 1 < widths[axis]:
+                row += stride
                 break
+            row -= k * stride
             index //= widths[axis]
+            stride *= counts[axis]
             axis -= 1
 
 
