@@ -17,7 +17,21 @@ from __future__ import annotations
 
 from math import exp
 
-__all__ = ["axis_weights", "grid_point", "scattered_point", "train_point", "window_sum"]
+import numpy as np
+
+__all__ = [
+    "axis_weights",
+    "exponentials",
+    "finished",
+    "grid_entry",
+    "grid_point",
+    "placed",
+    "scattered_entry",
+    "scattered_point",
+    "train_entry",
+    "train_point",
+    "window_sum",
+]
 
 LEAST_EXPONENT = -746.0  # e^x is 0 in float64 below
 
@@ -205,3 +219,95 @@ def train_point(z, scratch, out, counts, ranks, rates, centers, cores):
         row, new = new, row
     for o in range(len(out)):
         out[o] = scratch[row + o]
+
+
+# ---- compiled only: the checks and the sum in one call. A point arrives as bytes, and a head as one array of integers and one of
+# floats, because every array that is passed costs a tenth of a microsecond. These functions are in this file because numba's
+# cache looks at the file of the outermost function alone.
+
+
+def exponentials(x, out):
+    """`out = exp(x)` as the loops call it; returns the sum."""
+    total = 0.0
+    for i in range(len(x)):
+        e = exp(x[i])
+        out[i] = e
+        total += e
+    return total
+
+
+def placed(packed, integers, numbers, x):
+    """Fill x with the packed point and say whether there is an answer. Rule 0 refuses points outside, 1 clamps, 2 allows."""
+    z, rule, single, m = np.frombuffer(packed, np.float64), integers[0], integers[1], integers[3]
+    if len(z) != m or numbers[0] * 0.5 == 0.0:  # this thread flushes subnormal numbers
+        return False
+    for i in range(m):
+        t, lo, hi = z[i], numbers[1 + i], numbers[1 + m + i]
+        if rule == 0 and not lo <= t <= hi:
+            return False
+        if rule == 1:
+            t = lo if t < lo else hi if t > hi else t
+        x[i] = np.float64(np.float32(t)) if single > 0 else t
+        if not (np.isfinite(z[i]) and np.isfinite(x[i])):
+            return False
+    return True
+
+
+def finished(out, single):
+    """Round the outputs to float32 if the head is in it; returns the first, NaN if one is not finite."""
+    fine = True
+    for o in range(len(out)):
+        if single > 0:
+            out[o] = np.float64(np.float32(out[o]))
+        fine = fine and np.isfinite(out[o])
+    return out[0] if fine else np.nan
+
+
+def grid_entry(packed, out, integers, numbers, values, slopes, origin):
+    """A grid head's outputs at a packed point, checked, into `out`; returns the first, or NaN if there is no answer."""
+    m = integers[3]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
+    if not placed(packed, integers, numbers, x):
+        return np.nan
+    counts, widths = integers[4 : 4 + m], integers[4 + m : 4 + 2 * m]
+    rates = 1 + 2 * m
+    centers = rates + m
+    r, c = numbers[rates:centers], numbers[centers:]
+    grid_point(x, scratch, out, counts, widths, r, c, values, slopes, origin)
+    return finished(out, integers[1])
+
+
+def scattered_entry(packed, out, integers, numbers):
+    """The same for a scattered head."""
+    m, keys = integers[3], integers[4]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
+    if not placed(packed, integers, numbers, x):
+        return np.nan
+    rates = 1 + 2 * m
+    centers = rates + 1
+    powers = centers + keys * m
+    values = powers + integers[5]
+    slopes = values + keys * len(out)
+    r, c, p = numbers[rates:centers], numbers[centers:powers], numbers[powers:values]
+    scattered_point(x, scratch, out, integers[4:6], r, c, p, numbers[values:slopes], numbers[slopes:])
+    return finished(out, integers[1])
+
+
+def train_entry(packed, out, integers, numbers):
+    """The same for a tensor-train head."""
+    m = integers[3]
+    held = np.empty(m + integers[2])
+    x, scratch = held[:m], held[m:]
+    if not placed(packed, integers, numbers, x):
+        return np.nan
+    counts, ranks = integers[4 : 4 + m], integers[4 + m : 5 + 2 * m]
+    rates = 1 + 2 * m
+    centers = rates + m
+    cores = centers
+    for i in range(m):
+        cores += counts[i]
+    r, c = numbers[rates:centers], numbers[centers:cores]
+    train_point(x, scratch, out, counts, ranks, r, c, numbers[cores:])
+    return finished(out, integers[1])
