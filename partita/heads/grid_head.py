@@ -20,8 +20,8 @@ from partita.heads.windows import Windows
 from partita.kernels import grid_operator, grid_torch
 from partita.kernels.axis_windows import displacement
 from partita.kernels.grid_torch import GridOperands, tilted
-from partita.kernels.trace_modes import is_exporting, wants_operator
 from partita.kernels.point_sums import PointParts, worth_a_loop
+from partita.kernels.trace_modes import is_exporting, wants_operator
 
 __all__ = ["GridHead"]
 

@@ -19,9 +19,9 @@ from partita.heads.head import FoldedHead, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, sum_scattered
 from partita.kernels.key_index import KeyIndex
+from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.scattered_torch import sum_all
 from partita.kernels.trace_modes import wants_operator
-from partita.kernels.point_sums import PointParts, worth_a_loop
 
 __all__ = ["LISTED_WHOLE", "ScatteredHead", "exponent_cut"]
 

@@ -18,9 +18,9 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels import train_operator, train_torch
+from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import wants_operator
 from partita.kernels.train_torch import TrainOperands
-from partita.kernels.point_sums import PointParts, worth_a_loop
 
 __all__ = ["TrainHead", "rounded_cores"]
 
