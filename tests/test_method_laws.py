@@ -26,10 +26,13 @@ from resealing import forge
 
 import partita as pa
 from partita import errors
+from partita.arithmetic.precision import Precision
+from partita.geometry.moments import AxisGeometry, dropped_mass
 from partita.methods import METHODS, Method, Plan, Refusal, Request
 from partita.methods.planner import best_plan
 from partita.plots import plot_head
 from partita.proofs import dot_product_rounding, literal_rounding
+from partita.proofs.running import summed
 
 VERIFIED, UNKNOWN = 0, 2
 
@@ -367,6 +370,60 @@ def test_a_forged_file_is_not_verified(method: Method, tmp_path: Path) -> None:
         error = 0.9 * c.certificate.witness.error
         forge(folder, kind="proved", error_bound=error.hex(), error_estimate=None)
         assert run(folder, budget=20.0)[1] != VERIFIED
+
+
+# --- one point at a time -----------------------------------------------------------------------------------------------
+
+
+def running_error(c: pa.Compiled) -> float:
+    """How far a windowed sum of the head may be from the exact one: `window-tail`, and `score-rounding`, 3."""
+    head, box, m = c.head, c.target.domain.bounding_box().widened(Precision.of(c.head.dtype)), c.head.dimension
+    lo, hi, u = box.lo.ravel(), box.hi.ravel(), Precision.of(head.dtype).unit
+    largest, rates = head.largest_value(lo, hi), head.inverse_temperature.double().numpy()
+    if head.kind == "scattered":
+        centers = head.centers.double().numpy()
+        far = (np.maximum(np.abs(centers - lo), np.abs(hi - centers)) ** 2).sum(axis=1)
+        power = 0.0 if head.powers is None else np.abs(head.powers.double().numpy())
+        delta = 1.01 * u * ((m + 6) * float(rates) / 2 * float((far + power).max()) + 17)
+        return delta * largest + summed(2 * c.num_keys + m + 16, u, largest) + 2 * math.exp(-45) * largest
+    mass, scores, terms = 0.0, 0.0, 8 * m + 10 + sum(getattr(head, "ranks", ()))
+    for i, axis in enumerate(a.double().numpy() for a in head.axes):
+        width = len(axis) if head.kind == "train" else head.widths[i]
+        gap = np.diff(axis).max(initial=0.0)
+        reach = min(max(hi[i] - axis[0], axis[-1] - lo[i]), width * gap + max(axis[0] - lo[i], hi[i] - axis[-1], 0))
+        scores, terms = scores + rates[i] * reach**2 / 2, terms + 2 * width
+        if width < len(axis):
+            mass += dropped_mass(AxisGeometry.of(axis, lo[i], hi[i]), rates[i] * (1 - 1e-6), width // 2)
+    return u * (8 * scores + 16 * m) * largest + summed(terms, u, largest) + 2 * mass * largest
+
+
+def by_points(c: pa.Compiled, points: np.ndarray) -> np.ndarray:
+    """The head called with one point after the other, `(n, out)`."""
+    rows = zip(*(t.numpy() for t in inputs_for(c, points, torch.float64)))
+    return np.array([np.ravel(c(*(z.tolist() for z in row))) for row in rows], dtype=np.float64)
+
+
+@TABLE
+def test_one_point_is_the_batch_within_the_running_terms(method: Method, case: Case, c: pa.Compiled) -> None:
+    points = sample(c, 4)[:8]
+    found, f = by_points(c, points), c.scalar()
+    assert np.abs(found - run_head(c, points)).max() <= 2 * running_error(c)
+    assert [list(np.ravel(f(*z))) for z in points.tolist()] == found.tolist()
+    if c.certificate.norm == "inf" and c.target.ask is not None and c.certificate.kind != "estimated":
+        assert np.abs(found - c.target(points)).max() <= c.error_bound + 2.0**-45 * np.abs(found).max()
+
+
+@EVERY_METHOD
+def test_one_point_is_the_exact_head_within_the_running_terms(method: Method) -> None:
+    for case in examples(method):
+        c = compiled(case.name, method.name)
+        points = sample(c, 3)[:3]
+        exact, allowed = exact_head(c, points), running_error(c)
+        assert np.abs(by_points(c, points) - exact).max() <= allowed + 2.0**-52 * np.abs(exact).max()
+        other = copied(c)
+        for name in other.head.value_names[:1]:
+            other.head.get_buffer(name).mul_(1 + 2.0**-12)  # control
+        assert np.abs(by_points(other, points) - exact).max() > allowed or not np.abs(exact).max() > 2.0**13 * allowed
 
 
 # --- layers ------------------------------------------------------------------------------------------------------------

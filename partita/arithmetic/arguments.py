@@ -70,7 +70,7 @@ def real_array(name: str, values: Any) -> NDArray[np.float64]:
         found = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
         if found.dtype.kind in "fiubO":
             return found.astype(np.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     raise ShapeError(
         f"{name}: found a {type(values).__name__} that is not an array of real numbers; expected numbers in rows of equal length"

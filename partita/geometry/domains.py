@@ -24,7 +24,7 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import DomainError, ShapeError
 
-__all__ = ["Box", "BoxLike", "PointCloud", "product"]
+__all__ = ["Box", "BoxLike", "PointCloud", "column_ranges", "product"]
 
 Array = NDArray[np.float64]
 _TYPED = "'[-1,1]^2', '[0,1] x [-2,3]', '[0, pi]', or a pair (lo, hi) for each axis: [(0, 3), (273, 323)]"
@@ -33,6 +33,7 @@ _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?|pi\b|π|e\b|[-+*
 _CONSTANTS = {"pi": Fraction(math.pi), "π": Fraction(math.pi), "e": Fraction(math.e)}
 _MOST_AXES, _LONGEST, _DEEPEST = 4096, 10_000, 50
 _MANY_AXES, _SHORT = 8, 200
+_AT_ONCE = 1024  # numbers of a row that column_ranges compares at once
 
 
 def frozen_array(values: ArrayLike, name: str = "the array") -> Array:
@@ -40,6 +41,26 @@ def frozen_array(values: ArrayLike, name: str = "the array") -> Array:
     array = np.array(real_array(name, values))
     array.flags.writeable = False
     return array
+
+
+def column_ranges(points: Array) -> tuple[Array, Array]:
+    """The least and the largest entry of each column of `(n, m)`, NaN in both if a column has one; (inf, −inf) without rows.
+
+    Rows are taken many at a time: numpy is slow where the last axis is short.
+    """
+    count, m = points.shape
+    together = max(1, min(count, _AT_ONCE // max(m, 1)))
+    whole = count - count % together
+    parts = [points[:whole].reshape(-1, together * m)] if whole else []
+    least, largest = np.full(m, math.inf), np.full(m, -math.inf)
+    for found, pick in ((least, np.minimum), (largest, np.maximum)):
+        for part in parts:
+            row = pick.reduce(part, axis=0).reshape(together, m)
+            for i in range(m):
+                found[i] = pick(found[i], pick.reduce(row[:, i]))
+        if whole < count:
+            pick(found, pick.reduce(points[whole:], axis=0), out=found)
+    return least, largest
 
 
 def _require_rows(points: Array, dimension: int) -> None:

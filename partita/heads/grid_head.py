@@ -20,6 +20,7 @@ from partita.heads.windows import Windows
 from partita.kernels import grid_operator, grid_torch
 from partita.kernels.axis_windows import displacement
 from partita.kernels.grid_torch import GridOperands, tilted
+from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import is_exporting, wants_operator
 
 __all__ = ["GridHead"]
@@ -210,6 +211,30 @@ class GridHead(FoldedHead):
     def _evaluate(self, flat: Tensor) -> Tensor:
         run = grid_operator.grid_sum if wants_operator(flat) else grid_torch.grid_sum
         return run(flat, self.operands)
+
+    def point_parts(self) -> PointParts | None:
+        m, cells, outs, widths = len(self.counts), self.num_keys, self.num_outputs, self.widths
+        expected = [(m,), *((count,) for count in self.counts), (cells, outs)]
+        if self.value_slopes is not None and self.origin is not None:
+            expected += [(cells, outs, m), (m,)]
+        stored = [self.inverse_temperature, *self.axes, self.values, self.value_slopes, self.origin]
+        step = outs if self.value_slopes is None else outs * m
+        steps = 2 * sum(widths) + math.prod(widths) * (outs if self.value_slopes is None else outs + step)
+        if [tuple(t.shape) for t in stored if t is not None] != expected or not worth_a_loop(steps):
+            return None
+        rates, *axes = map(numbers, (self.inverse_temperature, *self.axes))
+        none = np.empty(0, str(self.dtype).removeprefix("torch."))
+        tables = [none if t is None else t.detach().numpy().reshape(-1) for t in stored[1 + m :]]
+        return PointParts(
+            "grid",
+            (self.counts, widths),
+            (rates * 0.5, np.concatenate(axes)),
+            tuple(tables),
+            ("values", "value_slopes", "origin"),
+            length=sum(widths) + m * step,
+            outputs=outs,
+            steps=steps,
+        )
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         step = max(1, _DENSE_AT_ONCE // self.num_keys)

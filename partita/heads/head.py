@@ -19,6 +19,7 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
 from partita.heads.guards import certified
 from partita.heads.scores import AffineScores
+from partita.kernels.point_sums import PointParts
 
 __all__ = [
     "DotProductAttention",
@@ -40,23 +41,31 @@ def count_text(count: int) -> str:
     return f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.1f}"
 
 
-def real_tensor(name: str, given: Any) -> Tensor:
-    """A tensor of floats as it is, anything else as float64; a ShapeError if it holds no real numbers."""
-    found = given if isinstance(given, Tensor) else torch.tensor(real_array(name, given))
+def real_tensor(name: str, given: Any, *, shared: bool = False) -> Tensor:
+    """A tensor of floats as it is, anything else as float64; a ShapeError if it holds no real numbers.
+
+    Arrays are copied, unless the tensor may share their memory.
+    """
+    if shared and type(given) is np.ndarray and given.dtype == np.float64 and given.flags.carray:
+        return torch.from_numpy(given)
+    found = given if isinstance(given, Tensor) else torch.from_numpy(real_array(name, given))  # which is a copy
     if found.is_complex():
         raise ShapeError(f"{name}: found {found.dtype}; expected real numbers")
     return found if found.is_floating_point() else found.double()
 
 
 def flatten_inputs(
-    inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+    inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, *, shared: bool = False
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Arguments of shapes `(…, *shape)`, tensors or arrays, as one `(n, m)` tensor, and the leading shape they share."""
+    """Arguments of shapes `(…, *shape)`, tensors or arrays, as one `(n, m)` tensor, and the leading shape they share.
+
+    With `shared` the result may share the memory of an array, for callers that neither change nor keep it.
+    """
     if len(inputs) != len(shapes):
         raise ShapeError(f"found {len(inputs)} argument(s); this head takes {len(shapes)}.")
     flat, lead = [], None
     for given, shape in zip(inputs, shapes):
-        z = real_tensor("an input", given)
+        z = real_tensor("an input", given, shared=shared)
         cut = z.dim() - len(shape)
         if cut < 0 or tuple(z.shape[cut:]) != shape:
             batch = " For a batch of points of one variable pass z[:, None]." if shape == (1,) and z.dim() == 1 else ""
@@ -175,6 +184,10 @@ class FoldedHead(nn.Module, ABC):
 
     @abstractmethod
     def _evaluate_dense(self, flat: Tensor) -> Tensor: ...
+
+    def point_parts(self) -> PointParts | None:
+        """What the sum for one point needs, from the tensors as they are, on the CPU; None if it has to go through `evaluate`."""
+        return None
 
     @abstractmethod
     def affine_scores(self, *, shift: bool = False) -> AffineScores:

@@ -19,6 +19,7 @@ from partita.heads.head import FoldedHead, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, sum_scattered
 from partita.kernels.key_index import KeyIndex
+from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.scattered_torch import sum_all
 from partita.kernels.trace_modes import wants_operator
 
@@ -161,6 +162,27 @@ class ScatteredHead(FoldedHead):
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return sum_scattered(flat, given)[0]
         return attend_near(flat, given, self._key_index())[0]
+
+    def point_parts(self) -> PointParts | None:
+        """All cells, since few enough are left when this is worth it. An index of the keys would choose among them here."""
+        keys, outs, m = self.num_keys, self.num_outputs, self.dimension
+        stored = [self.inverse_temperature, self.centers, self.powers, self.values, self.value_slopes]
+        expected = [(), (keys, m), (keys,), (keys, outs), (keys, outs, m)]
+        steps = keys * (4 + 2 * m + (outs if self.value_slopes is None else outs * (1 + m)))
+        fit = all(t is None or tuple(t.shape) == shape for t, shape in zip(stored, expected))
+        if not fit or not worth_a_loop(steps):
+            return None
+        rate, *rest = [np.empty(0) if t is None else numbers(t).reshape(-1) for t in stored]
+        return PointParts(
+            "scattered",
+            ((keys, len(rest[1])),),
+            (rate * 0.5, *rest),
+            (),
+            (),
+            length=keys,
+            outputs=outs,
+            steps=steps,
+        )
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         tables = self.values, self.powers, self.value_slopes, self.inverse_temperature

@@ -18,6 +18,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels import train_operator, train_torch
+from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import wants_operator
 from partita.kernels.train_torch import TrainOperands
 
@@ -189,6 +190,26 @@ class TrainHead(FoldedHead):
     def _evaluate(self, flat: Tensor) -> Tensor:
         run = train_operator.train_sum if wants_operator(flat) else train_torch.train_sum
         return run(flat, self.operands)
+
+    def point_parts(self) -> PointParts | None:
+        m, ranks, cores = len(self.counts), self.ranks, self.cores
+        expected = [(left, count, right) for left, count, right in zip(ranks, self.counts, ranks[1:])]
+        axes = [tuple(t.shape) for t in (self.inverse_temperature, *self.axes)]
+        fit = [tuple(core.shape) for core in cores] == expected and ranks[-1] == self.num_outputs
+        steps = sum(2 * count + core.numel() for count, core in zip(self.counts, cores))
+        if not fit or axes != [(m,), *((count,) for count in self.counts)] or not worth_a_loop(steps):
+            return None
+        joined = [np.concatenate([numbers(t).reshape(-1) for t in some]) for some in (self.axes, cores)]
+        return PointParts(
+            "train",
+            (self.counts, ranks),
+            (numbers(self.inverse_temperature) * 0.5, *joined),
+            (),
+            (),
+            length=max(self.counts) + 3 * max(ranks),
+            outputs=ranks[-1],
+            steps=steps,
+        )
 
     def _evaluate_dense(self, flat: Tensor) -> Tensor:
         values = self.values
