@@ -210,13 +210,14 @@ def window_mass(gaps: Sequence[Gaps]) -> arb:
 def score_error(gaps: Sequence[Gaps], semantics: str) -> arb:
     """δ: how far the logarithm of an unnormalised weight of a grid may be off.
 
-    x − c, its square and the product with R/2 leave a relative error of 4u in a score, subtracting the smallest another u of
-    the difference (its own error is common to all weights), exp 16u: `1.01u(5s + 16)` per axis, s the largest in the window.
+    x − c, its square and the product with R/2 leave a relative error of 4u in a score, an exponential in base 2 one of 2u
+    (log₂e and the product with it), subtracting the smallest another u of the difference (its own error is common to all
+    weights), exp 16u: `1.01u(7s + 16)` per axis, s the largest in the window.
     """
     scores = [g.rate * g.window * g.window / 2 for g in gaps]
     if not all(s < LARGEST[semantics] for s in scores):
         return INF
-    rounded = (1.01 * UNIT[semantics] * (5 * s + 16) + _underflow(g, semantics) for g, s in zip(gaps, scores))
+    rounded = (1.01 * UNIT[semantics] * (7 * s + 16) + _underflow(g, semantics) for g, s in zip(gaps, scores))
     return sum(rounded, arb(0))
 
 
@@ -240,7 +241,7 @@ def mixing(gaps: Sequence[Gaps], semantics: str) -> arb:
     if not worst < 0.01:
         return worst / 2
     for g in gaps:
-        eta += 1.01 * UNIT[semantics] * (5 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
+        eta += 1.01 * UNIT[semantics] * (7 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
         eta += _underflow(g, semantics)
     return min(1.01 * eta / (1 - 1.01 * eta), worst / 2, key=up)
 

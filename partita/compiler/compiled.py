@@ -25,6 +25,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
+from partita.heads.guards import require_covered
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.methods.chosen import head_at
@@ -205,15 +206,21 @@ class Compiled:
         Raises:
             OutsideDomainError: an input lies outside the domain and `outside` is "raise".
             NonFiniteValueError: an input is NaN or infinite.
-            UnsupportedError: the head was cast to another dtype.
+            UnsupportedError: the head was cast to another dtype, or lies with the inputs on a device that the certificate does
+                not cover, or on another device than they do.
         """
+        on = [z.device for z in inputs if isinstance(z, Tensor)]
+        require_covered(self.head.inverse_temperature.device, *on)
         if str(self.head.dtype) != f"torch.{self.certificate.semantics}":
             raise UnsupportedError(
                 f"the head was cast to {self.head.dtype} after it was certified in {self.certificate.semantics}; "
                 "compile with dtype=… instead, or call c.head, which the certificate does not cover."
             )
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)
-        out = self.head.evaluate(self._inside(flat).to(self.head.dtype)).reshape((*lead, *self.head.output_shape))
+        place = self.head.inverse_temperature.device
+        out = self.head.evaluate(self._inside(flat).to(place, self.head.dtype)).reshape(
+            (*lead, *self.head.output_shape)
+        )
         return out if any(isinstance(z, Tensor) for z in inputs) else out.detach().cpu().numpy()
 
     def with_outside(self, outside: str) -> Compiled:

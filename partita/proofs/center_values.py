@@ -28,7 +28,7 @@ from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
-from partita.proofs.running import added_terms, running_terms
+from partita.proofs.running import EXP_UNITS, SCORE_UNITS, added_terms, running_terms
 
 __all__ = [
     "AVERAGED_UP_TO",
@@ -480,14 +480,14 @@ def _mean_score_error(facts: GridFacts) -> float:
         return worst
     moments = [distance_bounds(axis, rate, 2.0, quick=True)[0] for axis, rate in zip(facts.axes, facts.rates)]
     scores = add_up(*map(mul_up, [r / 2 for r in facts.rates], moments, moments))
-    return min(worst, mul_up(2.04, unit, add_up(mul_up(8.0, scores), 16.0 * m)))
+    return min(worst, mul_up(2.04, unit, add_up(mul_up(SCORE_UNITS, scores), EXP_UNITS * m)))
 
 
 def score_error(facts: GridFacts) -> float:
     """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
     half, reach = [r / 2 for r in facts.rates], _window_reach(facts)
     scores = add_up(*map(mul_up, half, reach, reach))
-    return mul_up(PRECISIONS[facts.semantics].unit, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+    return mul_up(PRECISIONS[facts.semantics].unit, add_up(mul_up(SCORE_UNITS, scores), EXP_UNITS * len(facts.axes)))
 
 
 def _lattice_error(facts: GridFacts) -> float:

@@ -12,6 +12,7 @@ from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.curvature import Curvature
 from partita.functions.regularity import Known
+from partita.heads.guards import DEVICES
 from partita.heads.tensor_digest import model_digest
 
 __all__ = [
@@ -156,6 +157,7 @@ class Certificate:
             lines.append(
                 "  not cross-attention: the values are affine in z_Q, and those of cross-attention depend on z_K alone"
             )
+        lines.append(f"  runs on: {self.runs_on}")
         if self.function.get("meaning"):
             lines.append(f"  {self.function['meaning']}")
         for a in self.assumptions:
@@ -192,6 +194,11 @@ class Certificate:
     def exceeded_on(self) -> float:
         """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
         return -math.log(_CONFIDENCE) / max(self.samples, 1)
+
+    @property
+    def runs_on(self) -> str:
+        """The devices that the claim covers, in words. Elsewhere `Compiled` refuses to run."""
+        return "; ".join(DEVICES.values())
 
     @property
     def has_tolerance(self) -> bool:
