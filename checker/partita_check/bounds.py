@@ -23,6 +23,7 @@ from partita_check.search import Measured, search
 __all__ = [
     "LARGEST",
     "SMALLEST",
+    "STORED",
     "TINIEST",
     "UNIT",
     "Gaps",
@@ -36,10 +37,15 @@ __all__ = [
     "window_mass",
 ]
 
-UNIT = {"real": arb(0), "float64": arb(2) ** -53, "float32": arb(2) ** -24}
-SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -126}  # normal
-TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, "float32": arb(2) ** -149}  # positive
-LARGEST = {"real": math.inf, "float64": 1.7e308, "float32": 3e38}  # a little less, for rounded sums
+SINGLE = ("float32", "bfloat16", "float16")  # heads of a half type compute in float32
+UNIT = {"real": arb(0), "float64": arb(2) ** -53, **dict.fromkeys(SINGLE, arb(2) ** -24)}
+SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, **dict.fromkeys(SINGLE, arb(2) ** -126)}  # normal
+TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, **dict.fromkeys(SINGLE, arb(2) ** -149)}  # positive
+LARGEST = {"real": math.inf, "float64": 1.7e308, **dict.fromkeys(SINGLE, 3e38)}  # a little less, for rounded sums
+# of inputs as they are rounded and values as they are stored; a float64 number becomes a float32 one before one of a half type
+STORED = {name: (UNIT[name], TINIEST[name], LARGEST[name]) for name in UNIT}
+STORED["bfloat16"] = (arb(2) ** -8 + arb(2) ** -23, arb(2) ** -133, 3e38)
+STORED["float16"] = (arb(2) ** -11 + arb(2) ** -23, arb(2) ** -24, 65000.0)
 PARTS = 1200  # of half a gap, for averages
 SOFT = 3.0  # κ, up to which all centers are summed: many share the mass
 SOFT_PARTS = 800  # of a gap, for averages at κ = 1 and above; fewer where the mass is spread over many gaps

@@ -211,9 +211,9 @@ class Compiled:
         """
         on = [z.device for z in inputs if isinstance(z, Tensor)]
         require_covered(self.head.inverse_temperature.device, *on)
-        if str(self.head.dtype) != f"torch.{self.certificate.semantics}":
+        if self.head.semantics != self.certificate.semantics:
             raise UnsupportedError(
-                f"the head was cast to {self.head.dtype} after it was certified in {self.certificate.semantics}; "
+                f"the head was cast to {self.head.semantics} after it was certified in {self.certificate.semantics}; "
                 "compile with dtype=… instead, or call c.head, which the certificate does not cover."
             )
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64)

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic.precision import PRECISIONS
 from partita.compiler.compiled import Compiled
 from partita.errors import ExpressionError, PartitaError
 from partita.functions.curvature import Curvature
 from partita.functions.expressions import CONSTANTS, parse
-from partita.functions.regularity import Known, gather
+from partita.functions.regularity import Known, gather, where_rounded
 from partita.functions.tails import find_singularities
 from partita.functions.target import Target, variable_names
 from partita.geometry.domains import PointCloud
@@ -79,8 +80,7 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
     yield Check("tensors", digest == certificate.model.get("sha256"), f"sha256 {digest[:16]}…")
     same = list(certificate.domain.get("arguments", [])) == [d.description for d in target.domains]
     yield Check("domain", same, " and ".join(str(d) for d in target.domains))
-    dtype = str(head.dtype).removeprefix("torch.")
-    yield Check("arithmetic", certificate.semantics == dtype, f"the head is {dtype}")
+    yield Check("arithmetic", certificate.semantics == head.semantics, f"the head is {head.semantics}")
     if target.graph is not None:
         said = certificate.function
         graph = target.stated or target.graph
@@ -159,7 +159,7 @@ def _tail_again(compiled: Compiled) -> Iterator[Check]:
 
 def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
     """The moduli that the proof may use, and where they come from; an empty text if it needs none."""
-    certificate, target = compiled.certificate, compiled.target
+    certificate = compiled.certificate
     if proof.rests_on == "curvature":
         used = str(Curvature(certificate.known["curvature"]))
         by_caller = (a for a in certificate.assumptions if a.vouched_by == "caller" and a.about == "curvature")
@@ -173,7 +173,14 @@ def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
         return None, ""
     if certificate.rests_on("regularity"):  # the input-rounding term uses the caller's constants
         return _known(compiled)
-    return gather(target, norm=_norm(certificate)).known, ""
+    return _gathered(compiled), ""
+
+
+def _gathered(compiled: Compiled) -> Known:
+    """The moduli of f on the domain, and where rounding may move its inputs."""
+    certificate = compiled.certificate
+    on = where_rounded(compiled.target, PRECISIONS[certificate.semantics])
+    return gather(on, norm=_norm(certificate)).known
 
 
 def _known(compiled: Compiled) -> tuple[Known | None, str]:
@@ -190,7 +197,7 @@ def _known(compiled: Compiled) -> tuple[Known | None, str]:
         return stated, "declared by the caller, not checked"
     if target.graph is None:
         return None, "the certificate gives no grounds for the moduli of this black box"
-    ours = gather(target, norm=_norm(certificate)).known
+    ours = _gathered(compiled)
     if ours.modulus is not None and stated.modulus is not None and ours.modulus.expression:
         same = stated.modulus == ours.modulus and stated.per_axis is None
         return (ours, "composed again from the expression") if same else (None, "the expression has another modulus")

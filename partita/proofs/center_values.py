@@ -257,7 +257,9 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
             "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other). "
             "Use an L_p norm: norm=1 or norm=2."
         )
-    rounded = mul_up(PRECISIONS[facts.semantics].unit, facts.reach)  # an input may be rounded across the jump
+    rounded = PRECISIONS[facts.semantics].moved_by(
+        facts.reach, len(facts.axes)
+    )  # an input may be rounded across the jump
     reach, beyond = [], []
     for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
         kappa = rate * axis.gap_min**2
@@ -492,14 +494,18 @@ def score_error(facts: GridFacts) -> float:
 
 def _lattice_error(facts: GridFacts) -> float:
     """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
-    u = PRECISIONS[facts.semantics].unit
+    precision, m = PRECISIONS[facts.semantics], len(facts.axes)
+    if precision.is_half:
+        moved = precision.moved_by(facts.reach, m)
+        return add_up(*(mul_up(2.0, r, moved, d) for r, d in zip(facts.rates, _window_reach(facts))))
+    u = precision.unit
     return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
 def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
-    distance, factor = mul_up(PRECISIONS[facts.semantics].unit, facts.reach), domain_factor(facts, norm)
-    moves = []
+    precision, factor = PRECISIONS[facts.semantics], domain_factor(facts, norm)
+    distance, moves = precision.moved_by(facts.reach, len(facts.axes)), []
     if known.modulus is not None:
         moves.append(known.modulus.above(distance))
     if known.per_axis is not None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from partita.arithmetic.notebook_cards import card
+from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.curvature import Curvature
@@ -274,8 +275,8 @@ class Certificate:
         estimated = self.kind == "estimated"
         if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
             yield "error_bound and error_estimate do not fit the kind; an estimate has no finite bound, and a proof has no estimate"
-        if self.semantics not in ("float64", "float32"):
-            yield f"semantics is {self.semantics!r}, expected float64 or float32"
+        if self.semantics not in PRECISIONS:
+            yield f"semantics is {self.semantics!r}, expected float64, float32, bfloat16 or float16"
         if self.norm != "inf" and not float(self.norm) >= 1:
             yield f"norm is {self.norm!r}, expected inf or a number ≥ 1"
         numbers = {"tolerance": self.tolerance} | {t.name: t.value for t in self.terms}
