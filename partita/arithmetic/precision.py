@@ -113,11 +113,11 @@ class Precision:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The box in which rounded inputs lie, twice `moved` beyond each end, so that the sums here may round too.
 
-        A half type moves inputs so far that twice would cost much; its `value_unit` leaves room for the sums.
+        A half type moves inputs so far that twice would cost much. Rounding keeps their order, so that what it does to the ends
+        is enough, and `value_unit` leaves room for the sums.
         """
         if self.is_half:
-            pad = self.moved(lo, hi) * (1 + 2.0**-40)
-            return lo - pad, hi + pad
+            return lo - self.moved(lo, lo) * (1 + 2.0**-40), hi + self.moved(hi, hi) * (1 + 2.0**-40)
         pad = np.maximum(np.abs(lo), np.abs(hi)) * (2 * self.value_unit) + self.value_tiniest
         return (lo - pad, hi + pad) if self.rounds_inputs else (lo, hi)
 

@@ -238,9 +238,8 @@ def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple
 def predicted_terms(request: Request, knowledge: Knowledge, draft: GridDraft) -> list[Term]:
     """The terms of the bound, with |f| ≤ magnitude in place of the values, which are not known yet."""
     precision, magnitude = request.precision, knowledge.magnitude
-    stored = (
-        precision.value_unit if precision.rounds_inputs else 0.0
-    )  # a black box's float64 answers are stored as they are
+    stored = precision.value_unit if precision.rounds_inputs else 0.0  # float64 answers are stored as they are
+    lost = precision.value_tiniest if precision.is_half else 0.0
     computed = 64 * 2.0**-53 if request.target.graph is not None else 0.0
     facts = GridFacts.planned(
         draft.grid(request).axes,
@@ -251,7 +250,7 @@ def predicted_terms(request: Request, knowledge: Knowledge, draft: GridDraft) ->
         outputs=request.target.num_outputs,
         largest=magnitude,
         spread=2 * magnitude,
-        value_error=(stored + computed) * magnitude,
+        value_error=(stored + computed) * magnitude + lost,
     )
     return grid_terms(facts, knowledge.known, request.norm)
 

@@ -136,7 +136,11 @@ class Request:
         )
         moves = [] if known.modulus is None else [known.modulus.above(moved)]
         moves += [] if known.per_axis is None else [moved * sum(known.per_axis.constants)]
-        return min(moves, default=0.0) + self.precision.value_unit * self.knowledge.magnitude
+        return (
+            min(moves, default=0.0)
+            + self.precision.value_unit * self.knowledge.magnitude
+            + self.precision.value_tiniest
+        )
 
     @property
     def is_steep(self) -> bool:
