@@ -378,11 +378,11 @@ class FoldedHead(nn.Module, ABC):
 
     def as_attention(self) -> DotProductAttention:
         """Plain q, k, v and scaled dot-product attention: the same head for tools that expect one."""
-        require_full(self, "as_attention()")
         if self.num_keys * (self.dimension + 1 + self.num_outputs) > _KEYS_LISTED_AT_MOST:
             raise SizeError(
                 f"as_attention() would list {count_text(self.num_keys)} keys; call the head instead, which does not list them."
             )
+        require_full(self, "as_attention()")
         return DotProductAttention(self)
 
 
