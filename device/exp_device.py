@@ -1,6 +1,7 @@
 """How far exponentials on a CUDA device are off, which of them flush subnormal results, and whether certificates hold there.
 
-Run from the repository's root: `python3 device/exp_device.py`. Prints a table last. Every float32 number from −104 to −2⁻³⁰ is
+Run from the repository's root: `python3 device/exp_device.py --store` where partita can compile heads, which are written to
+device/heads, then `python3 device/exp_device.py` where the GPU is. Prints a table last. Every float32 number from −104 to −2⁻³⁰ is
 tried against float64; float64 exponentials at 10⁶ points against 80-bit numbers on the host.
 """
 
@@ -8,11 +9,28 @@ from __future__ import annotations
 
 import sys
 import traceback
+from pathlib import Path
 
 import numpy as np
 import torch
 
 rows: list[tuple[str, str]] = []
+HEADS = Path(__file__).parent / "heads"
+
+if "--store" in sys.argv:
+    sys.path.insert(0, "tests")
+    import test_gpu_certificates as law
+
+    import partita as pa
+
+    HEADS.mkdir(exist_ok=True)
+    for name, (text, m, options) in law.CASES.items():
+        c = pa.compile(text, pa.Box([-1] * m, [1] * m), **options)
+        about = {"kind": c.head.kind, "bound": c.error_bound, "shape": np.array(c.head.output_shape)}
+        about["windows"] = np.array(getattr(c.head, "half_windows", (0,)))
+        tensors = {k: v.numpy() for k, v in c.head.state_dict().items()}
+        np.savez(HEADS / f"{name.replace(', ', '-')}.npz", **about, **tensors)
+    raise SystemExit
 CHUNK = 1 << 24
 LOG2E = 1.4426950408889634
 
@@ -204,14 +222,12 @@ def certificates():
             __import__(name)
         except ImportError:
             sys.modules[name] = mock.MagicMock()
-    from pathlib import Path
-
     from partita.heads import guards
 
     z = np.random.default_rng(5).uniform(-1, 1, (10**6, 2))
     z[:4] = [[-1, -1], [-1, 1], [1, -1], [1, 1]]
     there = torch.from_numpy(z).cuda()
-    for path in sorted((Path(__file__).parent / "heads").glob("*.npz")):
+    for path in sorted(HEADS.glob("*.npz")):
         f = FUNCTIONS[path.stem](z[:, 0], z[:, 1])
         for guarded in (True, False):
             try:
