@@ -22,6 +22,7 @@ from partita.methods.planner import best_plan
 from partita.methods.request import DEFAULT_MAX_BYTES
 
 SINGLE = {"dtype": torch.float32}
+HALF = {"dtype": torch.bfloat16}
 SMALL = {"max_bytes": 1 << 14}  # so that searches end soon, for heads that do not exist or would be large
 MIXED = "sin(3*x0) + x0*cos(2*x1)"
 
@@ -243,6 +244,7 @@ CASES = [
     ),
     # float32
     Case("single typed", "2-D expression float32", "sin(x0)*x1", lambda: pa.Box([3, -1], [4, 1]), 0.3, SINGLE),
+    Case("half typed", "2-D expression bfloat16", "sin(x0)*x1", lambda: pa.Box([3, -1], [4, 1]), 0.4, HALF),
     Case("single pieces", "1-D expression kink float32", "abs(x0 - 0.25)", line, 0.05, SINGLE),
     Case(
         "single 2-D",

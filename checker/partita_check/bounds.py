@@ -23,6 +23,7 @@ from partita_check.search import Measured, search
 __all__ = [
     "LARGEST",
     "SMALLEST",
+    "STORED",
     "TINIEST",
     "UNIT",
     "Gaps",
@@ -36,10 +37,15 @@ __all__ = [
     "window_mass",
 ]
 
-UNIT = {"real": arb(0), "float64": arb(2) ** -53, "float32": arb(2) ** -24}
-SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, "float32": arb(2) ** -126}  # normal
-TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, "float32": arb(2) ** -149}  # positive
-LARGEST = {"real": math.inf, "float64": 1.7e308, "float32": 3e38}  # a little less, for rounded sums
+SINGLE = ("float32", "bfloat16", "float16")  # heads of a half type compute in float32
+UNIT = {"real": arb(0), "float64": arb(2) ** -53, **dict.fromkeys(SINGLE, arb(2) ** -24)}
+SMALLEST = {"real": arb(0), "float64": arb(2) ** -1022, **dict.fromkeys(SINGLE, arb(2) ** -126)}  # normal
+TINIEST = {"real": arb(0), "float64": arb(2) ** -1074, **dict.fromkeys(SINGLE, arb(2) ** -149)}  # positive
+LARGEST = {"real": math.inf, "float64": 1.7e308, **dict.fromkeys(SINGLE, 3e38)}  # a little less, for rounded sums
+# of inputs as they are rounded and values as they are stored; a float64 number becomes a float32 one before one of a half type
+STORED = {name: (UNIT[name], TINIEST[name], LARGEST[name]) for name in UNIT}
+STORED["bfloat16"] = (arb(2) ** -8 + arb(2) ** -23, arb(2) ** -133, 3e38)
+STORED["float16"] = (arb(2) ** -11 + arb(2) ** -23, arb(2) ** -24, 65000.0)
 PARTS = 1200  # of half a gap, for averages
 SOFT = 3.0  # κ, up to which all centers are summed: many share the mass
 SOFT_PARTS = 800  # of a gap, for averages at κ = 1 and above; fewer where the mass is spread over many gaps
@@ -210,13 +216,14 @@ def window_mass(gaps: Sequence[Gaps]) -> arb:
 def score_error(gaps: Sequence[Gaps], semantics: str) -> arb:
     """δ: how far the logarithm of an unnormalised weight of a grid may be off.
 
-    x − c, its square and the product with R/2 leave a relative error of 4u in a score, subtracting the smallest another u of
-    the difference (its own error is common to all weights), exp 16u: `1.01u(5s + 16)` per axis, s the largest in the window.
+    x − c, its square and the product with R/2 leave a relative error of 4u in a score, an exponential in base 2 one of 2u
+    (log₂e and the product with it), subtracting the smallest another u of the difference (its own error is common to all
+    weights), exp 16u: `1.01u(7s + 16)` per axis, s the largest in the window.
     """
     scores = [g.rate * g.window * g.window / 2 for g in gaps]
     if not all(s < LARGEST[semantics] for s in scores):
         return INF
-    rounded = (1.01 * UNIT[semantics] * (5 * s + 16) + _underflow(g, semantics) for g, s in zip(gaps, scores))
+    rounded = (1.01 * UNIT[semantics] * (7 * s + 16) + _underflow(g, semantics) for g, s in zip(gaps, scores))
     return sum(rounded, arb(0))
 
 
@@ -240,7 +247,7 @@ def mixing(gaps: Sequence[Gaps], semantics: str) -> arb:
     if not worst < 0.01:
         return worst / 2
     for g in gaps:
-        eta += 1.01 * UNIT[semantics] * (5 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
+        eta += 1.01 * UNIT[semantics] * (7 * (g.rate * g.radius * g.radius / 2 + lambert(g.count)) + 16)
         eta += _underflow(g, semantics)
     return min(1.01 * eta / (1 - 1.01 * eta), worst / 2, key=up)
 

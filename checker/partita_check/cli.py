@@ -103,13 +103,14 @@ def _about(stored: Stored) -> dict[str, Any]:
     cloud = stored.points is not None and f"{len(stored.points):,} points and all within {stored.fill:g} of them"
     region = stored.region is not None and stored.region.infix(stored.names)
     norm = "sup" if math.isinf(claim.norm) else f"L{claim.norm:g}"
+    computing = claim.semantics if claim.semantics in ("real", "float64") else "float32"
     said = f"|f − head| ≤ {claim.bound:.9g}" if claim.bound is not None else f"error ≈ {claim.estimate:.6g} (estimate)"
     return {
         "function": stored.graph.infix(stored.names) if stored.graph is not None else "a black box, not stored",
         "domain": cloud or region or ", ".join(ends),
         "keys": f"{head.keys:,}, {head.dtype}, {head.kind}",
         "claim": f"{claim.kind}: {norm} {said}, in {claim.semantics} arithmetic",
-        "platform": f"assumes IEEE 754 {claim.semantics} and exp within 8 units in the last place",
+        "platform": f"assumes IEEE 754 {computing} and exp within 8 units in the last place",
     }
 
 

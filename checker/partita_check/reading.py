@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -18,12 +19,18 @@ from partita_check.clock import clock
 from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 from partita_check.regions import Region, read_region
 
-__all__ = ["Claim", "Head", "Stored", "parse_json", "parse_tensors", "read_folder"]
+__all__ = ["Claim", "Head", "Stored", "nearby", "parse_json", "parse_tensors", "read_folder"]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_DTYPES = {"F64": ("float64", "d", 8), "F32": ("float32", "f", 4)}
+_DTYPES = {
+    "F64": ("float64", "d", 8),
+    "F32": ("float32", "f", 4),
+    "BF16": ("bfloat16", "", 2),
+    "F16": ("float16", "", 2),
+}
+_HALVES = ("bfloat16", "float16")
 
 KINDS = ("proved", "proved_given", "estimated")
 SCHEMAS = (1, 2)  # of certificates; 2 adds words to terms and assumptions, which are not used here
@@ -154,14 +161,11 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
     for name, entry in header.items():
         what = f"{TENSORS}: {name[:60]}"
         need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, f"{what}: wrong keys")
-        need(str(entry["dtype"]) in _DTYPES, f"{what}: expected F64 or F32")
+        need(str(entry["dtype"]) in _DTYPES, f"{what}: expected {', '.join(_DTYPES)}")
         dtype, code, width = _DTYPES[entry["dtype"]]
         shape, (start, end) = _counts(entry["shape"], what), _counts(entry["data_offsets"], what)
         need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: the offsets do not fit")
-        numbers: array[float] = array(code)
-        numbers.frombytes(body[start:end])
-        if sys.byteorder == "big":
-            numbers.byteswap()
+        numbers = _numbers(body[start:end], dtype, code)
         need(all(map(math.isfinite, numbers)), f"{what} contains NaN or infinity")
         found[name] = Tensor(dtype, shape, numbers, body[start:end])
         clock.tick()
@@ -169,6 +173,28 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
     joints = [(0, 0), *sorted(spans), (len(body), len(body))]
     need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{TENSORS} has gaps or overlaps")
     return found
+
+
+def nearby(x: float, dtype: str) -> float:
+    """A number of a half type next to x; x itself for other dtypes."""
+    if dtype not in _HALVES or abs(x) > (65000 if dtype == "float16" else 3e38):
+        return x
+    half, code = (struct.pack("<e", x), "e") if dtype == "float16" else (bytes(2) + struct.pack("<f", x)[2:], "f")
+    return float(struct.unpack(f"<{code}", half)[0])
+
+
+def _numbers(data: bytes, dtype: str, code: str) -> array[float]:
+    if dtype == "float16":
+        return array("d", struct.unpack(f"<{len(data) // 2}e", data))
+    if dtype == "bfloat16":  # the first two bytes of a float32 number
+        spread = bytearray(2 * len(data))
+        spread[2::4], spread[3::4] = data[::2], data[1::2]
+        data, code = bytes(spread), "f"
+    numbers: array[float] = array(code)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def _counts(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
@@ -247,9 +273,12 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, 
 
 
 def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
-    kind, dtype, rates = described["type"], own["inverse_temperature"].dtype, tuple(own["inverse_temperature"].numbers)
+    kind, dtype, rates = described["type"], str(described["dtype"]), tuple(own["inverse_temperature"].numbers)
     need(kind in ("grid", "scattered", "train"), f"head: unknown type {kind!r}")
-    need(described["dtype"] == dtype and {t.dtype for t in own.values()} == {dtype}, "the tensors differ in dtype")
+    full = "float32" if dtype in _HALVES else dtype  # values alone are of a half type
+    held = {name: dtype if name.startswith(("value", "core_")) else full for name in own}
+    need(full in ("float64", "float32"), f"head: unknown dtype {dtype!r}")
+    need(all(own[name].dtype == held[name] for name in own), "the tensors differ in dtype")
     need(
         own["inverse_temperature"].shape == ((m,) if kind != "scattered" else ()), "wrong shape of inverse_temperature"
     )
@@ -298,7 +327,8 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
 
 def _claim(c: dict[str, Any], m: int) -> Claim:
     need(c["schema"] in SCHEMAS and c["kind"] in KINDS, "certificate: unknown kind or schema")
-    need(c["semantics"] in ("real", "float64", "float32") and isinstance(c["norm"], str), "unknown semantics or norm")
+    need(c["semantics"] in ("real", "float64", "float32", *_HALVES), "unknown semantics")
+    need(isinstance(c["norm"], str), "unknown norm")
     norm, estimated = float(c["norm"]), c["kind"] == "estimated"
     bound, seen = (None if c[k] is None else read_hex(c[k], k) for k in ("error_bound", "error_estimate"))
     need((bound is None) == estimated == (seen is not None), "certificate: kind, bound and estimate do not fit")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flint import arb
 
-from partita_check.bounds import LARGEST, SMALLEST, UNIT, Gaps
+from partita_check.bounds import LARGEST, SMALLEST, STORED, UNIT, Gaps
 from partita_check.clock import clock
 from partita_check.polynomials import Ends, up
 from partita_check.reading import Head
@@ -37,8 +37,9 @@ def _obstacles(head: Head, ends: Ends, gaps: Sequence[Gaps], semantics: str) -> 
             yield f"scores on axis {i} overflow {name}"
     for what, size in _sizes(head, ends):
         clock.tick()
-        if not size < most:
-            yield f"{what} may reach {up(size):.4g}, and {name} holds numbers up to {most:.4g} only"
+        limit = STORED[semantics][2] if what.startswith(("inputs", "values")) else most
+        if not size < limit:
+            yield f"{what} may reach {up(size):.4g}, and {name} holds numbers up to {limit:.4g} only"
 
 
 def _misplaced(axis: Sequence[float], width: int, semantics: str) -> str:

@@ -15,6 +15,7 @@ from flint import arb, arb_mat, ctx, fmpq
 
 from partita_check.bounds import (
     SMALLEST,
+    STORED,
     TINIEST,
     UNIT,
     Gaps,
@@ -33,7 +34,7 @@ from partita_check.graph import Graph, need, read_hex
 from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, grown, transform, up
-from partita_check.reading import Head, Stored
+from partita_check.reading import Head, Stored, nearby
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
 from partita_check.soft import SoftGrid
@@ -92,9 +93,13 @@ class Checker:
         self.sup, self.semantics = math.isinf(self.claim.norm), self.claim.semantics
         self.unit, self.tiniest = UNIT[self.semantics], TINIEST[self.semantics]
         plain: Ends = tuple(zip(stored.lo, stored.hi))
-        narrow = self.semantics == "float32"  # inputs are float64: a narrower head moves them, perhaps across the ends
-        self.shift = [arb(max(map(abs, pair))) * self.unit + self.tiniest if narrow else arb(0) for pair in plain]
-        self.ends = grown(plain, self.shift) if narrow else plain
+        self.narrow = self.semantics not in (
+            "real",
+            "float64",
+        )  # inputs are float64: they are moved, perhaps across the ends
+        by, least, _ = STORED[self.semantics]
+        self.shift = [arb(max(map(abs, pair))) * by + least if self.narrow else arb(0) for pair in plain]
+        self.ends = grown(plain, self.shift) if self.narrow else plain
         self.region = stored.region
         box = math.prod((arb(b) - arb(a) for a, b in plain), start=arb(1))
         self.volume = box if self.region is None or self.sup else min(box, self.region.volume(), key=up)
@@ -122,7 +127,11 @@ class Checker:
         return down(arb(self.bound) - norm) if norm < self.bound else 0.0
 
     def look(self, point: Point) -> bool:
-        """Evaluate the error at a point of the domain in balls; whether that refutes the claim."""
+        """Evaluate the error at a point of the domain in balls; whether that refutes the claim.
+
+        The head sees inputs as they are stored: a half type moves them so far that only numbers of that type will do.
+        """
+        point = tuple(nearby(x, self.semantics) for x in point)
         inside = all(a <= x <= b for a, x, b in zip(self.stored.lo, point, self.stored.hi))
         inside = inside and (self.region is None or self.region.holds(point))
         longest = max(map(len, self.head.axes), default=self.head.keys)
@@ -175,6 +184,9 @@ class Checker:
             return by * steepest(self.function, self.ends, i, lambda v: max(enough, 1.01 * v), self.seconds, away)
 
         total = sum((one(i, s) for i, s in enumerate(self.shift) if s > 0), arb(0))
+        if not total < 0.01 * self.bound and self.m > 1:  # all axes at once give less
+            every = steepest(self.function, self.ends, None, lambda v: 1.001 * v, self.seconds, away)
+            total = min(total, every * length(self.shift), key=up)
         return total if total.is_finite() else self.composed.at(length(self.shift))
 
     @cached_property
@@ -215,7 +227,7 @@ class Checker:
             """In L_p a point of the box is run where storing moved it."""
             if self.outside(ends):
                 return Measured(0.0, 0)
-            stays = self.sup or self.semantics != "float32"
+            stays = self.sup or not self.narrow
             return way.measure(ends if stays else grown(ends, self.shift), state)
 
         options = (clock.deadline, self.claim.norm, self.outputs, self.look)
@@ -428,7 +440,7 @@ class Checker:
         off += sum((f * (b * step * g / 2 + noise / (step * g)) for b, f, g in zip(bends, firsts, wide)), arb(0))
         off += sum((s * f for s, f in zip(across, firsts)), arb(0))
         largest = Cells(head, None, self.ends, self.semantics, delta).largest
-        added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * self.unit * (1 + m) * scale
+        added = 2 * window_mass(gaps) * largest + self.sums(largest) + 4 * STORED[self.semantics][0] * (1 + m) * scale
         slopes = head.slopes if head.slopes is not None else ()
         rows = [slopes[k : k + m] for k in range(0, len(slopes), m)]
         steep = max((length([arb(x) for x in row]) for row in rows), key=up)
@@ -525,7 +537,7 @@ class Checker:
         """`max |V_j − f(v_j)|` over all cells; for a black box only the error of storing its values."""
         if self.graph is None:
             self.given.append("the values stored at the centers are those of f (a black box: they cannot be checked)")
-            return self.largest * 2 * self.unit if self.semantics == "float32" else arb(0)
+            return self.largest * 2 * STORED[self.semantics][0] if self.narrow else arb(0)
         worst, cells = arb(0), product(*self.head.axes) if self.head.axes else self.head.centers
         for j, center in enumerate(cells):
             for o, value in enumerate(self.graph.evaluate([arb(x) for x in center])):

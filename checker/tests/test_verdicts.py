@@ -486,7 +486,7 @@ def test_moved_inputs_are_counted_where_f_is_steep(monkeypatch, tmp_path):
     assert run(source, budget=10.0)[1] == VERIFIED
 
     def lower(files: Files) -> None:
-        files.bound = 0.7 * files.bound
+        files.bound = 0.8 * files.bound
 
     forged = forge(source, tmp_path / "forged", lower)
     assert run(forged, budget=0.5)[1] == UNKNOWN

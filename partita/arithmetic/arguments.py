@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.arithmetic.precision import PRECISIONS
 from partita.errors import DomainError, ShapeError, UnsupportedError
 
 __all__ = ["is_number", "real_array", "require_count", "require_dtype", "require_number"]
@@ -43,19 +42,21 @@ def require_count(name: str, value: Any, *, most: int = 10**9) -> int:
     return found
 
 
-def require_dtype(dtype: Any, hint: str = "") -> None:
+def require_dtype(dtype: Any, hint: str = "", *, halves: bool = False) -> None:
     """An UnsupportedError for anything but torch.float64 and torch.float32.
 
     Args:
         hint: what to do about another dtype.
+        halves: whether torch.bfloat16 and torch.float16 will do too.
 
     >>> require_dtype("float32")
     Traceback (most recent call last):
         ...
     partita.errors.UnsupportedError: dtype is 'float32'; expected torch.float64 or torch.float32
     """
-    if isinstance(dtype, str) or str(dtype) not in PRECISIONS or not str(dtype).startswith("torch."):
-        raise UnsupportedError(f"dtype is {dtype!r}; expected torch.float64 or torch.float32", hint)
+    allowed = [f"torch.{p}" for p in ("float64", "float32", "bfloat16", "float16")[: 4 if halves else 2]]
+    if isinstance(dtype, str) or str(dtype) not in allowed:
+        raise UnsupportedError(f"dtype is {dtype!r}; expected {', '.join(allowed[:-1])} or {allowed[-1]}", hint)
 
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:

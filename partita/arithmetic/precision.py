@@ -2,6 +2,9 @@
 
 Every proof that depends on the dtype of a head uses it. `moved` and `widened` are the only implementation of one soundness rule:
 below float64 an input is rounded before the head sees it, perhaps across the end of the domain.
+
+The two half types are formats of storage. A head of such a dtype holds its values in it and rounds its inputs to it, and does
+everything else, centers and temperatures included, in float32.
 """
 
 from __future__ import annotations
@@ -12,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.arithmetic.rounding import up
+from partita.arithmetic.rounding import add_up, mul_up, up
 from partita.errors import DomainError
 
-__all__ = ["DOUBLE", "PRECISIONS", "SINGLE", "Precision"]
+__all__ = ["BFLOAT", "DOUBLE", "HALF", "PRECISIONS", "SINGLE", "Precision"]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the two dtypes that heads are certified in.
+    """One of the dtypes that heads are certified in.
 
     Attributes:
         name: as certificates write it.
@@ -28,9 +31,11 @@ class Precision:
         smallest: the least normal number; below it the relative error is no longer bounded by u.
         tiniest: the least positive number; what one operation may lose to underflow.
         largest: the largest finite number.
-        number: the numpy type.
-        item_bytes: what one number takes.
+        number: the numpy type that centers and temperatures are stored in.
+        item_bytes: what one value takes.
         rounds_inputs: whether a float64 input is rounded before the head sees it.
+        value_unit, value_tiniest, value_largest: the same as unit, tiniest and largest for values as they are stored and inputs
+            as they are rounded: those of the half type if the dtype is one, with room for the float32 number in between.
     """
 
     name: str
@@ -41,6 +46,22 @@ class Precision:
     number: type[np.floating[Any]]
     item_bytes: int
     rounds_inputs: bool
+    value_unit: float
+    value_tiniest: float
+    value_largest: float
+
+    @property
+    def is_half(self) -> bool:
+        """Whether values and inputs are held in a half type, and everything else in float32."""
+        return self.value_unit > self.unit
+
+    def bytes_of(self, numbers: int, others: int = 0) -> int:
+        """What so many stored numbers take, `others` of them centers and temperatures.
+
+        >>> BFLOAT.bytes_of(110, 10), SINGLE.bytes_of(110, 10)
+        (240, 440)
+        """
+        return numbers * self.item_bytes + others * (np.dtype(self.number).itemsize - self.item_bytes)
 
     @classmethod
     def of(cls, dtype: object) -> Precision:
@@ -79,16 +100,36 @@ class Precision:
     def moved(self, lo: NDArray[np.float64], hi: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far rounding may move a coordinate in [lo, hi]: `u·max(|lo|, |hi|)` and the tiniest number; 0 for float64."""
         reach = np.maximum(np.abs(lo), np.abs(hi))
-        return up(reach * self.unit) + self.tiniest if self.rounds_inputs else np.zeros_like(reach)
+        return up(reach * self.value_unit) + self.value_tiniest if self.rounds_inputs else np.zeros_like(reach)
+
+    def moved_by(self, reach: float, dimension: int) -> float:
+        """How far rounding may move a point of norm up to `reach`, rounded up."""
+        if not self.is_half:
+            return mul_up(self.unit, reach)
+        return add_up(mul_up(self.value_unit, reach), mul_up(float(dimension), self.value_tiniest))
 
     def widened(
         self, lo: NDArray[np.float64], hi: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The box in which rounded inputs lie, twice `moved` beyond each end, so that the sums here may round too."""
-        pad = np.maximum(np.abs(lo), np.abs(hi)) * (2 * self.unit) + self.tiniest
+        """The box in which rounded inputs lie, twice `moved` beyond each end, so that the sums here may round too.
+
+        A half type moves inputs so far that twice would cost much. Rounding keeps their order, so that what it does to the ends
+        is enough, and `value_unit` leaves room for the sums.
+        """
+        if self.is_half:
+            return lo - self.moved(lo, lo) * (1 + 2.0**-40), hi + self.moved(hi, hi) * (1 + 2.0**-40)
+        pad = np.maximum(np.abs(lo), np.abs(hi)) * (2 * self.value_unit) + self.value_tiniest
         return (lo - pad, hi + pad) if self.rounds_inputs else (lo, hi)
 
 
-DOUBLE = Precision("float64", 2.0**-53, 2.0**-1022, 2.0**-1074, float(np.finfo(np.float64).max), np.float64, 8, False)
-SINGLE = Precision("float32", 2.0**-24, 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max), np.float32, 4, True)
-PRECISIONS = {f"{prefix}{p.name}": p for p in (DOUBLE, SINGLE) for prefix in ("", "torch.")}
+_MOST = {name: float(np.finfo(name).max) for name in ("float64", "float32", "float16")}
+_BETWEEN = 2.0**-23  # a float64 number becomes a float32 number before it becomes one of a half type
+
+# name, unit, smallest, tiniest, largest, number, item_bytes, rounds_inputs; value_unit, value_tiniest, value_largest
+_DOUBLE = (2.0**-53, 2.0**-1022, 2.0**-1074, _MOST["float64"], np.float64)
+_SINGLE = (2.0**-24, 2.0**-126, 2.0**-149, _MOST["float32"], np.float32)
+DOUBLE = Precision("float64", *_DOUBLE, 8, False, 2.0**-53, 2.0**-1074, _MOST["float64"])
+SINGLE = Precision("float32", *_SINGLE, 4, True, 2.0**-24, 2.0**-149, _MOST["float32"])
+BFLOAT = Precision("bfloat16", *_SINGLE, 2, True, 2.0**-8 + _BETWEEN, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
+HALF = Precision("float16", *_SINGLE, 2, True, 2.0**-11 + _BETWEEN, 2.0**-24, _MOST["float16"])
+PRECISIONS = {f"{prefix}{p.name}": p for p in (DOUBLE, SINGLE, BFLOAT, HALF) for prefix in ("", "torch.")}

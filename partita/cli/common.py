@@ -88,7 +88,9 @@ Region = Annotated[
 ]
 Tolerance = Annotated[float, typer.Option("--tolerance", help="The largest error allowed.", callback=_positive)]
 Norm = Annotated[str, typer.Option("--norm", help="'inf', or p ≥ 1 for an L_p norm.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float64 or float32; the bound includes rounding.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="float64, float32, bfloat16 or float16; the bound includes rounding.")
+]
 Lipschitz = Annotated[
     float | None,
     typer.Option(
@@ -218,7 +220,7 @@ def compile_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     return {
         **{name: given[name] for name in (*_AS_GIVEN, *_OF_FUNCTIONS)},
-        "dtype": dtype_named(given["dtype"]),
+        "dtype": dtype_named(given["dtype"], halves=True),
         "hessian": _hessian(given["hessian"]),
         "tail": _tail(given["tail"]),
         **({} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}),
@@ -252,13 +254,15 @@ def require_new(place: Path, *, overwrite: bool) -> None:
         raise AlreadyExistsError(f"{place} exists already; choose another name, or use overwrite=True.")
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """The torch dtype of that name; a usage error for others."""
+def dtype_named(name: str, *, halves: bool = False) -> torch.dtype:
+    """The torch dtype of that name; a usage error for others, and for half types where only full ones will do."""
     import torch
 
-    if name not in ("float64", "float32"):
-        raise typer.BadParameter(f"{name!r}; expected float64 or float32.", param_hint="--dtype")
-    return torch.float64 if name == "float64" else torch.float32
+    names = ("float64", "float32", "bfloat16", "float16")[: 4 if halves else 2]
+    if name not in names:
+        raise typer.BadParameter(f"{name!r}; expected {', '.join(names[:-1])} or {names[-1]}.", param_hint="--dtype")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def emit(data: Any, as_json: bool, text: str) -> None:

@@ -109,7 +109,7 @@ def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:
         "keys": c.num_keys,
         "keys_per_axis": None if counts is None else list(counts),
         "parameters": c.num_parameters,
-        "bytes": c.num_parameters * c.head.dtype.itemsize,
+        "bytes": sum(t.numel() * t.element_size() for t in c.head.state_dict().values()),
         "sharpness": c.certificate.facts.get("sharpness"),
         "dtype": c.certificate.semantics,
         "error_bound": None if c.error_estimate is not None else c.error_bound,

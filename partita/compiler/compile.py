@@ -101,7 +101,9 @@ def compile(
             "paper": the grid, the temperature and the values of the paper's proof, corrected. "auto": the smallest head
             among all of these but "paper", which it only lists.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
-        dtype: dtype of the head, torch.float64 or torch.float32. Its rounding is part of the bound.
+        dtype: dtype of the head, torch.float64 or torch.float32. Its rounding is part of the bound. With torch.bfloat16 or
+            torch.float16, heads on product grids hold their values in that type, round their inputs to it, compute in float32
+            and return float32.
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
         max_bytes: largest size of the head in bytes.
@@ -217,7 +219,7 @@ def plan(
         norm: "inf", the largest error of any output anywhere, or a number p ≥ 1: `(∫ Σ_outputs |f − net|^p)^{1/p}`.
         method: as in `compile`: how the values are chosen.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
-        dtype: dtype of the head, torch.float64 or torch.float32.
+        dtype: dtype of the head, as for `compile`.
         sharpness: κ = R h², for methods whose values are f at the centers.
         max_bytes: largest size of the head in bytes.
         max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the

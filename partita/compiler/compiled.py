@@ -27,6 +27,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
+from partita.heads.guards import require_covered
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.heads.one_point import OnePoint
@@ -208,13 +209,16 @@ class Compiled:
         Raises:
             OutsideDomainError: an input lies outside the domain and `outside` is "raise".
             NonFiniteValueError: an input is NaN or infinite.
-            UnsupportedError: the head was cast to another dtype.
+            UnsupportedError: the head was cast to another dtype, or lies with the inputs on a device that the certificate does
+                not cover, or on another device than they do.
         """
         if self._direct and (found := self._one_point(inputs)) is not None:
             return found
-        if str(self.head.dtype) != f"torch.{self.certificate.semantics}":
+        place = self.head.inverse_temperature.device
+        require_covered(place, *(z.device for z in inputs if isinstance(z, Tensor)))
+        if self.head.semantics != self.certificate.semantics:
             raise UnsupportedError(
-                f"the head was cast to {self.head.dtype} after it was certified in {self.certificate.semantics}; "
+                f"the head was cast to {self.head.semantics} after it was certified in {self.certificate.semantics}; "
                 "compile with dtype=… instead, or call c.head, which the certificate does not cover."
             )
         flat, lead = flatten_inputs(inputs, self.head.input_shapes, torch.float64, shared=True)
@@ -223,7 +227,7 @@ class Compiled:
             return self.head.evaluate(flat.to(self.head.dtype)).reshape(shape)
         if len(flat) == 1 and (found := self._one_point.at(flat.numpy().tobytes())) is not None:
             return found.reshape(shape)
-        return self.head.evaluate(flat.to(self.head.dtype)).reshape(shape).detach().cpu().numpy()
+        return self.head.evaluate(flat.to(place, self.head.dtype)).reshape(shape).detach().cpu().numpy()
 
     def scalar(self) -> ScalarFunction:
         """The head as a function of plain floats, `f(x0, x1, …)`, for one point at a time: no arrays and no tensors.

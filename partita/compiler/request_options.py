@@ -16,7 +16,7 @@ from partita.errors import DomainError, NothingKnownError, SizeError, ToleranceE
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
-from partita.functions.regularity import Declared, knowledge_or_obstacle
+from partita.functions.regularity import Declared, knowledge_or_obstacle, where_rounded
 from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
@@ -76,7 +76,9 @@ def request_for(
     excluded = _max_excluded(on_error, max_excluded, {**declared, "tail": tail})
     if not (is_number(tolerance) and 0 < tolerance < math.inf):
         raise ToleranceError(f"tolerance is {tolerance!r}; expected a finite number > 0.")
-    require_dtype(dtype, "To use another dtype, cast the finished head; the certificate does not cover it then.")
+    require_dtype(
+        dtype, "To use another dtype, cast the finished head; the certificate does not cover it then.", halves=True
+    )
     if sharpness is not None:
         _require_sharpness(sharpness, method)
     if not (is_number(max_bytes) and 1 <= max_bytes < math.inf):
@@ -102,7 +104,8 @@ def request_for(
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
     if target.excluding is None:
-        found = knowledge_or_obstacle(target, norm=power, declared=said, progress=progress)
+        on = where_rounded(target, PRECISIONS[str(dtype)])
+        found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
     else:
         advice = "Use a larger tolerance, or restrict the domain to where the function has values."
         found = None, NothingKnownError(f"{target.label} may fail, so nothing can be proved about it", advice)

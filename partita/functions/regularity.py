@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress
 from partita.arithmetic.rounding import add_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import (
@@ -31,7 +32,7 @@ from partita.functions.moduli import Modulus
 from partita.functions.regions import Domain
 from partita.functions.tails import find_singularities
 from partita.functions.target import Target
-from partita.geometry.domains import Array, PointCloud
+from partita.geometry.domains import Array, Box, PointCloud
 
 __all__ = [
     "AxisLipschitz",
@@ -43,6 +44,7 @@ __all__ = [
     "gather",
     "knowledge_or_obstacle",
     "sample_pairs",
+    "where_rounded",
 ]
 
 _SHOWN = 512  # points, of which all pairs are looked at
@@ -231,6 +233,17 @@ class Declared:
             )
         curvature = None if self.hessian is None else Curvature(self.hessian)  # type: ignore[arg-type]
         object.__setattr__(self, "curvature", curvature)
+
+
+def where_rounded(target: Target, precision: Precision) -> Target:
+    """The target on the boxes in which inputs lie after they were rounded to a half type; otherwise the target itself.
+
+    A half type moves inputs so far beyond the domain that f may change faster there.
+    """
+    boxes = [d for d in target.domains if isinstance(d, Box)]
+    if not precision.is_half or target.graph is None or len(boxes) < len(target.domains):
+        return target
+    return replace(target, domains=tuple(box.widened(precision) for box in boxes))
 
 
 def knowledge_or_obstacle(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partita.errors import SizeError, UnsupportedError
 from partita.geometry.domains import Array
-from partita.heads.head import FoldedHead, count_text
+from partita.heads.head import FoldedHead, count_text, require_full
 from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
 from partita.heads.scores import AffineScores
 
@@ -39,6 +39,7 @@ def literal_layers(head: FoldedHead, form: str, dtype: torch.dtype | None = None
     """The head as the paper's layers: `form` is "log" (the paper's) or "indexed" (ours); `dtype` that of the head if None."""
     if form not in ("log", "indexed"):
         raise UnsupportedError(f"form is {form!r}; expected 'log' (the paper's construction) or 'indexed' (ours).")
+    require_full(head, "layers()")
     if form == "log":
         _refuse_log(_log_columns(head), _matrix_shape(head.output_shape)[1])
     else:

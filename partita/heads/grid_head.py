@@ -14,7 +14,7 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
+from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
 from partita.kernels import grid_operator, grid_torch
@@ -87,23 +87,24 @@ class GridHead(FoldedHead):
         if any((np.diff(axis) <= 0).any() for axis in grid.axes):
             raise DomainError("the centers of an axis do not increase; expected strictly increasing centers.")
         for i, axis in enumerate(grid.axes):
-            self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=values.dtype))
-        self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=values.dtype))
+            self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=computing_dtype(values.dtype)))
+        self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=computing_dtype(values.dtype)))
         self.register_buffer("values", values)
         self._register_slopes(grid, value_slopes, origin)
         self._windows = Windows(windows, self._window_tensors())
         _require_even_axes(self.axes, self.half_windows)
 
     def _register_slopes(self, grid: ProductGrid, slopes: Tensor | None, origin: Tensor | None) -> None:
-        m, values = grid.dimension, self.values
+        m, values, computing = grid.dimension, self.values, computing_dtype(self.values.dtype)
         if slopes is not None and origin is None:
             middle = grid.box.lo.ravel() / 2 + grid.box.hi.ravel() / 2
-            origin = torch.tensor(middle, dtype=values.dtype, device=values.device)
-        for name, tensor, shape in (("value_slopes", slopes, (*values.shape, m)), ("origin", origin, (m,))):
-            if tensor is not None and (slopes is None or tensor.shape != shape or tensor.dtype != values.dtype):
+            origin = torch.tensor(middle, dtype=computing, device=values.device)
+        held = ("value_slopes", slopes, (*values.shape, m), values.dtype), ("origin", origin, (m,), computing)
+        for name, tensor, shape, dtype in held:
+            if tensor is not None and (slopes is None or tensor.shape != shape or tensor.dtype != dtype):
                 raise ShapeError(
                     f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and "
-                    f"{values.dtype}, and an origin only with slopes."
+                    f"{dtype}, and an origin only with slopes."
                 )
             self.register_buffer(name, tensor)
 

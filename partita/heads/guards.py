@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.environment import require_gradual_underflow
-from partita.errors import DomainError
+from partita.errors import DomainError, UnsupportedError
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.trace_modes import is_traced
 
-__all__ = ["certified"]
+__all__ = ["DEVICES", "certified", "require_covered"]
+
+# types of devices whose arithmetic certificates are about, and what holds there while a head runs
+DEVICES = {"cpu": "CPU", "cuda": "CUDA with IEEE float32 and float64 products"}
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Arguments = ParamSpec("_Arguments")
@@ -52,6 +55,27 @@ def certified(
         return out
 
     return cast(Callable[Concatenate[_Module, _Arguments], _Result], run)
+
+
+def require_covered(*devices: torch.device) -> None:
+    """Check that certificates are about the arithmetic of these devices, and that all of them are the same.
+
+    Raises:
+        UnsupportedError: a device is of a type that is not in `DEVICES`, or two devices differ.
+
+    >>> require_covered(torch.device("cpu"), torch.device("cpu"))
+    """
+    for device in devices:
+        if device.type not in DEVICES:
+            raise UnsupportedError(
+                f"found the device {device}, whose arithmetic certificates do not cover; expected {', or '.join(DEVICES.values())}",
+                "Move the head and its inputs there, or call c.head, which the certificate does not cover.",
+            )
+        if device != devices[0]:
+            raise UnsupportedError(
+                f"found the devices {devices[0]} and {device}; expected the head and its inputs on one device",
+                f"Use c.head.to({str(devices[-1])!r}), which moves the head there.",
+            )
 
 
 def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:

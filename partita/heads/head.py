@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from partita.arithmetic.arguments import real_array
-from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.precision import DOUBLE, PRECISIONS, Precision
 from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
@@ -26,10 +26,12 @@ __all__ = [
     "FoldedHead",
     "HeadShapes",
     "axis_sizes",
+    "computing_dtype",
     "count_text",
     "flatten_inputs",
     "numbers",
     "recorded_shapes",
+    "require_full",
 ]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
@@ -82,6 +84,20 @@ def flatten_inputs(
     return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0], tuple(lead or ())
 
 
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a head with values of this dtype computes in, and holds its centers and temperatures in.
+
+    >>> computing_dtype(torch.bfloat16), computing_dtype(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _is_value(name: str) -> bool:
+    """Whether a tensor of this name holds values: they alone may be of a half type."""
+    return name in ("values", "value_slopes") or name.startswith("core_")
+
+
 def numbers(tensor: Tensor) -> Array:
     """The tensor as float64 numpy numbers."""
     return np.asarray(tensor.detach().double().cpu().numpy())
@@ -131,16 +147,20 @@ def recorded_shapes(
         raise FormatError(
             f"head tensors are {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}."
         )
+    if not isinstance(dtype, str) or dtype not in PRECISIONS or dtype.startswith("torch"):
+        raise FormatError(f"head record: dtype is {dtype!r}; expected float64, float32, bfloat16 or float16.")
     for name, tensor in tensors.items():
-        if dtype not in ("float64", "float32") or str(tensor.dtype) != f"torch.{dtype}":
+        expected = f"torch.{'float32' if PRECISIONS[dtype].is_half and not _is_value(name) else dtype}"
+        if str(tensor.dtype) != expected:
             raise FormatError(
-                f"head record: dtype is {dtype!r}, tensor {name} is {tensor.dtype}; expected both float64 or both float32."
+                f"head record: dtype is {dtype!r}, tensor {name} is {tensor.dtype}; expected {expected}: values have the head's "
+                "dtype, and so have the other tensors, unless it is a half type, when they are float32."
             )
         if not bool(torch.isfinite(tensor).all()):
             raise FormatError(f"head tensor {name} contains NaN or infinity; expected finite numbers.")
-    rates, expected = tuple(tensors["inverse_temperature"].shape), () if "centers" in needed else (box.dimension,)
-    if rates != expected:
-        raise FormatError(f"head tensor inverse_temperature has shape {rates}; expected {expected}.")
+    rates, shape = tuple(tensors["inverse_temperature"].shape), () if "centers" in needed else (box.dimension,)
+    if rates != shape:
+        raise FormatError(f"head tensor inverse_temperature has shape {rates}; expected {shape}.")
     return {"input_shapes": inputs, "output_shape": output}
 
 
@@ -149,6 +169,9 @@ class FoldedHead(nn.Module, ABC):
 
     Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the values into parameters. Differentiable in
     z and in the values. Subclasses say where the centers are and how to sum without touching every cell.
+
+    `dtype` is that of the values. A head whose values are of a half type (bfloat16 or float16) rounds its inputs to that type;
+    its centers and temperatures are float32, it computes in float32, and it returns float32.
 
     Attributes:
         input_shapes: one shape per argument: `((m,),)`, `((tokens, dim),)`, or two for cross-attention.
@@ -172,12 +195,29 @@ class FoldedHead(nn.Module, ABC):
     @certified
     def evaluate(self, flat: Tensor) -> Tensor:
         """`(n, m)` to `(n, out)`, looking only at the cells that matter."""
-        return self._evaluate(flat)
+        return self._widened()._evaluate(self._rounded(flat))
 
     @certified
     def evaluate_dense(self, flat: Tensor) -> Tensor:
         """The same by one softmax over all cells: the reference."""
-        return self._evaluate_dense(flat)
+        return self._widened()._evaluate_dense(self._rounded(flat))
+
+    def _rounded(self, flat: Tensor) -> Tensor:
+        """Inputs as a head of a half type sees them; otherwise the inputs themselves."""
+        computing = self.inverse_temperature.dtype
+        return flat if self.dtype == computing else flat.to(self.dtype).to(computing)
+
+    def _widened(self) -> Self:
+        """The same head with its values in the dtype that it computes in: itself, unless they are of a half type."""
+        computing = self.inverse_temperature.dtype
+        if self.dtype == computing:
+            return self
+        wide = object.__new__(type(self))
+        wide.__dict__.update(self.__dict__)
+        held = {**self._parameters, **self._buffers}
+        widened = {n: t.to(computing) if t is not None and _is_value(n) else t for n, t in held.items()}
+        wide.__dict__.update(_parameters={}, _buffers=widened)
+        return wide
 
     @abstractmethod
     def _evaluate(self, flat: Tensor) -> Tensor: ...
@@ -240,7 +280,8 @@ class FoldedHead(nn.Module, ABC):
         if low.shape != (self.dimension,) or high.shape != (self.dimension,):
             raise ShapeError(f"the corners have {low.size} and {high.size} numbers; expected {self.dimension} each.")
         precision = PRECISIONS[str(self.dtype)]
-        advice = "rescale the variables" + (", or use float64" if precision.rounds_inputs else "")
+        wider = "float32" if precision.is_half else "float64"
+        advice = "rescale the variables" + (f", or use {wider}" if precision.rounds_inputs else "")
         rate = float(self.inverse_temperature.min())
         if not rate >= 2 * precision.smallest:
             raise DomainError(
@@ -250,11 +291,13 @@ class FoldedHead(nn.Module, ABC):
         with np.errstate(over="ignore", invalid="ignore"):
             sizes = [("an input", float(np.maximum(np.abs(low), np.abs(high)).max())), *self._sizes(low, high)]
             lost = self._lost_to_underflow(low, high, precision)
+        stored = ("an input", "a value", "a slope")  # the other numbers of a head of a half type are float32
         for what, size in sizes:
-            if not size <= _MARGIN * precision.largest:
+            largest = precision.value_largest if what in stored else precision.largest
+            if not size <= _MARGIN * largest:
                 raise DomainError(
                     f"{type(self).__name__}: {what} may reach {size:.3g} and overflows {precision.name}, whose limit is "
-                    f"{precision.largest:.3g}; {advice}."
+                    f"{largest:.3g}; {advice}."
                 )
         if not lost <= precision.unit:
             raise DomainError(
@@ -287,7 +330,16 @@ class FoldedHead(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.inverse_temperature.dtype
+        """That of the values, to which inputs are rounded."""
+        held: Tensor = getattr(self, self.value_names[0])
+        return held.dtype
+
+    @property
+    def semantics(self) -> str:
+        """The arithmetic that it runs in, as certificates name it."""
+        name = str(self.dtype).removeprefix("torch.")
+        other = self.inverse_temperature.dtype
+        return name if other == computing_dtype(self.dtype) else f"{name} values with {other} centers"
 
     @property
     def has_query_values(self) -> bool:
@@ -343,7 +395,17 @@ class FoldedHead(nn.Module, ABC):
             raise SizeError(
                 f"as_attention() would list {count_text(self.num_keys)} keys; call the head instead, which does not list them."
             )
+        require_full(self, "as_attention()")
         return DotProductAttention(self)
+
+
+def require_full(head: FoldedHead, what: str) -> None:
+    """An UnsupportedError for a head of a half type, where only full ones will do."""
+    if PRECISIONS.get(head.semantics, DOUBLE).is_half:
+        raise UnsupportedError(
+            f"{what}: found a head with {head.semantics} values; expected float64 or float32",
+            "Compile with dtype=torch.float32.",
+        )
 
 
 class DotProductAttention(nn.Module):

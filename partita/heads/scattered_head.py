@@ -15,7 +15,7 @@ from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
-from partita.heads.head import FoldedHead, numbers, recorded_shapes
+from partita.heads.head import FoldedHead, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, sum_scattered
 from partita.kernels.key_index import KeyIndex
@@ -77,7 +77,9 @@ class ScatteredHead(FoldedHead):
         if not (math.isfinite(inverse_temperature) and inverse_temperature > 0):
             raise DomainError(f"inverse_temperature is {inverse_temperature}; expected a finite number > 0.")
         self.register_buffer("centers", centers)
-        self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature, dtype=values.dtype))
+        self.register_buffer(
+            "inverse_temperature", torch.tensor(inverse_temperature, dtype=computing_dtype(values.dtype))
+        )
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)

@@ -15,7 +15,7 @@ from partita.arithmetic.precision import DOUBLE, Precision
 from partita.errors import DomainError, ShapeError, SizeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead, axis_sizes, numbers, recorded_shapes
+from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.kernels import train_operator, train_torch
 from partita.kernels.point_sums import PointParts, worth_a_loop
@@ -79,8 +79,8 @@ class TrainHead(FoldedHead):
             raise DomainError("the centers of an axis do not increase; expected strictly increasing centers.")
         dtype = cores[0].dtype
         for i, axis in enumerate(grid.axes):
-            self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=dtype))
-        self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=dtype))
+            self.register_buffer(f"centers_{i}", torch.tensor(axis, dtype=computing_dtype(dtype)))
+        self.register_buffer("inverse_temperature", torch.tensor(rates.copy(), dtype=computing_dtype(dtype)))
         self.value_names = tuple(f"core_{i}" for i in range(len(cores)))
         for i, core in enumerate(cores):
             self.register_buffer(f"core_{i}", core.detach().to(dtype, copy=True).contiguous())

@@ -10,7 +10,7 @@ import numpy as np
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request
-from partita.methods.soft_values import can_be_proved, input_assumptions, kind_of_claim
+from partita.methods.soft_values import can_be_proved, input_assumptions, kind_of_claim, too_narrow
 from partita.proofs.cell_proof import CellProof, largest_value
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Given, Progress
@@ -30,6 +30,7 @@ class Affine(Method):
     """
 
     name = "affine"
+    halves = True
     shares = (1.0, 0.85, 0.6)
     estimates = True
     most_keys = 1 << 16
@@ -60,13 +61,15 @@ class Affine(Method):
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         target, box, precision = request.target, request.box, request.precision
+        if refusal := too_narrow(request, share):
+            return refusal
         numbers = target.num_outputs * (1 + box.dimension)
         most = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
         room = request.max_bytes // (precision.item_bytes * numbers)
         found = smallest_affine_grid(
             target,
             request.slopes,
-            tolerance=share * request.aim,
+            tolerance=share * request.aim - request.set_aside,
             storage=precision.number,
             max_cells=min(most, room),
             sloped=request.value_axes,
@@ -77,6 +80,7 @@ class Affine(Method):
         windows, in_keys = (1,) * box.dimension, "" if request.value_axes.all() else " in z_K"
         draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
         parameters = affine_parameters(request, found.counts)
+        size = size_text(precision.bytes_of(parameters, sum(found.counts) + 2 * box.dimension))
         return Plan(
             request=request,
             maker=self,
@@ -88,7 +92,7 @@ class Affine(Method):
                 keys_text(found.counts),
                 f"affine: every cell stores f and its slopes{in_keys}; {found.error_estimate:.3g} is the largest error sampled",
                 halving_text(found.counts),
-                f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
+                f"{parameters:,} stored numbers, {size} in {precision.name}",
             ),
             error_bound=request.tolerance if can_be_proved(request) else math.inf,
             error_estimate=found.error_estimate * request.domain_factor,

@@ -6,7 +6,7 @@ import math
 
 from partita.methods.method import Plan, Refusal, Size
 from partita.methods.request import Request
-from partita.methods.soft_values import SoftValues
+from partita.methods.soft_values import SoftValues, too_narrow
 from partita.proofs.proof import Progress
 from partita.search.averaged_values import averaged_grid, predicted_counts
 
@@ -21,6 +21,7 @@ class _Averaged(SoftValues):
 
     most_keys = 1 << 16
     takes_sharpness = True
+    halves = True
 
     def forecast(self, request: Request) -> Size | Refusal:
         if request.target.graph is not None and request.knowledge is None:
@@ -35,13 +36,15 @@ class _Averaged(SoftValues):
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         target = request.target
+        if refusal := too_narrow(request, share):
+            return refusal
         most = _CELLS if target.graph is not None else _SAMPLED_CELLS
         room = request.max_bytes // (request.precision.item_bytes * target.num_outputs)
         found = averaged_grid(
             target,
             request.slopes,
             self.name,
-            tolerance=share * request.aim,
+            tolerance=share * request.aim - request.set_aside,
             storage=request.precision.number,
             max_cells=min(most, room),
             sharpness=request.sharpness,

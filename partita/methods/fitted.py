@@ -12,7 +12,7 @@ from partita.arithmetic.precision import SINGLE
 from partita.geometry.domains import Array, PointCloud
 from partita.methods.method import Plan, Refusal
 from partita.methods.request import Request
-from partita.methods.soft_values import SoftValues
+from partita.methods.soft_values import SoftValues, too_narrow
 from partita.proofs.proof import Progress
 from partita.search.extension import extended
 from partita.search.grid_fit import GridFit, fit_grid
@@ -29,6 +29,7 @@ class Fitted(SoftValues):
     """Values fitted to samples of f inside the box, on the smallest grid that the search finds. *Theorem*: `fitted-values`."""
 
     name = "fitted"
+    halves = True
     theorem = "fitted-values"
     made = "values fitted to samples of f inside the box"
     shares = (0.97, 0.85, 0.6)
@@ -47,10 +48,12 @@ class Fitted(SoftValues):
                     "f is not proved to be bounded on the box around the region, and no polynomial continues it there"
                 )
             ask, spare = found, found.error
+        if refusal := too_narrow(request, share):
+            return refusal
         fit = fit_grid(
             ask,
             box,
-            tolerance=share * request.aim - spare,
+            tolerance=share * request.aim - spare - request.set_aside,
             outputs=target.num_outputs,
             storage=request.precision.number,
             max_spread=_largest_spread(request),
@@ -80,6 +83,8 @@ def _largest_spread(request: Request) -> float:
     seen = request.target(np.concatenate([domain.sample(512, np.random.default_rng(3)), domain.corners(64)]))
     range_of_f = float(np.ptp(seen, axis=0).max()) + float(np.abs(seen).max())
     rounding = request.precision.unit * _ROUNDINGS * box.dimension
+    if request.precision.is_half:  # storing a value costs far more than running it
+        rounding = max(rounding, _ROUNDING_SHARE * request.precision.value_unit)
     return min(_ROUNDING_SHARE * aim / rounding, 1e4 * max(range_of_f, aim))
 
 

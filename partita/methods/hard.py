@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from partita.arithmetic.precision import Precision
 from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import Knowledge, RoughBoxes
 from partita.geometry.domains import Array
@@ -30,6 +31,7 @@ __all__ = [
     "steepest_neighbours",
     "stored_numbers",
     "values_at_centers",
+    "wider_text",
 ]
 
 _MOST_IN_TIME = 1 << 21  # centers on an axis that a limited time leaves room for: planning lists them all
@@ -53,6 +55,7 @@ class Hard(Method):
     """
 
     name = "hard"
+    halves = True
     takes_sharpness = True
     exact = True
 
@@ -89,7 +92,7 @@ class Hard(Method):
         draft, terms = found
         parameters = stored_numbers(request, draft.counts)
         window = " × ".join(str(min(2 * q, c)) for q, c in zip(draft.half_windows, draft.counts))
-        size = size_text(parameters * request.precision.item_bytes)
+        size = size_text(_bytes(request, draft.counts))
         return Plan(
             request=request,
             maker=self,
@@ -169,12 +172,19 @@ def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
     floor = sum(t.value for t in rest)
     parts = ", ".join(f"{t.name} {t.value:.2g}" for t in rest)
     name = request.precision.name
+    factor = 2.6 if request.precision.is_half else 2.1  # rounded inputs also lie farther from the centers
     return Refusal(
         f"tolerance {request.asked:g} is below what {name} can promise for {request.target.label}: "
         f"rounding and the window alone add {floor:.3g} ({parts})",
-        f"Use {'dtype=torch.float64, or ' if name == 'float32' else ''}a tolerance above {request.stated(2.1 * floor):.3g}.",
+        f"Use {wider_text(request.precision)}a tolerance above {request.stated(factor * floor):.3g}.",
         ToleranceError,
     )
+
+
+def wider_text(precision: Precision) -> str:
+    """What to say of the next wider dtype, before another piece of advice; nothing if there is none."""
+    wider = "float32" if precision.is_half else "float64" if precision.rounds_inputs else ""
+    return f"dtype=torch.{wider}, or " if wider else ""
 
 
 def knowledge_of(request: Request) -> Knowledge:
@@ -228,7 +238,8 @@ def _meeting(request: Request, knowledge: Knowledge, rule: SpacingRule) -> tuple
 def predicted_terms(request: Request, knowledge: Knowledge, draft: GridDraft) -> list[Term]:
     """The terms of the bound, with |f| ≤ magnitude in place of the values, which are not known yet."""
     precision, magnitude = request.precision, knowledge.magnitude
-    stored = precision.unit if precision.rounds_inputs else 0.0  # a black box's float64 answers are stored as they are
+    stored = precision.value_unit if precision.rounds_inputs else 0.0  # float64 answers are stored as they are
+    lost = precision.value_tiniest if precision.is_half else 0.0
     computed = 64 * 2.0**-53 if request.target.graph is not None else 0.0
     facts = GridFacts.planned(
         draft.grid(request).axes,
@@ -239,13 +250,13 @@ def predicted_terms(request: Request, knowledge: Knowledge, draft: GridDraft) ->
         outputs=request.target.num_outputs,
         largest=magnitude,
         spread=2 * magnitude,
-        value_error=(stored + computed) * magnitude,
+        value_error=(stored + computed) * magnitude + lost,
     )
     return grid_terms(facts, knowledge.known, request.norm)
 
 
 def _bytes(request: Request, counts: Sequence[int]) -> int:
-    return stored_numbers(request, counts) * request.precision.item_bytes
+    return request.precision.bytes_of(stored_numbers(request, counts), sum(counts) + len(counts))
 
 
 def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts: tuple[int, ...]) -> Refusal:
@@ -292,7 +303,8 @@ def steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | 
     """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
     table = values.double().numpy().reshape(*grid.counts, -1)
     scale = float(np.abs(table).max())
-    slack = scale * (2.0**-22 if values.dtype == torch.float32 else 0.0)  # storing the values moved them
+    precision = Precision.of(values.dtype)
+    slack = scale * (4 * precision.value_unit if precision.rounds_inputs else 0.0)  # storing the values moved them
     x, y, moved = [], [], []
     for i, axis in enumerate(grid.axes):
         if len(axis) < 2:

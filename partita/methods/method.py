@@ -190,7 +190,9 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Size of all tensors of the head in bytes."""
-        return self.parameters * self.request.precision.item_bytes
+        counts = self.counts or ()
+        others = sum(counts) + len(counts) * (1 if getattr(self.draft, "slopes", None) is None else 2)
+        return self.request.precision.bytes_of(self.parameters, others)
 
     def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
         """The plan as a row of the report.
@@ -287,6 +289,7 @@ class Method(ABC):
         most_keys: forecasts beyond are not planned under "auto".
         takes_sharpness: whether the caller may choose κ, any number > 0; other methods choose their own.
         exact: whether its claim needs values of f itself, so that an interpolant will not do.
+        halves: whether its values may be held in bfloat16 or float16.
     """
 
     name: ClassVar[str]
@@ -295,6 +298,7 @@ class Method(ABC):
     most_keys: ClassVar[int | None] = None
     takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    halves: ClassVar[bool] = False
 
     def evaluations_to_build(self, target: Target, keys: int) -> int:
         """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""

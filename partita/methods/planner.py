@@ -17,6 +17,7 @@ from partita.errors import (
     PartitaError,
     SizeError,
     ToleranceError,
+    UnsupportedError,
 )
 from partita.functions.curvature import FIRST_LINES, attack_curvature
 from partita.geometry.domains import Box, PointCloud
@@ -143,7 +144,7 @@ def _proposal(
     methods: Sequence[Method], request: Request, plans: Sequence[Plan], progress: Progress | None
 ) -> Plan | Size | Refusal:
     """The plan of the first of these methods that applies, or why there is none."""
-    refusals = [m.applies(request) for m in methods]
+    refusals = [_half_refusal(m, request) or m.applies(request) for m in methods]
     method = next((m for m, refusal in zip(methods, refusals) if refusal is None), None)
     if method is None:
         # the one that came closest names its own error; domains that belong to another method come first
@@ -173,6 +174,18 @@ def _proposal(
         if found.maker.exact and (found.evaluations or 0) > _granted(request):
             return _too_many(found)
     return found
+
+
+def _half_refusal(method: Method, request: Request) -> Refusal | None:
+    """Why a head of this method cannot hold its values in a half type; None if it can, or need not."""
+    if not request.precision.is_half or (method.halves and isinstance(request.target.domain, Box)):
+        return None
+    able = ", ".join(dict.fromkeys(repr(m.name) for m in METHODS if m.halves))
+    return Refusal(
+        f"there are no such heads with {request.precision.name} values, only heads on product grids over boxes",
+        f"Use dtype=torch.float32, or a box and one of the methods {able}.",
+        None if request.is_auto and isinstance(request.target.domain, Box) else UnsupportedError,
+    )
 
 
 def _planned(

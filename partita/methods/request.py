@@ -14,7 +14,7 @@ from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError
 from partita.functions.probing import Calls
-from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle
+from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle, where_rounded
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.search.averaged_values import Slopes
@@ -123,6 +123,26 @@ class Request:
         return self._gathered()[0]
 
     @property
+    def set_aside(self) -> float:
+        """What a half type takes from the aim: f moves when its input is rounded, and values when they are stored.
+
+        0 for float64 and float32, which take next to nothing.
+        """
+        if not self.precision.is_half or self.knowledge is None:
+            return 0.0
+        known = self.knowledge.known
+        moved = self.precision.moved_by(
+            float(np.sqrt((np.abs(np.array(self.seen)).max(axis=0) ** 2).sum())), len(self.seen[0])
+        )
+        moves = [] if known.modulus is None else [known.modulus.above(moved)]
+        moves += [] if known.per_axis is None else [moved * sum(known.per_axis.constants)]
+        return (
+            min(moves, default=0.0)
+            + self.precision.value_unit * self.knowledge.magnitude
+            + self.precision.value_tiniest
+        )
+
+    @property
     def is_steep(self) -> bool:
         """Whether f is known to be continuous and not known to be Lipschitz: equal cells do not suit it."""
         known = None if self.knowledge is None else self.knowledge.known
@@ -144,7 +164,10 @@ class Request:
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
         if "knowledge" not in self._found:
             self._found["knowledge"] = knowledge_or_obstacle(
-                self.target, norm=self.norm, declared=self.declared, progress=self.progress
+                where_rounded(self.target, self.precision),
+                norm=self.norm,
+                declared=self.declared,
+                progress=self.progress,
             )
         found: tuple[Knowledge | None, PartitaError | None] = self._found["knowledge"]
         return found

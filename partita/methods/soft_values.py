@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from partita.errors import ToleranceError
 from partita.functions.regularity import Knowledge, Known
 from partita.geometry.domains import Array
 from partita.methods.grids import GridDraft, sharpness_of
+from partita.methods.hard import wider_text
 from partita.methods.method import Method, Plan, Refusal, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import undefined_roots, vouched
@@ -21,7 +23,7 @@ from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
 from partita.proofs.taylor_proof import TaylorProof
 
-__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "kind_of_claim", "soft_construction"]
+__all__ = ["SoftValues", "can_be_proved", "input_assumptions", "kind_of_claim", "soft_construction", "too_narrow"]
 
 
 class SoftValues(Method):
@@ -55,6 +57,7 @@ class SoftValues(Method):
         parameters = keys * values.shape[1] + sum(counts) + len(counts)
         kappas = sharpness_of(request.box, draft)
         shown = ", ".join(f"{k:.3g}" for k in kappas)
+        size = size_text(precision.bytes_of(parameters, sum(counts) + len(counts)))
         return Plan(
             request=request,
             maker=self,
@@ -67,7 +70,7 @@ class SoftValues(Method):
                 f"{self.name}: {self.made}; {error:.3g} is the largest error sampled",
                 f"sharpness κ = R h² is {shown or 'free'} per axis, with {', '.join(map(str, ghosts))} ghosts beyond each end "
                 "of the axes",
-                f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
+                f"{parameters:,} stored numbers, {size} in {precision.name}",
             ),
             error_bound=request.tolerance if can_be_proved(request) else math.inf,
             error_estimate=error * request.domain_factor,
@@ -128,6 +131,19 @@ def soft_construction(
     function, moduli = function_of(target), {} if known is None else known.to_json()
     certificate = claim(head, function, target.domains, known=moduli, **common)
     return Construction(head, draft.grid(request), certificate)
+
+
+def too_narrow(request: Request, share: float) -> Refusal | None:
+    """Why this share of the tolerance is out of reach in a half type, with a tolerance that is not; None if it is in reach."""
+    lost, precision = request.set_aside * request.domain_factor, request.precision
+    if lost < 0.75 * share * request.tolerance:
+        return None
+    return Refusal(
+        f"tolerance {request.asked:g} is below what {precision.name} can promise for {request.target.label}: rounding inputs "
+        f"and storing values alone add {lost:.3g}",
+        f"Use {wider_text(precision)}a tolerance above {request.stated(2.1 * lost / share):.3g}.",
+        ToleranceError,
+    )
 
 
 def can_be_proved(request: Request) -> bool:

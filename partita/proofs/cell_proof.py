@@ -108,11 +108,11 @@ class CurvatureProof(Proof):
         terms = _affine_terms(grid_head, approximation, box, Given(given.tolerance, given.norm))
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
         factor = domain_factor(facts, given.norm)
-        stored = mul_up(4.0, precision.unit, scale, 1.0 + len(gaps), factor)
-        lost = mul_up(precision.tiniest, add_up(1.0, *box.sides.tolist()), factor)
+        stored = mul_up(4.0, precision.value_unit, scale, 1.0 + len(gaps), factor)
+        lost = mul_up(precision.value_tiniest, add_up(1.0, *box.sides.tolist()), factor)
         if lost > 1e-3 * stored:  # values or slopes may be subnormal numbers
             stored = add_up(stored, lost)
-        formula, inputs = "4u · (1 + m) · scale of the tangents · factor", {"u": precision.unit, "scale": scale}
+        formula, inputs = "4u · (1 + m) · scale of the tangents · factor", {"u": precision.value_unit, "scale": scale}
         terms.append(Term("stored values", stored, formula, "declared-curvature", inputs, source="storage"))
         if precision.rounds_inputs:
             slopes = head.get_buffer("value_slopes").double().numpy()
@@ -281,6 +281,7 @@ def largest_value(head: GridHead, box: Box) -> float:
     slopes = head.value_slopes
     if slopes is None:
         return float(head.values.detach().abs().max())
+    box = box.widened(Precision.of(head.dtype)) if Precision.of(head.dtype).is_half else box
     reach = box.sides / 2 * (1 + 1e-6) + 1e-6 * np.abs(box.lo.ravel() + box.hi.ravel())
     size = head.values.detach().double().abs().numpy() + slopes.detach().double().abs().numpy() @ reach
     return float(size.max()) * (1 + 1e-12)

@@ -28,7 +28,7 @@ from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
-from partita.proofs.running import added_terms, running_terms
+from partita.proofs.running import EXP_UNITS, SCORE_UNITS, added_terms, running_terms
 
 __all__ = [
     "AVERAGED_UP_TO",
@@ -257,7 +257,9 @@ def _jump_terms(facts: GridFacts, jumps: Jumps | RoughBoxes, norm: float) -> lis
             "a function that jumps cannot be approximated in the supremum norm by a continuous head (nor by any other). "
             "Use an L_p norm: norm=1 or norm=2."
         )
-    rounded = mul_up(PRECISIONS[facts.semantics].unit, facts.reach)  # an input may be rounded across the jump
+    rounded = PRECISIONS[facts.semantics].moved_by(
+        facts.reach, len(facts.axes)
+    )  # an input may be rounded across the jump
     reach, beyond = [], []
     for axis, rate, farthest in zip(facts.axes, facts.rates, _window_reach(facts)):
         kappa = rate * axis.gap_min**2
@@ -480,26 +482,30 @@ def _mean_score_error(facts: GridFacts) -> float:
         return worst
     moments = [distance_bounds(axis, rate, 2.0, quick=True)[0] for axis, rate in zip(facts.axes, facts.rates)]
     scores = add_up(*map(mul_up, [r / 2 for r in facts.rates], moments, moments))
-    return min(worst, mul_up(2.04, unit, add_up(mul_up(8.0, scores), 16.0 * m)))
+    return min(worst, mul_up(2.04, unit, add_up(mul_up(SCORE_UNITS, scores), EXP_UNITS * m)))
 
 
 def score_error(facts: GridFacts) -> float:
     """δ: how far a window score may be off, exponential included: `Σ_i 8u·R_i r_i²/2 + 16u` with r_i the window's reach."""
     half, reach = [r / 2 for r in facts.rates], _window_reach(facts)
     scores = add_up(*map(mul_up, half, reach, reach))
-    return mul_up(PRECISIONS[facts.semantics].unit, add_up(mul_up(8.0, scores), 16.0 * len(facts.axes)))
+    return mul_up(PRECISIONS[facts.semantics].unit, add_up(mul_up(SCORE_UNITS, scores), EXP_UNITS * len(facts.axes)))
 
 
 def _lattice_error(facts: GridFacts) -> float:
     """L_p averages over all z, but the head sees z rounded: that moves score differences by `R_i u|z| 2r_i` at most."""
-    u = PRECISIONS[facts.semantics].unit
+    precision, m = PRECISIONS[facts.semantics], len(facts.axes)
+    if precision.is_half:
+        moved = precision.moved_by(facts.reach, m)
+        return add_up(*(mul_up(2.0, r, moved, d) for r, d in zip(facts.rates, _window_reach(facts))))
+    u = precision.unit
     return add_up(*(mul_up(2.0, r, u, facts.reach, d) for r, d in zip(facts.rates, _window_reach(facts))))
 
 
 def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
     """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
-    distance, factor = mul_up(PRECISIONS[facts.semantics].unit, facts.reach), domain_factor(facts, norm)
-    moves = []
+    precision, factor = PRECISIONS[facts.semantics], domain_factor(facts, norm)
+    distance, moves = precision.moved_by(facts.reach, len(facts.axes)), []
     if known.modulus is not None:
         moves.append(known.modulus.above(distance))
     if known.per_axis is not None:

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from partita.arithmetic.notebook_cards import card
+from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.curvature import Curvature
 from partita.functions.regularity import Known
+from partita.heads.guards import DEVICES
 from partita.heads.tensor_digest import model_digest
 
 __all__ = [
@@ -156,6 +158,7 @@ class Certificate:
             lines.append(
                 "  not cross-attention: the values are affine in z_Q, and those of cross-attention depend on z_K alone"
             )
+        lines.append(f"  runs on: {self.runs_on}")
         if self.function.get("meaning"):
             lines.append(f"  {self.function['meaning']}")
         for a in self.assumptions:
@@ -192,6 +195,11 @@ class Certificate:
     def exceeded_on(self) -> float:
         """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
         return -math.log(_CONFIDENCE) / max(self.samples, 1)
+
+    @property
+    def runs_on(self) -> str:
+        """The devices that the claim covers, in words. Elsewhere `Compiled` refuses to run."""
+        return "; ".join(DEVICES.values())
 
     @property
     def has_tolerance(self) -> bool:
@@ -267,8 +275,8 @@ class Certificate:
         estimated = self.kind == "estimated"
         if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
             yield "error_bound and error_estimate do not fit the kind; an estimate has no finite bound, and a proof has no estimate"
-        if self.semantics not in ("float64", "float32"):
-            yield f"semantics is {self.semantics!r}, expected float64 or float32"
+        if self.semantics not in PRECISIONS:
+            yield f"semantics is {self.semantics!r}, expected float64, float32, bfloat16 or float16"
         if self.norm != "inf" and not float(self.norm) >= 1:
             yield f"norm is {self.norm!r}, expected inf or a number ≥ 1"
         numbers = {"tolerance": self.tolerance} | {t.name: t.value for t in self.terms}

@@ -238,7 +238,10 @@ def require_ordinary(dtype: torch.dtype, **numbers: float) -> None:
 
 
 def _platform(precision: Precision) -> Assumption:
-    text = f"{precision.name} arithmetic is IEEE 754 and exp is within 8 units in the last place"
+    name = "float32" if precision.is_half else precision.name
+    text = f"{name} arithmetic is IEEE 754 and exp is within 8 units in the last place"
+    if precision.is_half:
+        text += f"; inputs are rounded to {precision.name}, and values stored in it"
     return Assumption(text, "platform", about="platform")
 
 

@@ -1,4 +1,7 @@
-"""What running a head adds to its error: cells left out, scores and sums rounded, values and inputs stored."""
+"""What running a head adds to its error: cells left out, scores and sums rounded, values and inputs stored.
+
+`SCORE_UNITS` and `EXP_UNITS` say what every evaluator of a grid head, on any device, may round: docs/certificates.md lists it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from partita.arithmetic.precision import DOUBLE, SINGLE
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.proofs.certificate import Term
 
-__all__ = ["added_terms", "running_terms", "summed"]
+__all__ = ["EXP_UNITS", "SCORE_UNITS", "added_terms", "running_terms", "summed"]
+
+# of the score of an axis, in units u: z − c (twice, as it is squared), two products, log₂e as a constant and as a factor where
+# the exponential has base 2, and subtracting the best score make 7; products of errors take less than the eighth
+SCORE_UNITS = 8.0
+EXP_UNITS = 16.0  # of the exponential, in units u: 7 units in the last place and the logarithm of that
 
 
 def running_terms(

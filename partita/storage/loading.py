@@ -14,6 +14,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from partita.arithmetic.precision import PRECISIONS
 from partita.errors import (
     DomainError,
     FormatError,
@@ -104,7 +105,7 @@ def _require_agreement(
         ("sha256 of the tensors", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
         ("domain", list(certificate.domain.get("arguments", [])), [d.description for d in target.domains]),
-        ("arithmetic", certificate.semantics, str(head.dtype).removeprefix("torch.")),
+        ("arithmetic", certificate.semantics, head.semantics),
         ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
         ("name of the function", function.get(named[0]), named[1]),
     ]
@@ -223,9 +224,10 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     except safetensors.SafetensorError as error:
         raise TruncatedFileError(f"{path} is not a complete safetensors file: {error}.") from None
     for name, tensor in tensors.items():
-        if tensor.dtype not in (torch.float64, torch.float32) or not bool(torch.isfinite(tensor).all()):
+        if str(tensor.dtype) not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
             raise FormatError(
-                f"{path}: tensor {name} is {tensor.dtype} or contains NaN or infinity; expected finite float64 or float32."
+                f"{path}: tensor {name} is {tensor.dtype} or contains NaN or infinity; expected finite numbers, float64, "
+                "float32, bfloat16 or float16."
             )
     return tensors
 

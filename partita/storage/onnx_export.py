@@ -23,7 +23,7 @@ from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, S
 from partita.functions.regions import Domain, Piece, Region
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, require_full
 from partita.kernels.trace_modes import exporting
 from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
@@ -74,11 +74,12 @@ def export_onnx(
         metadata: becomes the `metadata_props` of the file; `partita.outside` is added.
 
     Raises:
-        UnsupportedError: there is no such rule for inputs outside this domain.
+        UnsupportedError: there is no such rule for inputs outside this domain, or the values are of a half type.
         AlreadyExistsError: something else than a regular file is there: a folder, device, pipe, or a link to one.
         MissingExtraError: the extra `onnx` is not installed.
         SizeError: more than an ONNX file can hold.
     """
+    require_full(head, "an ONNX file")
     place, model = _require_replaceable(Path(path)), _guarded(head, domain, outside)
     try:
         import onnx  # noqa: F401
