@@ -158,38 +158,39 @@ def two_rows(values, first, second, step, weights, r, s, lo, hi):
 
     For the queries lo ≤ i < hi of a block.
     """
-    count = len(weights)
+    # slices, because numba does not see that an index from lo on is not negative
+    count, n, r, s = len(weights), hi - lo, r[lo:hi], s[lo:hi]
     begin = count % 4 if count % 4 else min(count, 4)
-    p0, q0, w0 = values[first], values[second], weights[0]
-    p1, q1, w1 = values[first + (begin > 1) * step], values[second + (begin > 1) * step], weights[int(begin > 1)]
+    p0, q0, w0 = values[first], values[second], weights[0][lo:hi]
+    p1, q1, w1 = values[first + (begin > 1) * step], values[second + (begin > 1) * step], weights[int(begin > 1)][lo:hi]
     p2, q2, w2 = (
         values[first + 2 * (begin > 2) * step],
         values[second + 2 * (begin > 2) * step],
-        weights[2 * (begin > 2)],
+        weights[2 * (begin > 2)][lo:hi],
     )
     if begin == 1:
-        for i in range(lo, hi):
+        for i in range(n):
             r[i] = p0 * w0[i]
             s[i] = q0 * w0[i]
     elif begin == 2:
-        for i in range(lo, hi):
+        for i in range(n):
             r[i] = p0 * w0[i] + p1 * w1[i]
             s[i] = q0 * w0[i] + q1 * w1[i]
     elif begin == 3:
-        for i in range(lo, hi):
+        for i in range(n):
             r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i]
             s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i]
     else:
-        p3, q3, w3 = values[first + 3 * step], values[second + 3 * step], weights[3]
-        for i in range(lo, hi):
+        p3, q3, w3 = values[first + 3 * step], values[second + 3 * step], weights[3][lo:hi]
+        for i in range(n):
             r[i] = p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
             s[i] = q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
     for a in range(begin, count, 4):
         p, q = first + a * step, second + a * step
         p0, p1, p2, p3 = values[p], values[p + step], values[p + 2 * step], values[p + 3 * step]
         q0, q1, q2, q3 = values[q], values[q + step], values[q + 2 * step], values[q + 3 * step]
-        w0, w1, w2, w3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
-        for i in range(lo, hi):
+        w0, w1, w2, w3 = weights[a][lo:hi], weights[a + 1][lo:hi], weights[a + 2][lo:hi], weights[a + 3][lo:hi]
+        for i in range(n):
             r[i] = r[i] + p0 * w0[i] + p1 * w1[i] + p2 * w2[i] + p3 * w3[i]
             s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.kernels import native, ramp_torch
+from partita.kernels import native, ramp_native, ramp_torch
 from partita.kernels.devices import device_kernels
 from partita.kernels.differentiation import differentiated, needs_plain_operations
 from partita.kernels.plain_arithmetic import plain_arithmetic
@@ -48,6 +48,8 @@ def _sum(u: Tensor, *operands: Any) -> Tensor:
     if (kernels := device_kernels("ramp", u, ramp.low, ramp.spacing, ramp.sharpness)) is not None:
         found: Tensor = kernels.sum_on_device(u, *ramp)
         return found
+    if runs_natively(u, ramp):
+        return ramp_native.ramp_sum(u, ramp)
     with plain_arithmetic(u.device.type):
         return ramp_torch.ramp_sum(u, ramp)
 
@@ -58,6 +60,8 @@ def _gradient(grad: Tensor, u: Tensor, *operands: Any) -> Tensor:
     if (kernels := device_kernels("ramp", grad, u, ramp.low, ramp.spacing, ramp.sharpness)) is not None:
         found: Tensor = kernels.gradients_on_device(grad, u, *ramp)
         return found
+    if runs_natively(u, ramp):
+        return ramp_native.ramp_gradient(grad, u, ramp)
     with plain_arithmetic(u.device.type):
         return ramp_torch.ramp_gradient(grad, u, ramp)
 

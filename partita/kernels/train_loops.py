@@ -1,7 +1,7 @@
 """The loops behind sums over tensor trains and their gradients: compiled by numba when first used.
 
-Axis by axis the queries of a block are sorted by the window of centers that matters to them. Those that share a window read the same
-entries of the core, so that every inner loop runs over queries.
+Axis by axis the queries of a block are sorted by the window of centers that matters to them. Those that share a window read
+the same entries of the core, so that every inner loop runs over queries.
 """
 
 from __future__ import annotations
@@ -69,6 +69,26 @@ def _place(order, place):
 
 
 @fused
+def _add_two(share, r, s, lo, hi, is_first, both, one, two):
+    """`one += share·r` and `two += share·s` for the queries lo ≤ i < hi; set, if they are the first."""
+    share, r, s, one, two = share[lo:hi], r[lo:hi], s[lo:hi], one[lo:hi], two[lo:hi]
+    if is_first and both:
+        for i in range(len(r)):
+            one[i] = share[i] * r[i]
+            two[i] = share[i] * s[i]
+    elif is_first:
+        for i in range(len(r)):
+            one[i] = share[i] * r[i]
+    elif both:
+        for i in range(len(r)):
+            one[i] += share[i] * r[i]
+            two[i] += share[i] * s[i]
+    else:
+        for i in range(len(r)):
+            one[i] += share[i] * r[i]
+
+
+@loop
 def _times_core(core, shape, rows, weights, start, r, s, n, product):
     """`product[b] = Σ_{a,k} rows[a]·weights[k]·core[a, start + k, b]` for every query of a block."""
     left, count, right, width = shape
@@ -79,33 +99,23 @@ def _times_core(core, shape, rows, weights, start, r, s, n, product):
             hi += 1
         for b in range(0, right, 2):
             both = int(b + 1 < right)
-            one, two = product[b], product[b + both]
-            outer = width if left >= width else left  # the longer sum is the inner one
-            for t in range(outer):
+            for t in range(min(left, width)):  # the longer sum is the inner one
                 if left >= width:
                     at, share = first + t * right + b, weights[t]
                     two_rows(core, at, at + both, count * right, rows[:left], r, s, lo, hi)
                 else:
                     at, share = first + t * count * right + b, rows[t]
                     two_rows(core, at, at + both, right, weights[:width], r, s, lo, hi)
-                if t == 0:
-                    for i in range(lo, hi):
-                        two[i] = share[i] * s[i]
-                        one[i] = share[i] * r[i]
-                elif both:
-                    for i in range(lo, hi):
-                        two[i] += share[i] * s[i]
-                        one[i] += share[i] * r[i]
-                else:
-                    for i in range(lo, hi):
-                        one[i] += share[i] * r[i]
+                _add_two(share, r, s, lo, hi, t == 0, both == 1, product[b], product[b + both])
         lo = hi
 
 
 @loop
 def sum_train(points, axes, cores, shapes, lines, rows, weights, integers, tally, out):
-    """Fill `out`, `(n, r_m)`. axes: centers, firsts, counts, rates R/2. cores: all of them flat; shapes `(m, 5)`: r_{i−1}, P_i, r_i, the
-    width of the window, where the core begins. Scratch: lines `(4, block)`, rows `(2, rank, block)`, weights `(width, block)`,
+    """Fill `out`, `(n, r_m)`.
+
+    axes: centers, firsts, counts, rates R/2. cores: all of them, flat. shapes: `(m, 5)`, for each core r_{i−1}, P_i, r_i, the width
+    of the window, and where the core begins. Scratch: lines `(4, block)`, rows `(2, rank, block)`, weights `(width, block)`,
     integers `(3, block)`.
     """
     centers, firsts, counts, rates = axes
@@ -152,48 +162,37 @@ def _pull_axis(points, axis, centers, rate, width, order, start, weights, mean, 
 
 
 @summed
-def _dot(x, y, lo, hi):
-    total = x[lo] * y[lo]
-    for i in range(lo + 1, hi):
+def _dot(x, y):
+    """`Σ_i x_i y_i`, in an order that the compiler chooses."""
+    total = x[0] * y[0]
+    for i in range(1, len(x)):
         total += x[i] * y[i]
     return total
 
 
-@fused
+@loop
 def _times_column(core, shape, columns, weights, start, r, s, n, product):
     """`product[a] = Σ_{k,b} weights[k]·core[a, start + k, b]·columns[b]`: `_times_core` from the other side."""
     left, count, right, width = shape
-    lo = 0
+    lo, step = 0, count * right
     while lo < n:
         hi, first = lo + 1, start[lo] * right
         while hi < n and start[hi] == start[lo]:
             hi += 1
         for a in range(0, left, 2):
             both = int(a + 1 < left)
-            one, two, step = product[a], product[a + both], count * right
-            outer = width if right >= width else right
-            for t in range(outer):
+            for t in range(min(right, width)):
                 if right >= width:
                     at, share = first + a * step + t * right, weights[t]
                     two_rows(core, at, at + both * step, 1, columns[:right], r, s, lo, hi)
                 else:
                     at, share = first + a * step + t, columns[t]
                     two_rows(core, at, at + both * step, right, weights[:width], r, s, lo, hi)
-                if t == 0:
-                    for i in range(lo, hi):
-                        two[i] = share[i] * s[i]
-                        one[i] = share[i] * r[i]
-                elif both:
-                    for i in range(lo, hi):
-                        two[i] += share[i] * s[i]
-                        one[i] += share[i] * r[i]
-                else:
-                    for i in range(lo, hi):
-                        one[i] += share[i] * r[i]
+                _add_two(share, r, s, lo, hi, t == 0, both == 1, product[a], product[a + both])
         lo = hi
 
 
-@fused
+@loop
 def _add_core(shape, rows, columns, weights, start, pair, n, found):
     """`found[a, start + k, b] += Σ_j rows[a, j]·weights[k, j]·columns[b, j]`."""
     left, count, right, width = shape
@@ -202,13 +201,15 @@ def _add_core(shape, rows, columns, weights, start, pair, n, found):
         hi = lo + 1
         while hi < n and start[hi] == start[lo]:
             hi += 1
+        own = pair[lo:hi]
         for a in range(left):
+            row = rows[a][lo:hi]
             for b in range(right):
-                row, column = rows[a], columns[b]
-                for i in range(lo, hi):
-                    pair[i] = row[i] * column[i]
+                column = columns[b][lo:hi]
+                for i in range(len(own)):
+                    own[i] = row[i] * column[i]
                 for k in range(width):
-                    found[(a * count + start[lo] + k) * right + b] += _dot(pair, weights[k], lo, hi)
+                    found[(a * count + start[lo] + k) * right + b] += _dot(own, weights[k][lo:hi])
         lo = hi
 
 

@@ -1,7 +1,8 @@
 """The sum over a tensor train as native loops (extra: `fast`).
 
-On each axis only the centers around x enter that hold all but a sixteenth of a unit roundoff of the weights. What that leaves out changes
-the result by less than one of its roundings does. Fitted trains, whose weights are wide, use all centers.
+On each axis only the centers around x enter that hold all but a sixteenth of a unit roundoff of the weights. What that leaves out
+changes the result by less than one of its roundings does (`window-tail`). Fitted trains, whose weights are wide, use all centers.
+A term passes through `P_i + r_i` roundings an axis, as in the torch path: products of weights and core entries, then of rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from partita.kernels.train_torch import TrainOperands
 __all__ = ["train_gradients", "train_sum"]
 
 _BLOCK = 256  # queries at once where all share one window
-_SORTED = 2048  # where they are sorted by their windows
+_SORTED = 4096  # where they are sorted by their windows
 _SORTED_GRADIENTS = 1024
 _NEGLIGIBLE = 1 / 32  # of the dtype's eps: the share of the weights that may be left out on an axis
 
