@@ -9,6 +9,7 @@ import torch
 import partita as pa
 from partita import errors
 from partita.heads import guards
+from partita.kernels import plain_arithmetic
 from partita.proofs.running import EXP_UNITS, SCORE_UNITS
 
 U = 2.0**-24
@@ -106,7 +107,9 @@ def test_a_call_on_a_covered_device_of_another_kind_is_refused_until_the_head_is
 def test_the_guard_runs_for_the_device_of_the_input(monkeypatch):
     """Autocast and short products are switched off on the device where the inputs are, not on the host."""
     asked = []
-    monkeypatch.setattr(guards, "_setting", lambda device: asked.append(device) or ("ieee", lambda value: None))
+    monkeypatch.setattr(
+        plain_arithmetic, "product_setting", lambda device: asked.append(device) or ("ieee", lambda value: None)
+    )
     monkeypatch.setattr(guards, "_require_finite", lambda *args: None)
     monkeypatch.setattr(guards.torch, "is_autocast_enabled", lambda device: asked.append(device))
 
@@ -127,10 +130,10 @@ def test_tf32_is_switched_off_on_cuda(outside):
     before = where.fp32_precision, torch.backends.cuda.matmul.fp32_precision
     try:
         where.fp32_precision = "tf32"
-        assert guards._setting("cuda")[0] not in guards._FULL
-        with guards._full_products("cuda"):
-            assert guards._setting("cuda")[0] == "ieee"
-        assert guards._setting("cuda")[0] == "tf32"  # the caller's setting is back
+        assert plain_arithmetic.product_setting("cuda")[0] not in plain_arithmetic._FULL
+        with plain_arithmetic._full_products("cuda"):
+            assert plain_arithmetic.product_setting("cuda")[0] == "ieee"
+        assert plain_arithmetic.product_setting("cuda")[0] == "tf32"  # the caller's setting is back
     finally:
         where.fp32_precision = before[0]
         torch.backends.cuda.matmul.fp32_precision = before[1]
