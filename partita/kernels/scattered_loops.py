@@ -303,6 +303,9 @@ def sum_scattered(
     here, below, chosen = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     distances, clo, chi, ctop = np.empty(size), np.empty((m, size)), np.empty((m, size)), np.empty(size)
     near, low, high = np.empty(block), np.empty(m), np.empty(m)
+    highest = -np.inf  # the largest power: `|q − k|² − p` is at least −highest
+    for node in range(levels[len(levels) - 2], levels[len(levels) - 1]):
+        highest = max(highest, top[node])
     begin = 0
     while begin < len(order) and homes[order[begin]] < 0:  # NaN queries come first
         for o in range(out.shape[1]):
@@ -330,9 +333,8 @@ def sum_scattered(
         for i in range(first, last):
             row, best = order[i], near[i - first]
             _box_distances(axes, points, points, row * m, clo, chi, ctop, 0, count, distances)
-            if (
-                not half * (best - _least(distances, count, best)) <= _OVERSHOOT
-            ):  # so far off that weights could overflow
+            # the best key may be so much nearer than the one seen that weights would overflow
+            if half * (best + highest) > _OVERSHOOT and half * (best - _least(distances, count, best)) > _OVERSHOOT:
                 for k in range(count):
                     if distances[k] < best:
                         best = _nearest_in(axes, points, row, keys, powers, here[k], best)
