@@ -1,0 +1,257 @@
+"""Check and time softmax attention over scattered points on a GPU: `python3 device/scattered_device.py`.
+
+Errors are against dense float64 sums over all keys. Times are medians over calls with everything included: index, sorting, lists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+import time
+import traceback
+
+import torch
+from torch import Tensor
+
+_PATH = os.path.join(os.path.dirname(__file__), "..", "partita", "kernels", "scattered_triton.py")
+_SPEC = importlib.util.spec_from_file_location("scattered_triton", _PATH)
+st = importlib.util.module_from_spec(_SPEC)
+sys.modules["scattered_triton"] = st
+_SPEC.loader.exec_module(st)
+
+DEVICE = "cuda"
+ROWS: list[str] = []
+START = time.time()
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, J: Tensor | None, p: Tensor | None, rate: float) -> tuple[Tensor, Tensor]:
+    """The sums in float64, in chunks of queries."""
+    out, sizes = [], []
+    step = max(1, (1 << 27) // max(1, len(k) * k.shape[1]))
+    k, v = k.double(), v.double()
+    for part in q.double().split(step):
+        d = part[:, None] - k[None]
+        x = (d * d).sum(-1)
+        s = -rate / 2 * (x if p is None else x - p.double())
+        w = s.softmax(1)
+        o = w @ v
+        if J is not None:
+            o = o + torch.einsum("ij,jod,ijd->io", w, J.double(), d)
+        out.append(o)
+        sizes.append(s.logsumexp(1))
+    return torch.cat(out), torch.cat(sizes)
+
+
+def median_ms(call, repeats: int = 15) -> tuple[float, float]:
+    """Median and least time of a call in milliseconds, by events."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    times.sort()
+    return times[len(times) // 2], times[0]
+
+
+def stages(call) -> None:
+    """Kernel times of one call."""
+    try:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as record:
+            for _ in range(5):
+                call()
+            torch.cuda.synchronize()
+        rows = [(e.key, e.self_device_time_total / 5, e.count / 5) for e in record.key_averages() if e.self_device_time_total > 0]
+        rows.sort(key=lambda r: -r[1])
+        total = sum(r[1] for r in rows)
+        say(f"   kernels {total:.0f} us: " + ", ".join(f"{k[:34]} {t:.0f}us x{c:.0f}" for k, t, c in rows[:14]))
+    except Exception as error:
+        say(f"   profiler failed: {error!r}"[:300])
+
+
+def uniform(n: int, m: int, dtype: torch.dtype = torch.float32, outs: int = 1):
+    k, q = torch.rand(n, m, device=DEVICE, dtype=dtype), torch.rand(n, m, device=DEVICE, dtype=dtype)
+    return q, k, torch.randn(n, outs, device=DEVICE, dtype=dtype), 8 * n ** (2 / m)
+
+
+def error_of(q, k, v, rate, cut, J=None, p=None, sample=1024):
+    out, lse, dropped = st.sum_on_device(q, st.build_index(k, p), v, J, rate, cut)
+    some = torch.randperm(len(q), device=DEVICE)[:sample]
+    ref, size = dense(q[some], k, v, J, p, rate)
+    return float((out[some] - ref).abs().max()), float((lse[some] - size).abs().max()), float(dropped.max())
+
+
+def time_forward(n: int, m: int, cut: float, dtype=torch.float32, outs=1, label="", profile=False) -> None:
+    q, k, v, rate = uniform(n, m, dtype, outs)
+    try:
+        err, off, dropped = error_of(q, k, v, rate, cut)
+
+        def call():
+            st.sum_on_device(q, st.build_index(k, None), v, None, rate, cut)
+
+        middle, least = median_ms(call, 10 if n > 500_000 else 15)
+        index = st.build_index(k, None)
+        alone, _ = median_ms(lambda: st.build_index(k, None), 10)
+        listed = next(iter(listing(q, index, rate, cut)))
+        average = listed.entries.shape[0] / max(1, listed.rows) if not listed.segments else -1
+        line = (
+            f"fwd {label:18s} n={n} m={m} out={outs} {str(dtype)[6:]} cut={cut:.1f} total {middle:.3f} ms (min {least:.3f}) index {alone:.3f}"
+            f" err {err:.1e} lse {off:.1e} dropped {dropped:.1f} blocks/row {average:.0f} items {listed.items} rows {listed.rows} flagged {listed.flagged}"
+        )
+        ROWS.append(line)
+        say(line)
+        if profile:
+            stages(call)
+    except Exception:
+        ROWS.append(f"fwd {label} n={n} m={m} FAILED")
+        say(traceback.format_exc()[-1500:])
+
+
+def listing(q, index, rate, cut):
+    """The lists alone, for their lengths."""
+    rows = st._arranged(q, st._codes(q, index.frame), None)
+    keys, rate = index.points, st._rate_tensor(rate, q)
+    energies = q.new_empty(rows.valid.shape[0])
+    st._home_kernel[(rows.super_terms.shape[0],)](
+        rows.sorted, rows.codes, rows.valid, rows.count, rows.valid.shape[0], keys.sorted, keys.codes, keys.sorted, keys.count,
+        keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.count.bit_length(),
+        M=q.shape[1], POWERS=False, WINDOW=st.WINDOW, BLOCK=st.BLOCK, SUPER=st.SUPER, num_warps=4,
+    )  # fmt: skip
+    return st._lists(rows, keys, rate, cut, range(rows.blocks))
+
+
+def adversarial(dtype: torch.dtype) -> None:
+    """Hard inputs, each against the dense sum."""
+    torch.manual_seed(5)
+    bad = []
+    low = dtype == torch.float32
+    close = 2e-5 if low else 1e-11
+
+    def rand(*shape):
+        return torch.rand(*shape, device=DEVICE, dtype=dtype)
+
+    clusters = rand(50, 3).repeat_interleave(400, 0)
+    line = rand(5000, 1) * torch.tensor([1.0, 2.0, -1.0], device=DEVICE, dtype=dtype)
+    cases = {
+        "clusters": (rand(3000, 3), clusters + 1e-6 * rand(20000, 3), 1e4, None, None),
+        "queries in clusters": (clusters[:3000] + 1e-6 * rand(3000, 3), clusters + 1e-6 * rand(20000, 3), 1e4, None, None),
+        "clusters, sharp": (clusters[::7] + 1e-6 * rand(len(clusters[::7]), 3), clusters + 1e-6 * rand(20000, 3), 1e10, None, None),
+        "equal keys": (rand(333, 2), torch.full((777, 2), 0.3, device=DEVICE, dtype=dtype), 100.0, None, None),
+        "one key": (rand(100, 3), rand(1, 3), 50.0, None, None),
+        "line": (rand(999, 3), line, 1e4, None, None),
+        "rate 1e-12": (rand(500, 3), rand(5000, 3), 1e-12, None, None),
+        "rate 1e12": (rand(500, 3), rand(5000, 3), 1e12, None, None),
+        "far": (1e3 * rand(300, 3) + 50, rand(5000, 3), 3e-2, None, None),
+        "powers": (rand(700, 3), rand(9000, 3), 3000.0, None, 0.5 * rand(9000)),
+        "powers, many signs": (rand(700, 2), rand(9000, 2), 3000.0, None, 0.05 * torch.randn(9000, device=DEVICE, dtype=dtype)),
+        "slopes": (rand(700, 3), rand(9000, 3), 3000.0, "slopes", None),
+        "slopes, powers, 3 outputs": (rand(700, 2), rand(9000, 2), 3000.0, "slopes3", 0.01 * rand(9000)),
+        "no query": (rand(0, 3), rand(100, 3), 10.0, None, None),
+    }
+    for m in range(1, 9):
+        cases[f"m={m}"] = (rand(1001, m), rand(20003, m), 6 * 20003 ** (2 / m), None, None)
+    cases["m=12"] = (rand(301, 12), rand(3003, 12), 30.0, "slopes", 0.1 * rand(3003))
+    cases["7 outputs"] = (rand(301, 3), rand(3003, 3), 2000.0, "7", None)
+    for name, (q, k, rate, extra, p) in cases.items():
+        try:
+            outs = 3 if extra == "slopes3" else 7 if extra == "7" else 1
+            v = torch.randn(len(k), outs, device=DEVICE, dtype=dtype)
+            J = torch.randn(len(k), outs, k.shape[1], device=DEVICE, dtype=dtype) if extra and "slopes" in extra else None
+            cut = math.log(len(k)) + (18 if low else 34)
+            index = st.build_index(k, p)
+            out, lse, dropped = st.sum_on_device(q, index, v, J, rate, cut)
+            again = st.sum_on_device(q, index, v, J, rate, cut)[0]
+            ref, size = dense(q, k, v, J, p, rate)
+            err = float((out - ref).abs().max()) if len(q) else 0.0
+            off = float(((lse - size).abs() / (1 + size.abs())).max()) if len(q) else 0.0
+            scores = rate * 3e-7 if low else rate * 1e-15
+            same = bool((out == again).all())
+            limit = max(close, 30 * scores) if name not in ("rate 1e12", "clusters, sharp") else math.inf
+            fine = err <= limit and off < (1e-5 if low else 1e-12) and same
+            say(f"  {'ok ' if fine else 'BAD'} {str(dtype)[6:]} {name}: err {err:.1e} lse {off:.1e} dropped {float(dropped.max()) if len(q) else 0:.1f} same {same}")
+            if not fine:
+                bad.append(name)
+            if name == "rate 1e12" or name == "clusters, sharp":  # the answer is a value, whatever the rounding
+                near = (out - v[:, 0]).abs().min(1).values.max() if outs == 1 and len(k) * len(q) < 1e8 else 0
+                say(f"      distance to the nearest value {float(near):.1e}, fraction off {float(((out - ref).abs() > 1e-3).double().mean()):.4f}")
+        except Exception:
+            bad.append(name)
+            say(f"  BAD {name}\n" + traceback.format_exc()[-1200:])
+    q, k = rand(1000, 3), rand(9000, 3)
+    v = torch.randn(9000, 1, device=DEVICE, dtype=dtype)
+    spoiled = q.clone()
+    spoiled[::13, 1] = float("nan")
+    spoiled[5, 0] = float("inf")
+    index = st.build_index(k, None)
+    clean, dirty = st.sum_on_device(q, index, v, None, 3000.0, 40.0)[0], st.sum_on_device(spoiled, index, v, None, 3000.0, 40.0)[0]
+    hit = ~spoiled.isfinite().all(1)
+    fine = bool(dirty[hit].isnan().all()) and float((dirty - clean)[~hit].abs().max()) < close
+    say(f"  {'ok ' if fine else 'BAD'} NaN queries")
+    if not fine:
+        bad.append("NaN")
+    ROWS.append(f"adversarial {dtype}: {'all right' if not bad else bad}")
+
+
+def main() -> None:
+    say(f"{torch.__version__} {torch.cuda.get_device_name()} triton {st.triton.__version__}")
+    for dtype in (torch.float32, torch.float64):
+        adversarial(dtype)
+        say(f"-- {time.time() - START:.0f} s")
+    n = 262_144
+    for m in (3, 2, 4):
+        time_forward(n, m, math.log(n) + 16, label="base", profile=True)
+    time_forward(1_000_000, 3, math.log(1e6) + 16, label="base", profile=True)
+    say(f"-- {time.time() - START:.0f} s")
+    for name, changes, cut in [
+        ("cut 20", {}, 20.0), ("cut 18", {}, 18.0), ("window 64", {"WINDOW": 64}, 28.5), ("window 16", {"WINDOW": 16}, 28.5),
+        ("segment 64", {"SEGMENT": 64}, 28.5), ("segment 256", {"SEGMENT": 256}, 28.5), ("block 32", {"BLOCK": 32}, 28.5),
+        ("block 32 seg 64", {"BLOCK": 32, "SEGMENT": 64}, 28.5),
+    ]:  # fmt: skip
+        before = {key: getattr(st, key) for key in changes}
+        for key, value in changes.items():
+            setattr(st, key, value)
+        for m in (3, 2, 4):
+            time_forward(n, m, cut, label=name, profile=m == 3 and name in ("cut 20", "block 32"))
+        for key, value in before.items():
+            setattr(st, key, value)
+        say(f"-- {time.time() - START:.0f} s")
+        if time.time() - START > 90:
+            break
+    plain = st._rows_per_program
+    for rows in (8, 4):
+        st._rows_per_program = lambda *a, rows=rows: rows
+        for m in (3, 4):
+            time_forward(n, m, 28.5, label=f"rows {rows}", profile=True)
+    st._rows_per_program = plain
+    for m in (3, 2, 4):
+        time_forward(n, m, 28.5, label="twice")
+    time_forward(n, 3, 50.0, torch.float64, label="double", profile=True)
+    time_forward(n, 3, 28.5, outs=4, label="4 outputs")
+    q, k, v, rate = uniform(65_536, 12)
+    try:
+        say(f"m=12 65536^2 dense: {median_ms(lambda: st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.0), 2)}")
+        codes = torch.randint(0, 1 << 62, (n,), device=DEVICE)
+        for kind in (torch.int64, torch.int32):
+            c = (codes >> 32).to(kind) if kind == torch.int32 else codes
+            say(f"torch.sort {kind} {n}: {median_ms(lambda: torch.sort(c, stable=True))}")
+    except Exception:
+        say(traceback.format_exc()[-800:])
+    say("\n".join(ROWS))
+    say(f"seconds: {time.time() - START:.0f}")
+
+
+if __name__ == "__main__":
+    main()
