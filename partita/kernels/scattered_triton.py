@@ -20,7 +20,8 @@ powers must be finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["BLOCK", "DeviceIndex", "build_index", "sum_on_device"]
+__all__ = ["BLOCK", "DeviceIndex", "build_index", "gradients_on_device", "sum_on_device"]
 
 BLOCK = 16  # points per block
 SUPER = 32  # blocks per superblock
@@ -167,15 +168,13 @@ def _arrange_kernel(
 
 
 @triton.jit
-def _columns_kernel(source, order, valid, target, n, width, padded, VALID: tl.constexpr, SIZE: tl.constexpr):
-    """`target[c, s] = source[order[s], c]`, zero in the padding and for points that are not valid."""
+def _columns_kernel(source, order, valid, target, n, width, padded, OTHER: tl.constexpr, SIZE: tl.constexpr):
+    """`target[c, s] = source[order[s], c]`; OTHER in the padding and for points that are not finite."""
     slot = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     c = tl.program_id(1)
-    live = slot < n
-    if VALID:
-        live &= tl.load(valid + slot, mask=live, other=0) != 0
+    live = tl.load(valid + slot, mask=slot < n, other=0) != 0
     row = tl.load(order + slot, mask=slot < n, other=0).to(tl.int64)
-    z = tl.load(source + row * width + c, mask=live, other=0.0)
+    z = tl.load(source + row * width + c, mask=live, other=OTHER)
     tl.store(target + c * tl.cast(padded, tl.int64) + slot, z, mask=slot < padded)
 
 
@@ -212,13 +211,13 @@ def _arranged(points: Tensor, codes: Tensor | None, term: Tensor | None) -> Poin
     return Points(n, order, codes, at.view(m, padded), valid, boxes, terms, super_boxes, super_terms)
 
 
-def _columns(source: Tensor, points: Points, masked: bool = False) -> Tensor:
-    """`(count, …)` in the original order as `(columns, padded)` in the sorted one."""
+def _columns(source: Tensor, points: Points, other: float = 0.0) -> Tensor:
+    """`(count, …)` in the original order as `(columns, padded)` in the sorted one; `other` for points that are not finite."""
     flat = source.detach().reshape(points.count, -1).contiguous()
     padded, width = points.valid.shape[0], flat.shape[1]
     target = flat.new_empty(width, padded)
     grid = (triton.cdiv(padded, 512), width)
-    _columns_kernel[grid](flat, points.order, points.valid, target, points.count, width, padded, VALID=masked, SIZE=512)
+    _columns_kernel[grid](flat, points.order, points.valid, target, points.count, width, padded, OTHER=other, SIZE=512)
     return target
 
 
@@ -753,3 +752,310 @@ def _sum_chunk(
             some.ends, some.counts, some.rows, some.segments, some.first, output, lse, dropped,
             TILE=tile, **shape, num_warps=1,
         )  # fmt: skip
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@triton.jit
+def _side(source, number, padded, at, col, ROWS_OWN: tl.constexpr):
+    """One column of what belongs to the rows or to the lanes, ready to be broadcast."""
+    base = source + tl.cast(number, tl.int64) * tl.cast(padded, tl.int64)
+    if ROWS_OWN:
+        return tl.load(base + at)[:, None]
+    else:
+        return tl.load(base + col)[None, :]
+
+
+@triton.jit
+def _gradient_kernel(
+    points, padded, cols, col_padded, col_count, col_blocks, levels, upstream, query_padded, values, slopes, powers, key_padded,
+    outs, rate, entries, owners, ends, counts, rows, segments, first, partial, items,
+    M: tl.constexpr, DIMS: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr, DIM_TILES: tl.constexpr,
+    JACOBIAN: tl.constexpr, SLOPES: tl.constexpr, POWERS: tl.constexpr, KEYS: tl.constexpr, DENSE: tl.constexpr,
+    FAR: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """Sums over one segment of keys for a block of queries, or of queries for a block of keys (KEYS).
+
+    With the weights w and `a = w·(g·(V − output) + g_lse)` these are, as asked for: DIMS coordinates of the gradient of the
+    rows' points, or of the slopes of one output (JACOBIAN); Σ a·x, or Σ a for keys (LAST); Σ w·g for TILE outputs.
+    """
+    item = tl.program_id(0)
+    inner = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(2)
+    dim = (tile % DIM_TILES) * DIMS
+    out = tile * TILE if TILE > 0 else tile // DIM_TILES
+    row, begin, end = _span(item, owners, ends, counts, rows, segments, col_blocks, SEGMENT, DENSE)
+    dtype: tl.constexpr = points.dtype.element_ty
+    r = tl.load(rate).to(tl.float64)
+    c = (r * _HALF_LOG2E).to(dtype)
+    steep = (-r).to(dtype)
+    at = (row + first) * BLOCK + inner
+    lane = tl.arange(0, LANES)
+    if not FAR:
+        q = _rows_of(points, padded, at, M)
+    if KEYS:
+        if POWERS:
+            own_power = tl.load(powers + at)[:, None]
+    else:
+        reference = (c * tl.load(levels + at))[:, None]
+        own_delta = _side(upstream, outs, query_padded, at, lane, True)
+    own = ()
+    for o in tl.static_range(OUT):
+        own = own + (_side(values if KEYS else upstream, o, key_padded if KEYS else query_padded, at, lane, True),)
+    near = ()
+    for d in tl.static_range(DIMS):
+        near = near + (tl.zeros([ROWS, LANES], dtype),)
+    last = tl.zeros([ROWS, LANES], dtype)
+    sums = ()
+    for o in tl.static_range(TILE):
+        sums = sums + (tl.zeros([ROWS, LANES], dtype),)
+    for t in range(begin, end, LANES // BLOCK):
+        col, live = _block_columns(entries, t + lane // BLOCK, end, lane % BLOCK, col_count, DENSE, BLOCK)
+        if FAR:
+            x = _far_squares(points, padded, at, cols, col_padded, col, M, ROWS, LANES)
+        else:
+            z = _differences(q, cols, col_padded, col, live, 0, M)
+            x = _squares(z, M)
+        if KEYS:
+            if POWERS:
+                x -= own_power
+            level = c * tl.where(live, tl.load(levels + col), float("-inf"))[None, :]
+        else:
+            if POWERS:
+                x -= tl.load(powers + col)[None, :]
+            level = reference + tl.where(live, 0.0, float("-inf"))[None, :]
+        w = tl.exp2(tl.minimum(level - c * x, 0.0))
+        if DIMS > 0 and not JACOBIAN or LAST:
+            if KEYS:
+                share = -_side(upstream, outs, query_padded, at, col, False) + tl.zeros([ROWS, LANES], dtype)
+            else:
+                share = -own_delta + tl.zeros([ROWS, LANES], dtype)
+            if OUT > 0:
+                for o in tl.static_range(OUT):
+                    share += own[o] * _side(upstream if KEYS else values, o, query_padded if KEYS else key_padded, at, col, False)
+            else:
+                for o in range(outs):
+                    g = _side(upstream, o, query_padded, at, col, not KEYS)
+                    share += g * _side(values, o, key_padded, at, col, KEYS)
+            if SLOPES:
+                for d in range(M):
+                    tilt = tl.zeros([ROWS, LANES], dtype)
+                    for o in range(outs):
+                        g = _side(upstream, o, query_padded, at, col, not KEYS)
+                        tilt += g * _side(slopes, o * M + d, key_padded, at, col, KEYS)
+                    step = _side(points, d, padded, at, col, True) - _side(cols, d, col_padded, at, col, False)
+                    share += -tilt * step if KEYS else tilt * step
+            a = w * share
+            if LAST:
+                last += a if KEYS else a * x
+        if DIMS > 0:
+            new = ()
+            for i in tl.static_range(DIMS):
+                if FAR:
+                    d = tl.minimum(dim + i, M - 1)
+                    step = _side(points, d, padded, at, col, True) - _side(cols, d, col_padded, at, col, False)
+                else:
+                    d = i
+                    step = z[i]
+                if JACOBIAN:
+                    more = -w * _side(upstream, out, query_padded, at, col, False) * step
+                else:
+                    more = steep * a * step
+                    if SLOPES:
+                        tilt = tl.zeros([ROWS, LANES], dtype)
+                        for o in range(outs):
+                            g = _side(upstream, o, query_padded, at, col, not KEYS)
+                            tilt += g * _side(slopes, o * M + d, key_padded, at, col, KEYS)
+                        more += -w * tilt if KEYS else w * tilt
+                new = new + (near[i] + more,)
+            near = new
+        if TILE > 0:
+            more_sums = ()
+            for o in tl.static_range(TILE):
+                number = tl.minimum(out + o, outs - 1)
+                more_sums = more_sums + (sums[o] + w * _side(upstream, number, query_padded, at, col, False),)
+            sums = more_sums
+    width: tl.constexpr = DIMS + LAST + TILE
+    base = partial + (tile.to(tl.int64) * items + item) * (width * BLOCK) + inner
+    for i in tl.static_range(DIMS):
+        tl.store(base + i * BLOCK, tl.sum(near[i], 1))
+    if LAST:
+        tl.store(base + DIMS * BLOCK, tl.sum(last, 1))
+    for o in tl.static_range(TILE):
+        tl.store(base + (DIMS + LAST + o) * BLOCK, tl.sum(sums[o], 1))
+
+
+@triton.jit
+def _collect_kernel(
+    partial, items, valid, order, n, outs, rate, ends, counts, rows, segments, first, near, last, sums,
+    M: tl.constexpr, DIMS: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, DIM_TILES: tl.constexpr, JACOBIAN: tl.constexpr,
+    KEYS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the segments of a row in float64 and write the gradients where its points came from."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    inner = tl.arange(0, BLOCK)
+    item, count = _segments_of(row, ends, counts, rows, segments, DENSE)
+    at = (row + first) * BLOCK + inner
+    live = at < n
+    good = tl.load(valid + at) != 0
+    target = tl.load(order + at, mask=live, other=0)
+    width: tl.constexpr = DIMS + LAST + TILE
+    for i in tl.static_range(width):
+        total = tl.zeros([BLOCK], tl.float64)
+        for s in range(count):
+            total += tl.load(partial + (tile.to(tl.int64) * items + item + s) * (width * BLOCK) + i * BLOCK + inner)
+        if i < DIMS:
+            d = (tile % DIM_TILES) * DIMS + i
+            place = target * M + d
+            if JACOBIAN:
+                place = (target * outs + tile // DIM_TILES) * M + d
+            tl.store(near + place, tl.where(good, total, float("nan")), mask=live & (inner * 0 + d < M))
+        elif i < DIMS + LAST:
+            if tile == 0:
+                if KEYS:
+                    total = total * (tl.load(rate).to(tl.float64) * 0.5)
+                tl.store(last + target, tl.where(good, total, 0.0), mask=live)
+        else:
+            o = tile * TILE + i - DIMS - LAST
+            tl.store(sums + target * outs + o, total, mask=live & (inner * 0 + o < outs))
+
+
+class _Pass(NamedTuple):
+    """What one launch of the gradient kernel sums."""
+
+    dims: int = 0
+    last: int = 0
+    tile: int = 0
+    jacobian: bool = False
+
+
+def gradients_on_device(
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    queries: Tensor,
+    index: DeviceIndex,
+    values: Tensor,
+    slopes: Tensor | None,
+    rate: Tensor | float,
+    cut: float,
+    output: Tensor,
+    lse: Tensor,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `sum_on_device`.
+
+    Args:
+        grad_output: `(Q, out)`, upstream.
+        grad_lse: `(Q,)`, upstream, or None for zero.
+        queries, index, values, slopes, rate: as in the forward pass.
+        cut: blocks of keys with scores further than this below the logarithm of the sum may be left out.
+        output: `(Q, out)`, of the forward pass.
+        lse: `(Q,)`, of the forward pass.
+        needs: which of queries, keys, values, slopes, powers and rate.
+
+    Returns:
+        Six gradients in the original order, None for what is not needed.
+    """
+    wants_queries, wants_keys, wants_values, wants_slopes, wants_powers, wants_rate = needs
+    queries, index_points = queries.detach().contiguous(), index.points
+    rate = _rate_tensor(rate, queries)
+    columns = _columns(values, index_points)
+    sloped = columns if slopes is None else _columns(slopes, index_points)
+    (count, m), outs = queries.shape, columns.shape[0]
+    keys = index_points.count
+    grad_queries = torch.empty_like(queries) if wants_queries else None
+    by_rate = torch.zeros(count, dtype=torch.float64, device=queries.device) if wants_rate else None
+    on_keys = [
+        queries.new_zeros(keys, m) if wants_keys else None,
+        queries.new_zeros(keys, outs) if wants_values else None,
+        queries.new_zeros(keys, outs, m) if wants_slopes else None,
+        queries.new_zeros(keys) if wants_powers else None,
+    ]
+    delta = (grad_output.detach() * output.detach()).sum(1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.detach()[:, None]
+    beside = torch.cat([grad_output.detach(), delta.to(queries.dtype)], 1)
+    energies = (lse.detach().double() * (-2 / rate.double())).to(queries.dtype)
+    tables = _Tables(index, columns, sloped, slopes is not None, rate, cut)
+    for begin in range(0, count, QUERIES):
+        part = slice(begin, begin + QUERIES)
+        some = queries[part]
+        rows = _arranged(some, _codes(some, index.frame) if m <= PRUNED else None, energies[part])
+        levels = _columns(energies[part], rows, -math.inf)[0]
+        upstream = _columns(beside[part], rows, 0.0)
+        if wants_queries or wants_rate:
+            near = None if grad_queries is None else grad_queries[part]
+            last = None if by_rate is None else by_rate[part]
+            tables.add_gradients(rows, levels, upstream, False, near, last, None, None)
+        if any(g is not None for g in on_keys):
+            alone = begin == 0 and count <= QUERIES
+            parts = on_keys if alone else [None if g is None else torch.empty_like(g) for g in on_keys]
+            tables.add_gradients(rows, levels, upstream, True, parts[0], parts[3], parts[1], parts[2])
+            if not alone:
+                for total, one in zip(on_keys, parts):
+                    if total is not None and one is not None:
+                        total += one
+    grad_rate = None if by_rate is None else -0.5 * by_rate.sum()
+    return grad_queries, on_keys[0], on_keys[1], on_keys[2], on_keys[3], grad_rate
+
+
+class _Tables(NamedTuple):
+    """What stays the same over the chunks of queries."""
+
+    index: DeviceIndex
+    values: Tensor
+    slopes: Tensor
+    sloped: bool
+    rate: Tensor
+    cut: float
+
+    def add_gradients(
+        self, queries: Points, levels: Tensor, upstream: Tensor, of_keys: bool,
+        near: Tensor | None, last: Tensor | None, sums: Tensor | None, jacobians: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Fill the gradients of the queries' points, or of the keys' points, powers (`last`), values and slopes."""
+        keys, m, outs = self.index.points, self.index.dimension, self.values.shape[0]
+        rows, columns = (keys, queries) if of_keys else (queries, keys)
+        far, few = m > PRUNED, outs <= 4
+        dims = 4 if far else m
+        tile = min(4, triton.next_power_of_2(outs))
+        passes = []
+        if near is not None or last is not None:
+            together = sums is not None and few and not far
+            passes.append(_Pass(dims if near is not None else 0, int(last is not None), tile if together else 0))
+            if sums is not None and not together:
+                passes.append(_Pass(tile=tile))
+        elif sums is not None:
+            passes.append(_Pass(tile=tile))
+        if jacobians is not None:
+            passes.append(_Pass(dims, jacobian=True))
+        dtype, nothing = self.values.dtype, self.values
+        powers = nothing if self.index.powers is None else self.index.powers
+        for some in _lists(rows, columns, self.rate, self.cut, range(rows.blocks)):
+            for one in passes:
+                width = one.dims + one.last + one.tile
+                dim_tiles = triton.cdiv(m, one.dims) if one.dims else 1
+                tiles = triton.cdiv(outs, one.tile) if one.tile else dim_tiles * (outs if one.jacobian else 1)
+                words = (min(m, PRUNED) + 2 + (outs if few else 0) + 2 * width) * (1 if dtype == torch.float32 else 2)
+                per_program = min(BLOCK, 16 if words <= 10 else 8 if words <= 22 else 4 if words <= 44 else 2)
+                partial = levels.new_empty(tiles, some.items, width, BLOCK)
+                lists = some.ends, some.counts, some.rows, some.segments, some.first
+                shape: dict[str, Any] = {
+                    "M": m, "DIMS": one.dims, "LAST": one.last, "TILE": one.tile, "DIM_TILES": dim_tiles,
+                    "JACOBIAN": one.jacobian, "KEYS": of_keys, "DENSE": some.segments > 0, "BLOCK": BLOCK, "num_warps": 1,
+                }  # fmt: skip
+                if some.items:
+                    _gradient_kernel[(some.items, BLOCK // per_program, tiles)](
+                        rows.sorted, rows.valid.shape[0], columns.sorted, columns.valid.shape[0], columns.count, columns.blocks,
+                        levels, upstream, queries.valid.shape[0], self.values, self.slopes, powers, keys.valid.shape[0],
+                        outs, self.rate, some.entries, some.owners, *lists, partial, some.items,
+                        OUT=outs if few else 0, SLOPES=self.sloped, POWERS=self.index.powers is not None, FAR=far,
+                        ROWS=per_program, LANES=32, SEGMENT=SEGMENT, **shape,
+                    )  # fmt: skip
+                _collect_kernel[(some.rows, tiles)](
+                    partial, some.items, rows.valid, rows.order, rows.count, outs, self.rate, *lists,
+                    jacobians if one.jacobian else nothing if near is None else near, nothing if last is None else last,
+                    nothing if sums is None else sums, **shape,
+                )  # fmt: skip
