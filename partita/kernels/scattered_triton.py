@@ -768,6 +768,19 @@ def _side(source, number, padded, at, col, ROWS_OWN: tl.constexpr):
 
 
 @triton.jit
+def _against(
+    upstream, query_padded, table, key_padded, outs, shift, stride, at, col,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """`Σ_o g_o·table[o·stride + shift]` for all pairs."""
+    total = tl.zeros([ROWS, LANES], table.dtype.element_ty)
+    for o in range(outs):
+        g = _side(upstream, o, query_padded, at, col, not KEYS)
+        total += g * _side(table, o * stride + shift, key_padded, at, col, KEYS)
+    return total
+
+
+@triton.jit
 def _gradient_kernel(
     points, padded, cols, col_padded, col_count, col_blocks, levels, upstream, query_padded, values, slopes, powers, key_padded,
     outs, rate, entries, owners, ends, counts, rows, segments, first, partial, items,
@@ -835,39 +848,30 @@ def _gradient_kernel(
                 for o in tl.static_range(OUT):
                     share += own[o] * _side(upstream if KEYS else values, o, query_padded if KEYS else key_padded, at, col, False)
             else:
-                for o in range(outs):
-                    g = _side(upstream, o, query_padded, at, col, not KEYS)
-                    share += g * _side(values, o, key_padded, at, col, KEYS)
+                share += _against(upstream, query_padded, values, key_padded, outs, 0, 1, at, col, KEYS, ROWS, LANES)
             if SLOPES:
-                for d in range(M):
-                    tilt = tl.zeros([ROWS, LANES], dtype)
-                    for o in range(outs):
-                        g = _side(upstream, o, query_padded, at, col, not KEYS)
-                        tilt += g * _side(slopes, o * M + d, key_padded, at, col, KEYS)
-                    step = _side(points, d, padded, at, col, True) - _side(cols, d, col_padded, at, col, False)
-                    share += -tilt * step if KEYS else tilt * step
+                for j in range(M):
+                    tilt = _against(upstream, query_padded, slopes, key_padded, outs, j, M, at, col, KEYS, ROWS, LANES)
+                    tilt *= _side(points, j, padded, at, col, True) - _side(cols, j, col_padded, at, col, False)
+                    share += -tilt if KEYS else tilt
             a = w * share
             if LAST:
                 last += a if KEYS else a * x
         if DIMS > 0:
             new = ()
             for i in tl.static_range(DIMS):
+                axis = tl.minimum(dim + i, M - 1)
                 if FAR:
-                    d = tl.minimum(dim + i, M - 1)
-                    step = _side(points, d, padded, at, col, True) - _side(cols, d, col_padded, at, col, False)
+                    step = _side(points, axis, padded, at, col, True) - _side(cols, axis, col_padded, at, col, False)
                 else:
-                    d = i
                     step = z[i]
                 if JACOBIAN:
                     more = -w * _side(upstream, out, query_padded, at, col, False) * step
                 else:
                     more = steep * a * step
                     if SLOPES:
-                        tilt = tl.zeros([ROWS, LANES], dtype)
-                        for o in range(outs):
-                            g = _side(upstream, o, query_padded, at, col, not KEYS)
-                            tilt += g * _side(slopes, o * M + d, key_padded, at, col, KEYS)
-                        more += -w * tilt if KEYS else w * tilt
+                        pull = w * _against(upstream, query_padded, slopes, key_padded, outs, axis, M, at, col, KEYS, ROWS, LANES)
+                        more += -pull if KEYS else pull
                 new = new + (near[i] + more,)
             near = new
         if TILE > 0:
