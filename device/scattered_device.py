@@ -24,6 +24,7 @@ _SPEC.loader.exec_module(st)
 DEVICE = "cuda"
 ROWS: list[str] = []
 START = time.time()
+LIMIT = 95
 
 
 def say(line: str) -> None:
@@ -88,7 +89,7 @@ def uniform(n: int, m: int, dtype: torch.dtype = torch.float32, outs: int = 1):
 
 
 def error_of(q, k, v, rate, cut, J=None, p=None, sample=1024):
-    out, lse, dropped = st.sum_on_device(q, st.build_index(k, p), v, J, rate, cut)
+    out, lse, dropped, _ = st.sum_on_device(q, st.build_index(k, p), v, J, rate, cut)
     some = torch.randperm(len(q), device=DEVICE)[:sample]
     ref, size = dense(q[some], k, v, J, p, rate)
     return float((out[some] - ref).abs().max()), float((lse[some] - size).abs().max()), float(dropped.max())
@@ -122,7 +123,7 @@ def time_forward(n: int, m: int, cut: float, dtype=torch.float32, outs=1, label=
 
 def listing(q, index, rate, cut):
     """The lists alone, for their lengths."""
-    rows = st._arranged(q, st._codes(q, index.frame), None)
+    rows = st._arranged(q, st._codes(q, index.low, index.high), None)
     keys, rate = index.points, st._rate_tensor(rate, q)
     energies = q.new_empty(rows.valid.shape[0])
     st._home_kernel[(rows.super_terms.shape[0],)](
@@ -131,6 +132,59 @@ def listing(q, index, rate, cut):
         M=q.shape[1], POWERS=False, WINDOW=st.WINDOW, BLOCK=st.BLOCK, SUPER=st.SUPER, num_warps=4,
     )  # fmt: skip
     return st._lists(rows, keys, rate, cut, range(rows.blocks))
+
+
+def dense_gradients(q, k, v, J, p, rate, g, gl):
+    """Gradients of the sums in float64 by torch, in chunks of queries."""
+    leaves = [None if a is None else a.double().clone().requires_grad_() for a in (q, k, v, p, J)]
+    r = torch.tensor(float(rate), dtype=torch.float64, device=DEVICE, requires_grad=True)
+    step = max(1, (1 << 25) // max(1, len(k) * k.shape[1]))
+    for begin in range(0, len(q), step):
+        part = slice(begin, begin + step)
+        d = leaves[0][part][:, None] - leaves[1][None]
+        x = (d * d).sum(-1)
+        s = -r / 2 * (x if p is None else x - leaves[3])
+        w = s.softmax(1)
+        o = w @ leaves[2]
+        if J is not None:
+            o = o + torch.einsum("ij,jod,ijd->io", w, leaves[4], d)
+        ((o * g[part].double()).sum() + (s.logsumexp(1) * gl[part].double()).sum()).backward()
+    return [None if a is None else a.grad for a in leaves] + [r.grad]
+
+
+def gradient_errors(q, k, v, J, p, rate, cut) -> str:
+    """Largest error of each gradient over its largest entry."""
+    g, gl = torch.randn(len(q), v.shape[1], device=DEVICE, dtype=q.dtype), torch.randn(len(q), device=DEVICE, dtype=q.dtype)
+    index = st.build_index(k, p)
+    out, lse, _, _ = st.sum_on_device(q, index, v, J, rate, cut)
+    needs = [True, True, True, p is not None, J is not None, True]
+    got = st.gradients_on_device(g, gl, q, index, v, J, rate, cut, out, lse, needs)
+    ref = dense_gradients(q, k, v, J, p, rate, g, gl)
+    return " ".join(f"{float((a - b).abs().max() / b.abs().max()):.1e}" for a, b in zip(got, ref) if a is not None)
+
+
+def time_backward(n: int, m: int, cut: float, needs: str, label: str = "", profile: bool = False) -> None:
+    """needs: letters of queries, keys, values, powers, slopes, rate."""
+    q, k, v, rate = uniform(n, m)
+    try:
+        g = torch.randn(n, 1, device=DEVICE)
+        index = st.build_index(k, None)
+        out, lse, _, _ = st.sum_on_device(q, index, v, None, rate, cut)
+        wanted = [letter in needs for letter in "qkvpsr"]
+
+        def call():
+            st.gradients_on_device(g, None, q, index, v, None, rate, cut, out, lse, wanted)
+
+        middle, least = median_ms(call, 10)
+        forward, _ = median_ms(lambda: st.sum_on_device(q, st.build_index(k, None), v, None, rate, cut), 10)
+        line = f"bwd {label:12s} n={n} m={m} {needs} cut={cut:.1f} {middle:.3f} ms (min {least:.3f}); forward {forward:.3f} ratio {middle / forward:.2f}"
+        ROWS.append(line)
+        say(line)
+        if profile:
+            stages(call)
+    except Exception:
+        ROWS.append(f"bwd {label} n={n} m={m} FAILED")
+        say(traceback.format_exc()[-1500:])
 
 
 def adversarial(dtype: torch.dtype) -> None:
@@ -161,18 +215,21 @@ def adversarial(dtype: torch.dtype) -> None:
         "slopes, powers, 3 outputs": (rand(700, 2), rand(9000, 2), 3000.0, "slopes3", 0.01 * rand(9000)),
         "no query": (rand(0, 3), rand(100, 3), 10.0, None, None),
     }
-    for m in range(1, 9):
+    for m in (1, 2, 3, 4, 6, 8) if low else (1, 3, 5):
         cases[f"m={m}"] = (rand(1001, m), rand(20003, m), 6 * 20003 ** (2 / m), None, None)
     cases["m=12"] = (rand(301, 12), rand(3003, 12), 30.0, "slopes", 0.1 * rand(3003))
     cases["7 outputs"] = (rand(301, 3), rand(3003, 3), 2000.0, "7", None)
     for name, (q, k, rate, extra, p) in cases.items():
+        if time.time() - START > LIMIT:
+            bad.append("out of time")
+            break
         try:
             outs = 3 if extra == "slopes3" else 7 if extra == "7" else 1
             v = torch.randn(len(k), outs, device=DEVICE, dtype=dtype)
             J = torch.randn(len(k), outs, k.shape[1], device=DEVICE, dtype=dtype) if extra and "slopes" in extra else None
             cut = math.log(len(k)) + (18 if low else 34)
             index = st.build_index(k, p)
-            out, lse, dropped = st.sum_on_device(q, index, v, J, rate, cut)
+            out, lse, dropped, _ = st.sum_on_device(q, index, v, J, rate, cut)
             again = st.sum_on_device(q, index, v, J, rate, cut)[0]
             ref, size = dense(q, k, v, J, p, rate)
             err = float((out - ref).abs().max()) if len(q) else 0.0
@@ -202,53 +259,58 @@ def adversarial(dtype: torch.dtype) -> None:
     say(f"  {'ok ' if fine else 'BAD'} NaN queries")
     if not fine:
         bad.append("NaN")
+    for name, m, n, outs, pw, sl in [("plain", 3, 3000, 1, 0, 0), ("all", 2, 2000, 2, 1, 1), ("m=10, 6 outputs", 10, 300, 6, 1, 1)]:
+        if time.time() - START > LIMIT:
+            break
+        try:
+            q, k, v = rand(n // 2, m), rand(n, m), torch.randn(n, outs, device=DEVICE, dtype=dtype)
+            J, p = torch.randn(n, outs, m, device=DEVICE, dtype=dtype) if sl else None, 0.01 * rand(n) if pw else None
+            rate = 6.0 * n ** (2 / m)
+            say(f"  gradients {dtype} {name}: {gradient_errors(q, k, v, J, p, rate, math.log(n) + (18 if low else 36))}")
+        except Exception:
+            bad.append("gradients " + name)
+            say(traceback.format_exc()[-1200:])
     ROWS.append(f"adversarial {dtype}: {'all right' if not bad else bad}")
 
 
 def main() -> None:
     say(f"{torch.__version__} {torch.cuda.get_device_name()} triton {st.triton.__version__}")
-    for dtype in (torch.float32, torch.float64):
-        adversarial(dtype)
-        say(f"-- {time.time() - START:.0f} s")
     n = 262_144
     for m in (3, 2, 4):
         time_forward(n, m, math.log(n) + 16, label="base", profile=True)
     time_forward(1_000_000, 3, math.log(1e6) + 16, label="base", profile=True)
+    for needs in ("qkvr", "v"):
+        time_backward(n, 3, math.log(n) + 16, needs, profile=True)
+    time_backward(n, 2, math.log(n) + 16, "qv")
     say(f"-- {time.time() - START:.0f} s")
+    adversarial(torch.float32)
+    say(f"-- {time.time() - START:.0f} s")
+    plain = st._rows_per_program
     for name, changes, cut in [
-        ("cut 20", {}, 20.0), ("cut 18", {}, 18.0), ("window 64", {"WINDOW": 64}, 28.5), ("window 16", {"WINDOW": 16}, 28.5),
-        ("segment 64", {"SEGMENT": 64}, 28.5), ("segment 256", {"SEGMENT": 256}, 28.5), ("block 32", {"BLOCK": 32}, 28.5),
-        ("block 32 seg 64", {"BLOCK": 32, "SEGMENT": 64}, 28.5),
+        ("cut 20", {}, 20.0), ("window 64", {"WINDOW": 64}, 28.5), ("window 16", {"WINDOW": 16}, 28.5),
+        ("block 32", {"BLOCK": 32, "SEGMENT": 64}, 28.5), ("rows 8", {"_rows_per_program": lambda *a: 8}, 28.5),
+        ("segment 64", {"SEGMENT": 64}, 28.5), ("segment 256", {"SEGMENT": 256}, 28.5),
     ]:  # fmt: skip
         before = {key: getattr(st, key) for key in changes}
         for key, value in changes.items():
             setattr(st, key, value)
-        for m in (3, 2, 4):
-            time_forward(n, m, cut, label=name, profile=m == 3 and name in ("cut 20", "block 32"))
+        time_forward(n, 3, cut, label=name, profile=name in ("cut 20", "block 32", "rows 8"))
+        if name in ("cut 20", "block 32", "rows 8"):
+            time_forward(n, 4, cut, label=name)
         for key, value in before.items():
             setattr(st, key, value)
-        say(f"-- {time.time() - START:.0f} s")
-        if time.time() - START > 90:
+        if time.time() - START > 75:
+            say(f"variants stop after {name}")
             break
-    plain = st._rows_per_program
-    for rows in (8, 4):
-        st._rows_per_program = lambda *a, rows=rows: rows
-        for m in (3, 4):
-            time_forward(n, m, 28.5, label=f"rows {rows}", profile=True)
-    st._rows_per_program = plain
-    for m in (3, 2, 4):
-        time_forward(n, m, 28.5, label="twice")
+    assert st._rows_per_program is plain
+    say(f"-- {time.time() - START:.0f} s")
+    codes = torch.randint(0, 1 << 62, (n,), device=DEVICE)
+    for kind in (torch.int64, torch.int32):
+        c = (codes >> 32).to(kind) if kind == torch.int32 else codes
+        say(f"torch.sort {kind} {n}: {median_ms(lambda c=c: torch.sort(c, stable=True))}")
     time_forward(n, 3, 50.0, torch.float64, label="double", profile=True)
     time_forward(n, 3, 28.5, outs=4, label="4 outputs")
-    q, k, v, rate = uniform(65_536, 12)
-    try:
-        say(f"m=12 65536^2 dense: {median_ms(lambda: st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.0), 2)}")
-        codes = torch.randint(0, 1 << 62, (n,), device=DEVICE)
-        for kind in (torch.int64, torch.int32):
-            c = (codes >> 32).to(kind) if kind == torch.int32 else codes
-            say(f"torch.sort {kind} {n}: {median_ms(lambda: torch.sort(c, stable=True))}")
-    except Exception:
-        say(traceback.format_exc()[-800:])
+    adversarial(torch.float64)
     say("\n".join(ROWS))
     say(f"seconds: {time.time() - START:.0f}")
 

@@ -38,7 +38,10 @@ PRUNED = 8  # dimensions up to which boxes are used
 QUERIES = 1 << 21  # sorted and summed at once
 ENTRIES = 1 << 26  # list entries held at once
 ITEMS = 1 << 20  # segments held at once where every block counts
+LANES = 32  # columns summed at once: one per lane of a warp
 WINDOW = 32  # keys tried for the first guess of the best score
+WIDE = 4  # superblocks tested at once by one warp
+FLAG = 1 << 40  # more than there are entries
 GAP = 60.0  # binary orders that the reference may lie below the best score
 
 _HALF_LOG2E = tl.constexpr(0.7213475204444817)
@@ -66,7 +69,8 @@ class DeviceIndex(NamedTuple):
     """Keys prepared once and queried often."""
 
     points: Points
-    frame: Tensor  # (2, m): the lowest corner of the keys' box, and cells per unit length of the Hilbert curve
+    low: Tensor  # (m,): the corners of the keys' box
+    high: Tensor
     powers: Tensor | None  # (padded,) sorted
 
     @property
@@ -78,13 +82,13 @@ class Lists(NamedTuple):
     """For each block of rows from number `first` on, the blocks of columns that count; all of them where `segments > 0`."""
 
     entries: Tensor  # numbers of blocks of columns
-    owners: Tensor  # (items,): the row of a segment
-    ends: Tensor  # (3, rows) int64: running totals of counts
-    counts: Tensor  # (3·rows,) int32: entries, segments, flags
-    flags: Tensor  # (rows,): rows whose reference could lie far below the best score
+    owners: Tensor  # (items,): the row of a segment, −1 for none
+    ends: Tensor  # (rows,) int64: running totals of counts
+    counts: Tensor  # (rows,) int64: entries, plus FLAG for rows whose reference could lie far below the best score
+    flags: Tensor  # (rows,) int64: the same with FLAG where there are no lists
     flagged: int
     missed: Tensor  # (rows,): the sum left out is at most this, times 2^(−c·limit)
-    items: int  # segments
+    items: int  # segments, with some room between those of different rows
     first: int
     rows: int
     segments: int  # of each row, where every block counts; 0 where there are lists
@@ -102,12 +106,17 @@ def _turn(x, y, bit):
 
 
 @triton.jit
-def _codes_kernel(points, frame, codes, n, M: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr):
+def _codes_kernel(points, low, high, codes, n, M: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr):
+    """Numbers of the cells along a Hilbert curve through the cube over the box from `low` to `high`."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    edge = tl.load(high) - tl.load(low)
+    for d in tl.static_range(1, M):
+        edge = tl.maximum(edge, tl.load(high + d) - tl.load(low + d))
+    per_unit = tl.where(edge > 0, (1 << BITS) / edge, 0.0)
     x = ()
     for d in tl.static_range(M):
         z = tl.load(points + at.to(tl.int64) * M + d, mask=at < n, other=0.0)
-        z = (z - tl.load(frame + d)) * tl.load(frame + M + d)
+        z = (z - tl.load(low + d)) * per_unit
         z = tl.where(z > 0, z, 0.0)  # NaN too
         z = tl.where(z < (1 << BITS), z, (1 << BITS) - 1)
         x = x + (tl.minimum(z.to(tl.int32), (1 << BITS) - 1),)
@@ -182,10 +191,10 @@ def _bits(dimension: int) -> int:
     return min(30, 63 // dimension)
 
 
-def _codes(points: Tensor, frame: Tensor) -> Tensor:
+def _codes(points: Tensor, low: Tensor, high: Tensor) -> Tensor:
     n, m = points.shape
     codes = torch.empty(n, dtype=torch.int64, device=points.device)
-    _codes_kernel[(triton.cdiv(n, 256),)](points, frame, codes, n, M=m, BITS=_bits(m), SIZE=256, num_warps=4)
+    _codes_kernel[(triton.cdiv(n, 256),)](points, low, high, codes, n, M=m, BITS=_bits(m), SIZE=256, num_warps=4)
     return codes
 
 
@@ -225,13 +234,10 @@ def build_index(keys: Tensor, powers: Tensor | None) -> DeviceIndex:
     """Sort keys `(N, m)`, `N ≥ 1`, with their powers `(N,)`, and measure their blocks."""
     keys = keys.detach().contiguous()
     m = keys.shape[1]
-    low, high = keys.amin(0), keys.amax(0)
-    largest = (high - low).amax()
-    cells = torch.where(largest > 0, (2.0 ** _bits(min(m, PRUNED))) / largest, torch.zeros_like(largest))
-    frame = torch.stack([low, cells.expand(m)])
+    low, high = torch.aminmax(keys, dim=0)
     term = None if powers is None else powers.detach().contiguous()
-    points = _arranged(keys, _codes(keys, frame) if m <= PRUNED else None, term)
-    return DeviceIndex(points, frame, None if term is None else _columns(term, points)[0])
+    points = _arranged(keys, _codes(keys, low, high) if m <= PRUNED else None, term)
+    return DeviceIndex(points, low, high, None if term is None else _columns(term, points)[0])
 
 
 # ---------------------------------------------------------------- which blocks count
@@ -294,11 +300,30 @@ def _tested(row, row_term, boxes, at, count, col_term, shift, c, slack, weight, 
 
 
 @triton.jit
+def _factor(rate, dtype: tl.constexpr):
+    """`R·log₂e/2`; never zero, so that its product with an infinite energy is infinite."""
+    return tl.maximum(tl.load(rate).to(tl.float64) * _HALF_LOG2E, 1.2e-38).to(dtype)
+
+
+@triton.jit
 def _box(boxes, at, count, M: tl.constexpr):
     row = ()
     for d in tl.static_range(2 * M):
         row = row + (tl.load(boxes + d * count + at),)
     return row
+
+
+@triton.jit
+def _entries_of(row, ends, counts, FLAG: tl.constexpr):
+    """Where the list of a row begins and ends."""
+    end = (tl.load(ends + row) % FLAG).to(tl.int32)
+    return end - (tl.load(counts + row) % FLAG).to(tl.int32), end
+
+
+@triton.jit
+def _item_of(row, begin, SEGMENT: tl.constexpr):
+    """The number of a row's first segment: there is always room for the segments of the rows before it."""
+    return begin // SEGMENT + row
 
 
 @triton.jit
@@ -311,7 +336,7 @@ def _coarse_kernel(
     super_row = own + first
     r = tl.load(rate).to(tl.float64)
     dtype = row_terms.dtype.element_ty
-    shift, c = (2 * cut / r).to(dtype), (r * _HALF_LOG2E).to(dtype)
+    shift, c = (2 * cut / r).to(dtype), _factor(rate, dtype)
     row = _box(row_boxes, super_row, row_count, M)
     row_term = tl.load(row_terms + super_row)
     run = 0
@@ -332,34 +357,36 @@ def _coarse_kernel(
 
 @triton.jit
 def _fine_kernel(
-    row_boxes, row_terms, super_terms, row_count, rows, col_boxes, col_terms, col_count, first, rate, cut, slack,
+    row_boxes, row_terms, super_terms, row_count, col_boxes, col_terms, col_count, first, rate, cut, slack,
     found, found_counts, found_missed, supers, counts, missed, ends, entries, owners,
-    FILL: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SUPER: tl.constexpr, SEGMENT: tl.constexpr, GAP: tl.constexpr,
+    FILL: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SUPER: tl.constexpr, WIDE: tl.constexpr, SEGMENT: tl.constexpr,
+    GAP: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """Blocks of columns that count for a block of rows: counted, or written down (FILL)."""
     own = tl.program_id(0)
     r = tl.load(rate).to(tl.float64)
     dtype = row_terms.dtype.element_ty
-    shift, c = (2 * cut / r).to(dtype), (r * _HALF_LOG2E).to(dtype)
+    shift, c = (2 * cut / r).to(dtype), _factor(rate, dtype)
     row = _box(row_boxes, own + first, row_count, M)
     row_term = tl.load(row_terms + own + first)
     coarse = own // SUPER
     base = found + coarse.to(tl.int64) * supers
-    lane = tl.arange(0, SUPER)
-    total = tl.zeros([SUPER], tl.int32)
-    lost = tl.zeros([SUPER], dtype)
-    least = tl.zeros([SUPER], dtype) + float("inf")
+    lane = tl.arange(0, SUPER * WIDE)
+    total = tl.zeros([SUPER * WIDE], tl.int32)
+    lost = tl.zeros([SUPER * WIDE], dtype)
+    least = tl.zeros([SUPER * WIDE], dtype) + float("inf")
     run = 0
     if FILL:
-        own_count = tl.load(counts + own)
-        begin = tl.load(ends + own) - own_count
-        segments = tl.load(counts + rows + own)
-        item = tl.load(ends + rows + own) - segments
-        for s in range(0, segments, SUPER):
-            tl.store(owners + item + s + lane, tl.zeros([SUPER], tl.int32) + own, mask=s + lane < segments)
-    for i in range(tl.load(found_counts + coarse)):
-        at = tl.load(base + i) * SUPER + lane
-        col_term = tl.load(col_terms + at)
+        begin, end = _entries_of(own, ends, counts, FLAG)
+        used = (end - begin + SEGMENT - 1) // SEGMENT
+        item = _item_of(own, begin, SEGMENT)
+        for s in range(0, _item_of(own + 1, end, SEGMENT) - item, SUPER * WIDE):
+            tl.store(owners + item + s + lane, tl.where(s + lane < used, own, -1), mask=item + s + lane < _item_of(own + 1, end, SEGMENT))
+    some = tl.load(found_counts + coarse)
+    for i in range(0, some, WIDE):
+        live = i + lane // SUPER < some
+        at = tl.load(base + i + lane // SUPER, mask=live, other=0) * SUPER + lane % SUPER
+        col_term = tl.load(col_terms + at, mask=live, other=float("-inf"))
         keep, gone, possible = _tested(row, row_term, col_boxes, at, col_count, col_term, shift, c, slack, BLOCK, M)
         if FILL:
             one = keep.to(tl.int32)
@@ -370,11 +397,8 @@ def _fine_kernel(
             lost += gone
             least = tl.minimum(least, tl.where(keep, possible, float("inf")))
     if not FILL:
-        count = tl.sum(total, 0)
-        tl.store(counts + own, count)
-        tl.store(counts + rows + own, (count + SEGMENT - 1) // SEGMENT)
-        gap = c * (row_term - tl.min(least, 0))
-        tl.store(counts + 2 * rows + own, (gap > GAP).to(tl.int32))
+        flag = c * (row_term - tl.min(least, 0)) > GAP
+        tl.store(counts + own, tl.sum(total, 0).to(tl.int64) + tl.where(flag, FLAG, 0).to(tl.int64))
         before = tl.load(found_missed + coarse) * tl.exp2(c * (row_term - tl.load(super_terms + own // SUPER + first // SUPER)))
         tl.store(missed + own, tl.sum(lost, 0) + tl.where(row_term > float("-inf"), before, 0.0))
 
@@ -384,7 +408,7 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
     device, m = rows.sorted.device, rows.sorted.shape[0]
     dtype, count = rows.sorted.dtype, len(chosen)
     if m > PRUNED:
-        flags = torch.ones(count, dtype=torch.int32, device=device)
+        flags = torch.full((count,), FLAG, dtype=torch.int64, device=device)
         yield from _dense(chosen, columns, flags, count)
         return
     supers, coarse = columns.super_terms.shape[0], triton.cdiv(count, SUPER)
@@ -393,10 +417,9 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
             yield from _lists(rows, columns, rate, cut, half)
         return
     slack = 2 * (m + 6) * torch.finfo(dtype).eps
-    integers = torch.empty(coarse * (supers + 1) + 3 * count, dtype=torch.int32, device=device)
-    found, found_counts, counts = integers.split([coarse * supers, coarse, 3 * count])
-    floats = torch.empty(coarse + count, dtype=dtype, device=device)
-    found_missed, missed = floats.split([coarse, count])
+    found, found_counts = torch.empty(coarse * (supers + 1), dtype=torch.int32, device=device).split([coarse * supers, coarse])
+    found_missed, missed = torch.empty(coarse + count, dtype=dtype, device=device).split([coarse, count])
+    counts = torch.empty(count, dtype=torch.int64, device=device)
     _coarse_kernel[(coarse,)](
         rows.super_boxes, rows.super_terms, rows.super_terms.shape[0], columns.super_boxes, columns.super_terms, supers,
         chosen.start // SUPER, rate, cut, slack, found, found_counts, found_missed,
@@ -405,25 +428,25 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
 
     def fine(fill: bool, ends: Tensor, entries: Tensor, owners: Tensor) -> None:
         _fine_kernel[(count,)](
-            rows.boxes, rows.terms, rows.super_terms, rows.terms.shape[0], count, columns.boxes, columns.terms,
+            rows.boxes, rows.terms, rows.super_terms, rows.terms.shape[0], columns.boxes, columns.terms,
             columns.terms.shape[0], chosen.start, rate, cut, slack, found, found_counts, found_missed, supers,
             counts, missed, ends, entries, owners,
-            FILL=fill, M=m, BLOCK=BLOCK, SUPER=SUPER, SEGMENT=SEGMENT, GAP=GAP, num_warps=1,
+            FILL=fill, M=m, BLOCK=BLOCK, SUPER=SUPER, WIDE=WIDE, SEGMENT=SEGMENT, GAP=GAP, FLAG=FLAG, num_warps=1,
         )  # fmt: skip
 
     fine(False, counts, counts, counts)
-    ends = counts.view(3, count).cumsum(1)
-    entries, items, flagged = ends[:, -1].tolist()
+    ends = counts.cumsum(0)
+    flagged, entries = divmod(int(ends[-1].item()), FLAG)
     if 2 * entries > count * columns.blocks:
-        yield from _dense(chosen, columns, counts[2 * count :], flagged)
+        yield from _dense(chosen, columns, counts, flagged)
     elif entries > ENTRIES and coarse > 1:
         for half in _halves(chosen):
             yield from _lists(rows, columns, rate, cut, half)
     else:
-        space = torch.empty(entries + items, dtype=torch.int32, device=device)
-        listed, owners = space.split([entries, items])
+        items = entries // SEGMENT + count
+        listed, owners = torch.empty(entries + items, dtype=torch.int32, device=device).split([entries, items])
         fine(True, ends, listed, owners)
-        yield Lists(listed, owners, ends, counts, counts[2 * count :], flagged, missed, items, chosen.start, count, 0)
+        yield Lists(listed, owners, ends, counts, counts, flagged, missed, items, chosen.start, count, 0)
 
 
 def _dense(chosen: range, columns: Points, flags: Tensor, flagged: int) -> Iterator[Lists]:
@@ -445,28 +468,29 @@ def _halves(chosen: range) -> tuple[range, range]:
 
 
 @triton.jit
-def _span(item, owners, ends, counts, rows, segments, blocks, SEGMENT: tl.constexpr, DENSE: tl.constexpr):
+def _span(item, owners, ends, counts, segments, blocks, SEGMENT: tl.constexpr, DENSE: tl.constexpr, FLAG: tl.constexpr):
     """The row of a segment, and where its blocks begin and end in the list."""
     if DENSE:
         row = item // segments
         begin = (item % segments) * SEGMENT
         end = tl.minimum(begin + SEGMENT, blocks)
     else:
-        row = tl.load(owners + item)
-        segment = item - (tl.load(ends + rows + row) - tl.load(counts + rows + row)).to(tl.int32)
-        last = tl.load(ends + row).to(tl.int32)
-        begin = last - tl.load(counts + row) + segment * SEGMENT
-        end = tl.minimum(begin + SEGMENT, last)
+        owner = tl.load(owners + item)
+        row = tl.maximum(owner, 0)
+        first, last = _entries_of(row, ends, counts, FLAG)
+        begin = first + (item - _item_of(row, first, SEGMENT)) * SEGMENT
+        end = tl.where(owner < 0, begin, tl.minimum(begin + SEGMENT, last))
     return row, begin, end
 
 
 @triton.jit
-def _segments_of(row, ends, counts, rows, segments, DENSE: tl.constexpr):
+def _segments_of(row, ends, counts, segments, blocks, SEGMENT: tl.constexpr, DENSE: tl.constexpr, FLAG: tl.constexpr):
+    """The first segment of a row, the number of its segments, and that of its blocks."""
     if DENSE:
-        return row * segments, segments
+        return row * segments, segments, blocks
     else:
-        count = tl.load(counts + rows + row)
-        return (tl.load(ends + rows + row)).to(tl.int32) - count, count
+        begin, end = _entries_of(row, ends, counts, FLAG)
+        return _item_of(row, begin, SEGMENT), (end - begin + SEGMENT - 1) // SEGMENT, end - begin
 
 
 @triton.jit
@@ -522,15 +546,15 @@ def _far_squares(points, padded, at, cols, col_padded, col, M, ROWS: tl.constexp
 
 @triton.jit
 def _best_kernel(
-    points, padded, keys, key_padded, key_count, key_blocks, powers, entries, owners, ends, counts, flags, rows, segments, first,
+    points, padded, keys, key_padded, key_count, key_blocks, powers, entries, owners, ends, counts, flags, segments, first,
     partial, M: tl.constexpr, POWERS: tl.constexpr, DENSE: tl.constexpr, FAR: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """The least energy over a segment, for flagged rows."""
     item = tl.program_id(0)
     inner = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    row, begin, end = _span(item, owners, ends, counts, rows, segments, key_blocks, SEGMENT, DENSE)
-    end = tl.where(tl.load(flags + row) != 0, end, begin)
+    row, begin, end = _span(item, owners, ends, counts, segments, key_blocks, SEGMENT, DENSE, FLAG)
+    end = tl.where(tl.load(flags + row) >= FLAG, end, begin)
     at = (row + first) * BLOCK + inner
     lane = tl.arange(0, LANES)
     if not FAR:
@@ -549,12 +573,15 @@ def _best_kernel(
 
 
 @triton.jit
-def _settle_kernel(partial, energies, ends, counts, flags, rows, segments, first, DENSE: tl.constexpr, BLOCK: tl.constexpr):
+def _settle_kernel(
+    partial, energies, ends, counts, flags, segments, first, blocks,
+    DENSE: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
+):  # fmt: skip
     """The least energy over all segments of a flagged row."""
     row = tl.program_id(0)
     inner = tl.arange(0, BLOCK)
-    item, count = _segments_of(row, ends, counts, rows, segments, DENSE)
-    if tl.load(flags + row) != 0:
+    item, count, _ = _segments_of(row, ends, counts, segments, blocks, SEGMENT, DENSE, FLAG)
+    if tl.load(flags + row) >= FLAG:
         least = tl.zeros([BLOCK], energies.dtype.element_ty) + float("inf")
         for s in range(count):
             least = tl.minimum(least, tl.load(partial + (item + s).to(tl.int64) * BLOCK + inner))
@@ -564,21 +591,21 @@ def _settle_kernel(partial, energies, ends, counts, flags, rows, segments, first
 @triton.jit
 def _sum_kernel(
     points, padded, energies, keys, key_padded, key_count, key_blocks, powers, values, slopes, outs, rate,
-    entries, owners, ends, counts, rows, segments, first, partial, items,
+    entries, owners, ends, counts, segments, first, partial, items,
     M: tl.constexpr, POWERS: tl.constexpr, SLOPES: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr, FAR: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """`Σ 2^(c(x_ref − x))` and the same sum times the values, over one segment."""
     item = tl.program_id(0)
     inner = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(2) * TILE
-    row, begin, end = _span(item, owners, ends, counts, rows, segments, key_blocks, SEGMENT, DENSE)
+    row, begin, end = _span(item, owners, ends, counts, segments, key_blocks, SEGMENT, DENSE, FLAG)
     dtype: tl.constexpr = points.dtype.element_ty
-    c = (tl.load(rate).to(tl.float64) * _HALF_LOG2E).to(dtype)
+    c = _factor(rate, dtype)
     at = (row + first) * BLOCK + inner
     lane = tl.arange(0, LANES)
     wide = tl.cast(key_padded, tl.int64)
-    reference = (c * tl.load(energies + at))[:, None]
+    reference = tl.load(energies + at)[:, None]
     if not FAR:
         q = _rows_of(points, padded, at, M)
     total = tl.zeros([ROWS, LANES], dtype)
@@ -597,7 +624,7 @@ def _sum_kernel(
             e -= tl.where(live, tl.load(powers + col), float("-inf"))[None, :]
         elif SLOPES or FAR:
             e += tl.where(live, 0.0, float("inf"))[None, :]
-        w = tl.exp2(reference - c * e)
+        w = tl.exp2(c * (reference - e))
         total += w
         new = ()
         for o in tl.static_range(TILE):
@@ -623,14 +650,15 @@ def _sum_kernel(
 
 @triton.jit
 def _finish_kernel(
-    partial, items, energies, terms, missed, valid, order, n, outs, rate, cut, ends, counts, rows, segments, first,
-    output, lse, dropped, TILE: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    partial, items, energies, terms, missed, valid, order, n, outs, rate, cut, ends, counts, segments, first, blocks,
+    output, lse, dropped, depth, TILE: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """Add the segments of a block of queries in float64 and write its results where its queries came from."""
     row = tl.program_id(0)
     inner = tl.arange(0, BLOCK)
     out = tl.program_id(1) * TILE
-    item, count = _segments_of(row, ends, counts, rows, segments, DENSE)
+    item, count, entries = _segments_of(row, ends, counts, segments, blocks, SEGMENT, DENSE, FLAG)
     total = tl.zeros([BLOCK], tl.float64)
     sums = ()
     for o in tl.static_range(TILE):
@@ -660,6 +688,8 @@ def _finish_kernel(
             limit = tl.load(terms + row + first).to(tl.float64) + 2 * cut / r
             gone = tl.log(tl.load(missed + row).to(tl.float64)) - 0.5 * r * (limit - best) - size
         tl.store(dropped + target, gone, mask=live)
+        longest = (tl.minimum(entries, SEGMENT) * BLOCK + LANES - 1) // LANES + 6 + count  # lanes, their tree, segments
+        tl.store(depth + target, inner * 0 + longest, mask=live)
 
 
 def _rows_per_program(dimension: int, dtype: torch.dtype, columns: int) -> int:
@@ -676,7 +706,7 @@ def _rate_tensor(rate: Tensor | float, like: Tensor) -> Tensor:
 
 def sum_on_device(
     queries: Tensor, index: DeviceIndex, values: Tensor, slopes: Tensor | None, rate: Tensor | float, cut: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Softmax attention of queries over the keys of an index.
 
     Args:
@@ -688,28 +718,31 @@ def sum_on_device(
         cut: blocks of keys whose scores all lie further than this below a query's best one may be left out.
 
     Returns:
-        The output `(Q, out)`, the logarithm of the sum of exponentials `(Q,)`, and a bound `(Q,)` on the logarithm of the
-        share of the softmax that was left out, `−inf` where nothing was.
+        The output `(Q, out)`; the logarithm of the sum of exponentials `(Q,)`; a bound `(Q,)` on the logarithm of the share
+        of the softmax that was left out, `−inf` where nothing was; the largest number of additions `(Q,)` that a term of
+        these sums passes through.
     """
     queries = queries.detach().contiguous()
     rate = _rate_tensor(rate, queries)
     columns = _columns(values, index.points)
     sloped = None if slopes is None else _columns(slopes, index.points)
     outs = columns.shape[0]
-    output, lse, dropped = queries.new_empty(len(queries), outs), queries.new_empty(len(queries)), queries.new_empty(len(queries))
-    for begin in range(0, len(queries), QUERIES):
+    count = len(queries)
+    output, lse, dropped = queries.new_empty(count, outs), queries.new_empty(count), queries.new_empty(count)
+    depth = torch.empty(count, dtype=torch.int32, device=queries.device)
+    for begin in range(0, count, QUERIES):
         part = slice(begin, begin + QUERIES)
-        _sum_chunk(queries[part], index, columns, sloped, rate, cut, output[part], lse[part], dropped[part])
-    return output, lse, dropped
+        _sum_chunk(queries[part], index, columns, sloped, rate, cut, (output[part], lse[part], dropped[part], depth[part]))
+    return output, lse, dropped, depth
 
 
 def _sum_chunk(
     queries: Tensor, index: DeviceIndex, values: Tensor, slopes: Tensor | None, rate: Tensor, cut: float,
-    output: Tensor, lse: Tensor, dropped: Tensor,
+    results: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     m, keys = queries.shape[1], index.points
     pruned = m <= PRUNED
-    rows = _arranged(queries, _codes(queries, index.frame) if pruned else None, None)
+    rows = _arranged(queries, _codes(queries, index.low, index.high) if pruned else None, None)
     energies = queries.new_empty(rows.valid.shape[0])
     powers = keys.sorted if index.powers is None else index.powers
     if pruned:
@@ -722,35 +755,28 @@ def _sum_chunk(
     tile = 1 if outs == 1 else 2 if outs == 2 else 4
     tiles = triton.cdiv(outs, tile)
     per_program = min(BLOCK, _rows_per_program(m, queries.dtype, 1 + tile))
-    shape: dict[str, Any] = {"BLOCK": BLOCK, "DENSE": False}
+    parts = BLOCK // per_program
+    points = rows.sorted, rows.valid.shape[0]
+    columns = keys.sorted, keys.valid.shape[0], keys.count, keys.blocks, powers
     for some in _lists(rows, keys, rate, cut, range(rows.blocks)):
-        shape["DENSE"] = some.segments > 0
-        inner = shape | {"LANES": 32, "ROWS": per_program, "SEGMENT": SEGMENT, "M": m, "FAR": not pruned, "num_warps": 1}
-        inner["POWERS"] = index.powers is not None
-        items = some.items
-        parts = BLOCK // per_program
-        points = rows.sorted, rows.valid.shape[0]
-        columns = keys.sorted, keys.valid.shape[0], keys.count, keys.blocks, powers
-        if some.flagged:
+        items, lists = some.items, (some.entries, some.owners, some.ends, some.counts)
+        shape: dict[str, Any] = {"BLOCK": BLOCK, "DENSE": some.segments > 0, "SEGMENT": SEGMENT, "FLAG": FLAG, "num_warps": 1}
+        inner = shape | {"LANES": LANES, "ROWS": per_program, "M": m, "FAR": not pruned, "POWERS": index.powers is not None}
+        if some.flagged and items:
             least = queries.new_empty(items, BLOCK)
-            _best_kernel[(items, parts)](
-                *points, *columns, some.entries, some.owners, some.ends, some.counts, some.flags, some.rows, some.segments,
-                some.first, least, **inner,
-            )  # fmt: skip
+            _best_kernel[(items, parts)](*points, *columns, *lists, some.flags, some.segments, some.first, least, **inner)
             _settle_kernel[(some.rows,)](
-                least, energies, some.ends, some.counts, some.flags, some.rows, some.segments, some.first, **shape, num_warps=1
+                least, energies, some.ends, some.counts, some.flags, some.segments, some.first, keys.blocks, **shape
             )
         partial = queries.new_empty(tiles, items, 1 + tile, BLOCK)
         if items:
             _sum_kernel[(items, parts, tiles)](
-                *points, energies, *columns, values, values if slopes is None else slopes, outs, rate,
-                some.entries, some.owners, some.ends, some.counts, some.rows, some.segments, some.first, partial, items,
-                TILE=tile, SLOPES=slopes is not None, **inner,
+                *points, energies, *columns, values, values if slopes is None else slopes, outs, rate, *lists,
+                some.segments, some.first, partial, items, TILE=tile, SLOPES=slopes is not None, **inner,
             )  # fmt: skip
         _finish_kernel[(some.rows, tiles)](
             partial, items, energies, rows.terms, some.missed, rows.valid, rows.order, rows.count, outs, rate, cut,
-            some.ends, some.counts, some.rows, some.segments, some.first, output, lse, dropped,
-            TILE=tile, **shape, num_warps=1,
+            some.ends, some.counts, some.segments, some.first, keys.blocks, *results, TILE=tile, LANES=LANES, **shape,
         )  # fmt: skip
 
 
@@ -783,10 +809,10 @@ def _against(
 @triton.jit
 def _gradient_kernel(
     points, padded, cols, col_padded, col_count, col_blocks, levels, upstream, query_padded, values, slopes, powers, key_padded,
-    outs, rate, entries, owners, ends, counts, rows, segments, first, partial, items,
+    outs, rate, entries, owners, ends, counts, segments, first, partial, items,
     M: tl.constexpr, DIMS: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr, DIM_TILES: tl.constexpr,
     JACOBIAN: tl.constexpr, SLOPES: tl.constexpr, POWERS: tl.constexpr, KEYS: tl.constexpr, DENSE: tl.constexpr,
-    FAR: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr,
+    FAR: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """Sums over one segment of keys for a block of queries, or of queries for a block of keys (KEYS).
 
@@ -798,10 +824,10 @@ def _gradient_kernel(
     tile = tl.program_id(2)
     dim = (tile % DIM_TILES) * DIMS
     out = tile * TILE if TILE > 0 else tile // DIM_TILES
-    row, begin, end = _span(item, owners, ends, counts, rows, segments, col_blocks, SEGMENT, DENSE)
+    row, begin, end = _span(item, owners, ends, counts, segments, col_blocks, SEGMENT, DENSE, FLAG)
     dtype: tl.constexpr = points.dtype.element_ty
     r = tl.load(rate).to(tl.float64)
-    c = (r * _HALF_LOG2E).to(dtype)
+    c = _factor(rate, dtype)
     steep = (-r).to(dtype)
     at = (row + first) * BLOCK + inner
     lane = tl.arange(0, LANES)
@@ -811,7 +837,7 @@ def _gradient_kernel(
         if POWERS:
             own_power = tl.load(powers + at)[:, None]
     else:
-        reference = (c * tl.load(levels + at))[:, None]
+        reference = tl.load(levels + at)[:, None]
         own_delta = _side(upstream, outs, query_padded, at, lane, True)
     own = ()
     for o in tl.static_range(OUT):
@@ -833,12 +859,12 @@ def _gradient_kernel(
         if KEYS:
             if POWERS:
                 x -= own_power
-            level = c * tl.where(live, tl.load(levels + col), float("-inf"))[None, :]
+            level = tl.where(live, tl.load(levels + col), float("-inf"))[None, :]
         else:
             if POWERS:
                 x -= tl.load(powers + col)[None, :]
             level = reference + tl.where(live, 0.0, float("-inf"))[None, :]
-        w = tl.exp2(tl.minimum(level - c * x, 0.0))
+        w = tl.exp2(tl.minimum(c * (level - x), 0.0))
         if DIMS > 0 and not JACOBIAN or LAST:
             if KEYS:
                 share = -_side(upstream, outs, query_padded, at, col, False) + tl.zeros([ROWS, LANES], dtype)
@@ -892,15 +918,15 @@ def _gradient_kernel(
 
 @triton.jit
 def _collect_kernel(
-    partial, items, valid, order, n, outs, rate, ends, counts, rows, segments, first, near, last, sums,
+    partial, items, valid, order, n, outs, rate, ends, counts, segments, first, blocks, near, last, sums,
     M: tl.constexpr, DIMS: tl.constexpr, LAST: tl.constexpr, TILE: tl.constexpr, DIM_TILES: tl.constexpr, JACOBIAN: tl.constexpr,
-    KEYS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """Add the segments of a row in float64 and write the gradients where its points came from."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     inner = tl.arange(0, BLOCK)
-    item, count = _segments_of(row, ends, counts, rows, segments, DENSE)
+    item, count, _ = _segments_of(row, ends, counts, segments, blocks, SEGMENT, DENSE, FLAG)
     at = (row + first) * BLOCK + inner
     live = at < n
     good = tl.load(valid + at) != 0
@@ -947,7 +973,7 @@ def gradients_on_device(
     output: Tensor,
     lse: Tensor,
     needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+) -> list[Tensor | None]:
     """Gradients of `sum_on_device`.
 
     Args:
@@ -957,12 +983,12 @@ def gradients_on_device(
         cut: blocks of keys with scores further than this below the logarithm of the sum may be left out.
         output: `(Q, out)`, of the forward pass.
         lse: `(Q,)`, of the forward pass.
-        needs: which of queries, keys, values, slopes, powers and rate.
+        needs: which of queries, keys, values, powers, slopes and rate.
 
     Returns:
         Six gradients in the original order, None for what is not needed.
     """
-    wants_queries, wants_keys, wants_values, wants_slopes, wants_powers, wants_rate = needs
+    wants_queries, wants_keys, wants_values, wants_powers, wants_slopes, wants_rate = needs
     queries, index_points = queries.detach().contiguous(), index.points
     rate = _rate_tensor(rate, queries)
     columns = _columns(values, index_points)
@@ -986,7 +1012,7 @@ def gradients_on_device(
     for begin in range(0, count, QUERIES):
         part = slice(begin, begin + QUERIES)
         some = queries[part]
-        rows = _arranged(some, _codes(some, index.frame) if m <= PRUNED else None, energies[part])
+        rows = _arranged(some, _codes(some, index.low, index.high) if m <= PRUNED else None, energies[part])
         levels = _columns(energies[part], rows, -math.inf)[0]
         upstream = _columns(beside[part], rows, 0.0)
         if wants_queries or wants_rate:
@@ -1002,7 +1028,7 @@ def gradients_on_device(
                     if total is not None and one is not None:
                         total += one
     grad_rate = None if by_rate is None else -0.5 * by_rate.sum()
-    return grad_queries, on_keys[0], on_keys[1], on_keys[2], on_keys[3], grad_rate
+    return [grad_queries, on_keys[0], on_keys[1], on_keys[3], on_keys[2], grad_rate]
 
 
 class _Tables(NamedTuple):
@@ -1045,10 +1071,11 @@ class _Tables(NamedTuple):
                 words = (min(m, PRUNED) + 2 + (outs if few else 0) + 2 * width) * (1 if dtype == torch.float32 else 2)
                 per_program = min(BLOCK, 16 if words <= 10 else 8 if words <= 22 else 4 if words <= 44 else 2)
                 partial = levels.new_empty(tiles, some.items, width, BLOCK)
-                lists = some.ends, some.counts, some.rows, some.segments, some.first
+                lists = some.ends, some.counts, some.segments, some.first
                 shape: dict[str, Any] = {
                     "M": m, "DIMS": one.dims, "LAST": one.last, "TILE": one.tile, "DIM_TILES": dim_tiles,
-                    "JACOBIAN": one.jacobian, "KEYS": of_keys, "DENSE": some.segments > 0, "BLOCK": BLOCK, "num_warps": 1,
+                    "JACOBIAN": one.jacobian, "KEYS": of_keys, "DENSE": some.segments > 0, "BLOCK": BLOCK,
+                    "SEGMENT": SEGMENT, "FLAG": FLAG, "num_warps": 1,
                 }  # fmt: skip
                 if some.items:
                     _gradient_kernel[(some.items, BLOCK // per_program, tiles)](
@@ -1056,10 +1083,10 @@ class _Tables(NamedTuple):
                         levels, upstream, queries.valid.shape[0], self.values, self.slopes, powers, keys.valid.shape[0],
                         outs, self.rate, some.entries, some.owners, *lists, partial, some.items,
                         OUT=outs if few else 0, SLOPES=self.sloped, POWERS=self.index.powers is not None, FAR=far,
-                        ROWS=per_program, LANES=32, SEGMENT=SEGMENT, **shape,
+                        ROWS=per_program, LANES=LANES, **shape,
                     )  # fmt: skip
                 _collect_kernel[(some.rows, tiles)](
-                    partial, some.items, rows.valid, rows.order, rows.count, outs, self.rate, *lists,
+                    partial, some.items, rows.valid, rows.order, rows.count, outs, self.rate, *lists, columns.blocks,
                     jacobians if one.jacobian else nothing if near is None else near, nothing if last is None else last,
                     nothing if sums is None else sums, **shape,
                 )  # fmt: skip
