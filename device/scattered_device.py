@@ -5,21 +5,22 @@ Errors are against dense float64 sums over all keys. Times are medians over call
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import sys
 import time
 import traceback
+import types
 
 import torch
 from torch import Tensor
 
-_PATH = os.path.join(os.path.dirname(__file__), "..", "partita", "kernels", "scattered_triton.py")
-_SPEC = importlib.util.spec_from_file_location("scattered_triton", _PATH)
-st = importlib.util.module_from_spec(_SPEC)
-sys.modules["scattered_triton"] = st
-_SPEC.loader.exec_module(st)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+for _name, _folder in (("partita", "partita"), ("partita.kernels", "partita/kernels")):  # without what the rest of it needs
+    _package = types.ModuleType(_name)
+    _package.__path__ = [os.path.join(_HERE, "..", _folder)]
+    sys.modules[_name] = _package
+from partita.kernels import scattered_triton as st  # noqa: E402
 
 DEVICE = "cuda"
 ROWS: list[str] = []
@@ -126,7 +127,7 @@ def listing(q, index, rate, cut):
     rows = st._arranged(q, st._codes(q, index.low, index.high), None)
     keys, rate = index.points, st._rate_tensor(rate, q)
     energies = q.new_empty(rows.valid.shape[0])
-    st._home_kernel[(rows.super_terms.shape[0],)](
+    st.programs.home_kernel[(rows.super_terms.shape[0],)](
         rows.sorted, rows.codes, rows.valid, rows.count, rows.valid.shape[0], keys.sorted, keys.codes, keys.sorted, keys.count,
         keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.count.bit_length(),
         M=q.shape[1], POWERS=False, WINDOW=st.WINDOW, BLOCK=st.BLOCK, SUPER=st.SUPER, num_warps=4,
