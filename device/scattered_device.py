@@ -160,8 +160,10 @@ def gradient_errors(q, k, v, J, p, rate, cut) -> str:
     out, lse, _, _ = st.sum_on_device(q, index, v, J, rate, cut)
     needs = [True, True, True, p is not None, J is not None, True]
     got = st.gradients_on_device(g, gl, q, index, v, J, rate, cut, out, lse, needs)
+    again = st.gradients_on_device(g, gl, q, index, v, J, rate, cut, out, lse, needs)
+    same = all(bool((a == b).all()) for a, b in zip(got, again) if a is not None)
     ref = dense_gradients(q, k, v, J, p, rate, g, gl)
-    return " ".join(f"{float((a - b).abs().max() / b.abs().max()):.1e}" for a, b in zip(got, ref) if a is not None)
+    return " ".join(f"{float((a - b).abs().max() / b.abs().max()):.1e}" for a, b in zip(got, ref) if a is not None) + f" same {same}"
 
 
 def time_backward(n: int, m: int, cut: float, needs: str, label: str = "", profile: bool = False) -> None:
@@ -303,8 +305,9 @@ def large() -> None:
             v = torch.randn(keys, 1, device=DEVICE)
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            err, off, dropped = error_of(q, k, v, rate, 28.5, sample=64)
+            st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.5)
             peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+            err, off, dropped = error_of(q, k, v, rate, 28.5, sample=64)
             middle, _ = median_ms(lambda q=q, k=k, v=v, rate=rate: st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.5), 2)
             ROWS.append(f"large {name}: {middle:.2f} ms, err {err:.1e} lse {off:.1e} dropped {dropped:.1f} peak {peak:.2f} GiB above inputs")
             say(ROWS[-1])
@@ -319,9 +322,14 @@ def main() -> None:
     for m in (3, 2, 4):
         time_forward(n, m, math.log(n) + 16, label="base")
     time_forward(1_000_000, 3, math.log(1e6) + 16, label="base")
+    for label in ("not ahead", "ahead"):
+        st.AHEAD = label == "ahead"
+        for m in (3, 4):
+            time_forward(n, m, math.log(n) + 16, label=label)
     for m, needs in ((3, "qkvr"), (3, "v"), (3, "qv"), (2, "qkvr"), (4, "qkvr")):
         time_backward(n, m, math.log(n) + 16, needs)
     time_backward(1_000_000, 3, math.log(1e6) + 16, "qkvr")
+    plain = st._gradient_rows
     q, k, v, rate = uniform(n, 3)
     index = st.build_index(k, None)
     codes = st._codes(k, index.low, index.high)
@@ -333,26 +341,26 @@ def main() -> None:
     host_time("build_index", lambda: st.build_index(k, None))
     host_time("sum", lambda: st.sum_on_device(q, index, v, None, rate, 28.5))
     say(f"-- {time.time() - START:.0f} s")
-    for name, changes, cut in [
-        ("cut 20", {}, 20.0), ("wide 1", {"WIDE": 1}, 28.5), ("wide 2", {"WIDE": 2}, 28.5), ("window 64", {"WINDOW": 64}, 28.5),
-        ("block 32", {"BLOCK": 32, "SEGMENT": 64}, 28.5), ("segment 64", {"SEGMENT": 64}, 28.5),
-    ]:  # fmt: skip
-        before = {key: getattr(st, key) for key in changes}
-        for key, value in changes.items():
-            setattr(st, key, value)
+    for rows in (8, 4, 2):
+        st._gradient_rows = lambda *a, rows=rows: rows
         for m in (3, 4):
-            time_forward(n, m, cut, label=name)
-        for key, value in before.items():
-            setattr(st, key, value)
+            time_backward(n, m, 28.5, "qkvr", label=f"rows {rows}")
+    st._gradient_rows = plain
     say(f"-- {time.time() - START:.0f} s")
     large()
     say(f"-- {time.time() - START:.0f} s")
+    time_forward(n, 3, 50.0, torch.float64, label="double")
+    for outs in (4, 16, 64):
+        time_forward(n, 3, 28.5, outs=outs, label="outputs")
+    for ahead in (False, True):
+        st.AHEAD = ahead
+        for m in (3, 4):
+            time_forward(n, m, 28.5, label=f"profiled {ahead}", profile=True)
+    time_backward(n, 3, 28.5, "qkvr", label="profiled", profile=True)
+    time_backward(n, 4, 28.5, "qkvr", label="profiled", profile=True)
+    say(f"-- {time.time() - START:.0f} s")
     adversarial(torch.float32)
     say(f"-- {time.time() - START:.0f} s")
-    for m in (3, 4):
-        time_forward(n, m, 28.5, label="profiled", profile=True)
-    time_backward(n, 3, 28.5, "qkvr", label="profiled", profile=True)
-    time_forward(n, 3, 50.0, torch.float64, label="double")
     if time.time() - START < LIMIT:
         adversarial(torch.float64)
     say("\n".join(ROWS))

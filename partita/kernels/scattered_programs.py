@@ -151,10 +151,10 @@ def home_kernel(
     best = tl.zeros_like(q[0]) + float("inf")
     for j in range(WINDOW):
         at = tl.minimum(start + j, key_count - 1)
-        e = tl.zeros_like(q[0])
+        z = ()
         for d in tl.static_range(M):
-            z = q[d] - tl.load(keys + d * key_wide + at)
-            e += z * z
+            z = z + (q[d] - tl.load(keys + d * key_wide + at),)
+        e = _squares(z, M)
         if POWERS:
             e -= tl.load(powers + at)
         best = tl.minimum(best, e)
@@ -178,7 +178,8 @@ def _tested(row, row_term, boxes, at, count, col_term, shift, c, slack, weight, 
     limit = row_term + col_term + shift
     keep = e <= limit
     some = col_term > float("-inf")
-    missed = tl.where(some & (keep == 0), weight * tl.exp2(c * (limit - e)), 0.0)
+    gone = tl.maximum(weight * tl.exp2(c * (limit - e)), 1e-30)  # more than what is flushed to zero
+    missed = tl.where(some & (keep == 0), gone, 0.0)
     return keep & some, missed, e - col_term
 
 
@@ -283,7 +284,9 @@ def fine_kernel(
     if not FILL:
         flag = c * (row_term - tl.min(least, 0)) > GAP
         tl.store(counts + own, tl.sum(total, 0).to(tl.int64) + tl.where(flag, FLAG, 0).to(tl.int64))
-        before = tl.load(found_missed + coarse) * tl.exp2(c * (row_term - tl.load(super_terms + own // SUPER + first // SUPER)))
+        before = tl.load(found_missed + coarse)
+        nearer = tl.exp2(c * (row_term - tl.load(super_terms + own // SUPER + first // SUPER)))
+        before = tl.where(before > 0, tl.maximum(before * nearer, 1e-30), 0.0)
         tl.store(missed + own, tl.sum(lost, 0) + tl.where(row_term > float("-inf"), before, 0.0))
 
 
@@ -317,13 +320,17 @@ def _segments_of(row, ends, counts, segments, blocks, SEGMENT: tl.constexpr, DEN
 
 
 @triton.jit
+def _block_at(entries, slot, end, DENSE: tl.constexpr):
+    if DENSE:
+        return slot
+    else:
+        return tl.load(entries + slot, mask=slot < end, other=0)
+
+
+@triton.jit
 def _block_columns(entries, slot, end, lane, count, DENSE: tl.constexpr, BLOCK: tl.constexpr):
     """The points of the lanes, and which of them exist."""
-    if DENSE:
-        block = slot
-    else:
-        block = tl.load(entries + slot, mask=slot < end, other=0)
-    col = block * BLOCK + lane
+    col = _block_at(entries, slot, end, DENSE) * BLOCK + lane
     live = (slot < end) & (col < count)
     return tl.where(live, col, 0), live
 
@@ -350,9 +357,10 @@ def _differences(points, cols, col_padded, col, live, other: tl.constexpr, M: tl
 
 @triton.jit
 def _squares(z, M: tl.constexpr):
+    """`Σ z²` with roundings that are the same in every program: a reference is then exactly the energy of its key."""
     e = z[0] * z[0]
     for d in tl.static_range(1, M):
-        e += z[d] * z[d]
+        e = tl.fma(z[d], z[d], e)
     return e
 
 
@@ -363,7 +371,7 @@ def _far_squares(points, padded, at, cols, col_padded, col, M, ROWS: tl.constexp
     for d in range(M):
         q = tl.load(points + d * tl.cast(padded, tl.int64) + at)
         z = q[:, None] - tl.load(cols + d * tl.cast(col_padded, tl.int64) + col)[None, :]
-        e += z * z
+        e = tl.fma(z, z, e)
     return e
 
 
@@ -416,7 +424,7 @@ def sum_kernel(
     points, padded, energies, keys, key_padded, key_count, key_blocks, powers, values, slopes, outs, rate,
     entries, owners, ends, counts, segments, first, partial, items, skip,
     M: tl.constexpr, POWERS: tl.constexpr, SLOPES: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr, FAR: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """`Σ 2^(c(x_ref − x))` and the same sum times the values, over one segment."""
     item = tl.program_id(0)
@@ -435,8 +443,16 @@ def sum_kernel(
     sums = ()
     for o in tl.static_range(TILE):
         sums = sums + (tl.zeros([ROWS, LANES], dtype),)
-    for t in range(begin, end, LANES // BLOCK):
-        col, live = _block_columns(entries, t + lane // BLOCK, end, lane % BLOCK, key_count, DENSE, BLOCK)
+    slot = begin + lane // BLOCK
+    block = _block_at(entries, slot, end, DENSE)
+    for _ in range(begin, end, LANES // BLOCK):
+        live = slot < end
+        slot += LANES // BLOCK
+        col = block * BLOCK + lane % BLOCK
+        live &= col < key_count
+        col = tl.where(live, col, 0)
+        if AHEAD:
+            block = _block_at(entries, slot, end, DENSE)
         if FAR:
             e = _far_squares(points, padded, at, keys, key_padded, col, M, ROWS, LANES)
             z = ()
@@ -465,6 +481,8 @@ def sum_kernel(
                         v += tl.load(slopes + (number * M + d) * wide + col)[None, :] * z[d]
             new = new + (sums[o] + w * v,)
         sums = new
+        if not AHEAD:
+            block = _block_at(entries, slot, end, DENSE)
     base = partial + (tl.program_id(2).to(tl.int64) * items + item) * ((TILE + 1) * BLOCK) + inner
     tl.store(base, tl.sum(total, 1))
     for o in tl.static_range(TILE):

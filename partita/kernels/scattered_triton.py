@@ -45,6 +45,7 @@ WINDOW = 32  # keys tried for the first guess of the best score
 WIDE = 4  # superblocks tested at once by one warp
 _AXIS = 65_535  # programs along the second and third axis of a launch
 FLAG = 1 << 40  # more than there are entries
+AHEAD = True  # read a list one step ahead of the sum
 GAP = 60.0  # binary orders that the reference may lie below the best score
 
 _P = ParamSpec("_P")
@@ -242,6 +243,12 @@ def _rows_per_program(dimension: int, dtype: torch.dtype, columns: int) -> int:
     return 16 if words <= 10 else 8 if words <= 20 else 4 if words <= 40 else 2
 
 
+def _gradient_rows(numbers: int, dtype: torch.dtype) -> int:
+    """The same for gradients, which hold so many numbers of each row."""
+    words = numbers * (1 if dtype == torch.float32 else 2)
+    return 16 if words <= 10 else 8 if words <= 22 else 4 if words <= 44 else 2
+
+
 def _groups(tiles: int, items: int) -> Iterator[range]:
     """Tiles of outputs whose sums over all segments are held at once."""
     step = min(tiles, _AXIS, max(1, 2 * ITEMS // max(items, 1)))
@@ -324,7 +331,7 @@ def _sum_chunk(
                 programs.sum_kernel[(items, parts, len(group))](
                     *points, energies, *columns, values, values if slopes is None else slopes, outs, rate, *lists,
                     some.segments, some.first, partial, items, group.start,
-                    TILE=tile, SLOPES=slopes is not None, **inner,
+                    TILE=tile, SLOPES=slopes is not None, AHEAD=AHEAD, **inner,
                 )  # fmt: skip
             programs.finish_kernel[(some.rows, len(group))](
                 partial, items, energies, rows.terms, some.missed, rows.valid, rows.order, rows.count, outs, rate, cut,
@@ -454,8 +461,7 @@ def _add_gradients(
             width = one.dims + one.last + one.tile
             dim_tiles = triton.cdiv(m, one.dims) if one.dims else 1
             tiles = triton.cdiv(outs, one.tile) if one.tile else dim_tiles * (outs if one.jacobian else 1)
-            words = (min(m, PRUNED) + 2 + (outs if few else 0) + 2 * width) * (1 if dtype == torch.float32 else 2)
-            per_program = min(BLOCK, 16 if words <= 10 else 8 if words <= 22 else 4 if words <= 44 else 2)
+            per_program = _gradient_rows(min(m, PRUNED) + 2 + (outs if few else 0) + 2 * width, dtype)
             lists = some.ends, some.counts, some.segments, some.first
             shape: dict[str, Any] = {
                 "M": m, "DIMS": one.dims, "LAST": one.last, "TILE": one.tile, "DIM_TILES": dim_tiles,
