@@ -29,7 +29,7 @@ import torch
 import triton
 from torch import Tensor
 
-from partita.kernels import scattered_programs as programs
+from partita.kernels import scattered_triton_programs as programs
 
 __all__ = ["BLOCK", "DeviceIndex", "build_index", "gradients_on_device", "sum_on_device"]
 
