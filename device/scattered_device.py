@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-for _name, _folder in (("partita", "partita"), ("partita.kernels", "partita/kernels")):  # without what the rest of it needs
+for _name, _folder in (
+    ("partita", "partita"),
+    ("partita.kernels", "partita/kernels"),
+):  # without what the rest of it needs
     _package = types.ModuleType(_name)
     _package.__path__ = [os.path.join(_HERE, "..", _folder)]
     sys.modules[_name] = _package
@@ -76,7 +79,11 @@ def stages(call) -> None:
             for _ in range(5):
                 call()
             torch.cuda.synchronize()
-        rows = [(e.key, e.self_device_time_total / 5, e.count / 5) for e in record.key_averages() if e.self_device_time_total > 0]
+        rows = [
+            (e.key, e.self_device_time_total / 5, e.count / 5)
+            for e in record.key_averages()
+            if e.self_device_time_total > 0
+        ]
         rows.sort(key=lambda r: -r[1])
         total = sum(r[1] for r in rows)
         say(f"   kernels {total:.0f} us: " + ", ".join(f"{k[:34]} {t:.0f}us x{c:.0f}" for k, t, c in rows[:14]))
@@ -128,8 +135,8 @@ def listing(q, index, rate, cut):
     keys, rate = index.points, st._rate_tensor(rate, q)
     energies = q.new_empty(rows.valid.shape[0])
     st.programs.home_kernel[(rows.super_terms.shape[0],)](
-        rows.sorted, rows.codes, rows.valid, rows.count, rows.valid.shape[0], keys.sorted, keys.codes, keys.sorted, keys.count,
-        keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.count.bit_length(),
+        rows.sorted, rows.codes, rows.valid, rows.size, rows.valid.shape[0], keys.sorted, keys.codes, keys.sorted, keys.size,
+        keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.size.bit_length(),
         M=q.shape[1], POWERS=False, WINDOW=st.WINDOW, BLOCK=st.BLOCK, SUPER=st.SUPER, num_warps=4,
     )  # fmt: skip
     return st._lists(rows, keys, rate, cut, range(rows.blocks))
@@ -155,7 +162,10 @@ def dense_gradients(q, k, v, J, p, rate, g, gl):
 
 def gradient_errors(q, k, v, J, p, rate, cut) -> str:
     """Largest error of each gradient over its largest entry."""
-    g, gl = torch.randn(len(q), v.shape[1], device=DEVICE, dtype=q.dtype), torch.randn(len(q), device=DEVICE, dtype=q.dtype)
+    g, gl = (
+        torch.randn(len(q), v.shape[1], device=DEVICE, dtype=q.dtype),
+        torch.randn(len(q), device=DEVICE, dtype=q.dtype),
+    )
     index = st.build_index(k, p)
     out, lse, _, _ = st.sum_on_device(q, index, v, J, rate, cut)
     needs = [True, True, True, p is not None, J is not None, True]
@@ -163,7 +173,10 @@ def gradient_errors(q, k, v, J, p, rate, cut) -> str:
     again = st.gradients_on_device(g, gl, q, index, v, J, rate, cut, out, lse, needs)
     same = all(bool((a == b).all()) for a, b in zip(got, again) if a is not None)
     ref = dense_gradients(q, k, v, J, p, rate, g, gl)
-    return " ".join(f"{float((a - b).abs().max() / b.abs().max()):.1e}" for a, b in zip(got, ref) if a is not None) + f" same {same}"
+    return (
+        " ".join(f"{float((a - b).abs().max() / b.abs().max()):.1e}" for a, b in zip(got, ref) if a is not None)
+        + f" same {same}"
+    )
 
 
 def time_backward(n: int, m: int, cut: float, needs: str, label: str = "", profile: bool = False) -> None:
@@ -204,8 +217,20 @@ def adversarial(dtype: torch.dtype) -> None:
     line = rand(5000, 1) * torch.tensor([1.0, 2.0, -1.0], device=DEVICE, dtype=dtype)
     cases = {
         "clusters": (rand(3000, 3), clusters + 1e-6 * rand(20000, 3), 1e4, None, None),
-        "queries in clusters": (clusters[:3000] + 1e-6 * rand(3000, 3), clusters + 1e-6 * rand(20000, 3), 1e4, None, None),
-        "clusters, sharp": (clusters[::7] + 1e-6 * rand(len(clusters[::7]), 3), clusters + 1e-6 * rand(20000, 3), 1e10, None, None),
+        "queries in clusters": (
+            clusters[:3000] + 1e-6 * rand(3000, 3),
+            clusters + 1e-6 * rand(20000, 3),
+            1e4,
+            None,
+            None,
+        ),
+        "clusters, sharp": (
+            clusters[::7] + 1e-6 * rand(len(clusters[::7]), 3),
+            clusters + 1e-6 * rand(20000, 3),
+            1e10,
+            None,
+            None,
+        ),
         "equal keys": (rand(333, 2), torch.full((777, 2), 0.3, device=DEVICE, dtype=dtype), 100.0, None, None),
         "one key": (rand(100, 3), rand(1, 3), 50.0, None, None),
         "line": (rand(999, 3), line, 1e4, None, None),
@@ -213,7 +238,13 @@ def adversarial(dtype: torch.dtype) -> None:
         "rate 1e12": (rand(500, 3), rand(5000, 3), 1e12, None, None),
         "far": (1e3 * rand(300, 3) + 50, rand(5000, 3), 3e-2, None, None),
         "powers": (rand(700, 3), rand(9000, 3), 3000.0, None, 0.5 * rand(9000)),
-        "powers, many signs": (rand(700, 2), rand(9000, 2), 3000.0, None, 0.05 * torch.randn(9000, device=DEVICE, dtype=dtype)),
+        "powers, many signs": (
+            rand(700, 2),
+            rand(9000, 2),
+            3000.0,
+            None,
+            0.05 * torch.randn(9000, device=DEVICE, dtype=dtype),
+        ),
         "slopes": (rand(700, 3), rand(9000, 3), 3000.0, "slopes", None),
         "slopes, powers, 3 outputs": (rand(700, 2), rand(9000, 2), 3000.0, "slopes3", 0.01 * rand(9000)),
         "no query": (rand(0, 3), rand(100, 3), 10.0, None, None),
@@ -229,7 +260,11 @@ def adversarial(dtype: torch.dtype) -> None:
         try:
             outs = 3 if extra == "slopes3" else 7 if extra == "7" else 1
             v = torch.randn(len(k), outs, device=DEVICE, dtype=dtype)
-            J = torch.randn(len(k), outs, k.shape[1], device=DEVICE, dtype=dtype) if extra and "slopes" in extra else None
+            J = (
+                torch.randn(len(k), outs, k.shape[1], device=DEVICE, dtype=dtype)
+                if extra and "slopes" in extra
+                else None
+            )
             cut = math.log(len(k)) + (18 if low else 34)
             index = st.build_index(k, p)
             out, lse, dropped, _ = st.sum_on_device(q, index, v, J, rate, cut)
@@ -241,12 +276,16 @@ def adversarial(dtype: torch.dtype) -> None:
             same = bool((out == again).all())
             limit = max(close, 2 * scores) if name not in ("rate 1e12", "clusters, sharp") else math.inf
             fine = err <= limit and off < (1e-5 if low else 1e-12) and same
-            say(f"  {'ok ' if fine else 'BAD'} {str(dtype)[6:]} {name}: err {err:.1e} lse {off:.1e} dropped {float(dropped.max()) if len(q) else 0:.1f} same {same}")
+            say(
+                f"  {'ok ' if fine else 'BAD'} {str(dtype)[6:]} {name}: err {err:.1e} lse {off:.1e} dropped {float(dropped.max()) if len(q) else 0:.1f} same {same}"
+            )
             if not fine:
                 bad.append(name)
             if name == "rate 1e12" or name == "clusters, sharp":  # the answer is a value, whatever the rounding
                 near = (out - v[:, 0]).abs().min(1).values.max() if outs == 1 and len(k) * len(q) < 1e8 else 0
-                say(f"      distance to the nearest value {float(near):.1e}, fraction off {float(((out - ref).abs() > 1e-3).double().mean()):.4f}")
+                say(
+                    f"      distance to the nearest value {float(near):.1e}, fraction off {float(((out - ref).abs() > 1e-3).double().mean()):.4f}"
+                )
         except Exception:
             bad.append(name)
             say(f"  BAD {name}\n" + traceback.format_exc()[-1200:])
@@ -256,20 +295,29 @@ def adversarial(dtype: torch.dtype) -> None:
     spoiled[::13, 1] = float("nan")
     spoiled[5, 0] = float("inf")
     index = st.build_index(k, None)
-    clean, dirty = st.sum_on_device(q, index, v, None, 3000.0, 40.0)[0], st.sum_on_device(spoiled, index, v, None, 3000.0, 40.0)[0]
+    clean, dirty = (
+        st.sum_on_device(q, index, v, None, 3000.0, 40.0)[0],
+        st.sum_on_device(spoiled, index, v, None, 3000.0, 40.0)[0],
+    )
     hit = ~spoiled.isfinite().all(1)
     fine = bool(dirty[hit].isnan().all()) and float((dirty - clean)[~hit].abs().max()) < close
     say(f"  {'ok ' if fine else 'BAD'} NaN queries")
     if not fine:
         bad.append("NaN")
-    for name, m, n, outs, pw, sl in [("plain", 3, 3000, 1, 0, 0), ("all", 2, 2000, 2, 1, 1), ("m=10, 6 outputs", 10, 300, 6, 1, 1)]:
+    for name, m, n, outs, pw, sl in [
+        ("plain", 3, 3000, 1, 0, 0),
+        ("all", 2, 2000, 2, 1, 1),
+        ("m=10, 6 outputs", 10, 300, 6, 1, 1),
+    ]:
         if time.time() - START > LIMIT:
             break
         try:
             q, k, v = rand(n // 2, m), rand(n, m), torch.randn(n, outs, device=DEVICE, dtype=dtype)
             J, p = torch.randn(n, outs, m, device=DEVICE, dtype=dtype) if sl else None, 0.01 * rand(n) if pw else None
             rate = 6.0 * n ** (2 / m)
-            say(f"  gradients {dtype} {name}: {gradient_errors(q, k, v, J, p, rate, math.log(n) + (18 if low else 36))}")
+            say(
+                f"  gradients {dtype} {name}: {gradient_errors(q, k, v, J, p, rate, math.log(n) + (18 if low else 36))}"
+            )
         except Exception:
             bad.append("gradients " + name)
             say(traceback.format_exc()[-1200:])
@@ -308,8 +356,12 @@ def large() -> None:
             st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.5)
             peak = (torch.cuda.max_memory_allocated() - before) / 2**30
             err, off, dropped = error_of(q, k, v, rate, 28.5, sample=64)
-            middle, _ = median_ms(lambda q=q, k=k, v=v, rate=rate: st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.5), 2)
-            ROWS.append(f"large {name}: {middle:.2f} ms, err {err:.1e} lse {off:.1e} dropped {dropped:.1f} peak {peak:.2f} GiB above inputs")
+            middle, _ = median_ms(
+                lambda q=q, k=k, v=v, rate=rate: st.sum_on_device(q, st.build_index(k, None), v, None, rate, 28.5), 2
+            )
+            ROWS.append(
+                f"large {name}: {middle:.2f} ms, err {err:.1e} lse {off:.1e} dropped {dropped:.1f} peak {peak:.2f} GiB above inputs"
+            )
             say(ROWS[-1])
         except Exception:
             ROWS.append(f"large {name} FAILED")

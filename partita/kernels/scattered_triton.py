@@ -6,13 +6,15 @@ scores in it: first the superblocks, then their blocks. One warp sums the list: 
 in registers, and nothing is exchanged between lanes until the list ends. Long lists are cut into segments, which other warps sum.
 The order of summation depends on the data alone, so that equal calls give equal bits; there are no atomics.
 
-Arithmetic. With the energy `x_ij = |q_i − k_j|² − p_j`, from differences taken first, the weights are `2^(c·x_ref − c·x_ij)` with
-`c = R·log₂e/2`, rounded once, and `x_ref` the energy of one key of the query's list, the same for all of them: an error of
-`x_ref` cancels. A score is wrong by at most `(m + 4)·u·R·(|q − k|² + |p|)/2`: m + 1 roundings of the squares and their sum, one of
-the power, one of c, one of the fused multiply-add (u the unit roundoff). The exponential is `ex2.approx.ftz` in float32, 2 ulp by
-NVIDIA's PTX manual, with results below 2^-126 flushed to zero; in float64 it is libdevice's `exp2`, 1 ulp. A flushed weight is below
-2^-126 of one that is counted. At most `SEGMENT·BLOCK/32 + 5` terms are added after each other in the dtype; segments are
-added in float64.
+Arithmetic. With the energy `x_ij = |q_i − k_j|² − p_j`, from differences taken first, the weights are `2^(c·(x_ref − x_ij))`
+with `c = R·log₂e/2`, rounded once, and `x_ref` the energy of one key of the list: an error of `x_ref` cancels. Squares are added by
+fused multiply-adds in one order everywhere, so that the weight of the reference is exactly 1. A score is off by at most
+`(m + 6)·u·R·(|q − k|² + |p|)/2`: m + 2 roundings of differences, squares and their sum, one of the power, one of the difference to
+the reference, one of c, one of the product (u the unit roundoff). The exponential is `ex2.approx.ftz` in float32, 2 ulp by NVIDIA's
+PTX manual, with results below 2^-126 flushed to zero; in float64 it is libdevice's `exp2`, 1 ulp. Weights stay below 2^60, so that
+a flushed weight is far below the rounding of the sum. A sum adds at most `SEGMENT·BLOCK/LANES` terms in a lane and the lanes as a
+tree, in the dtype; segments are added in float64. There are no matrix products, hence no TF32. Gradients take the weights from the
+stored logarithm of the sum, rounded to the dtype: they are off by a factor `1 ± u·|lse|` more.
 
 Queries that are not finite get NaN and touch no other query; they add nothing to the gradients of keys and values. Keys and
 powers must be finite.
@@ -55,9 +57,9 @@ _T = TypeVar("_T")
 class Points(NamedTuple):
     """Points in blocks: sorted, one row per coordinate, padded to whole superblocks."""
 
-    count: int
-    order: Tensor  # (count,) int64: the sorted points' numbers
-    codes: Tensor  # (count,) int64, sorted
+    size: int
+    order: Tensor  # (size,) int64: the sorted points' numbers
+    codes: Tensor  # (size,) int64, sorted
     sorted: Tensor  # (m, padded); queries that are not finite are 0
     valid: Tensor  # (padded,) int8: finite, and no padding
     boxes: Tensor  # (2, m, blocks): lower and upper corners
@@ -67,7 +69,7 @@ class Points(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        return -(-self.count // BLOCK)
+        return -(-self.size // BLOCK)
 
 
 class DeviceIndex(NamedTuple):
@@ -99,9 +101,6 @@ class Lists(NamedTuple):
     segments: int  # of each row, where every block counts; 0 where there are lists
 
 
-
-
-
 # ---------------------------------------------------------------- sorting
 
 
@@ -123,7 +122,9 @@ def _bits(dimension: int) -> int:
 def _codes(points: Tensor, low: Tensor, high: Tensor) -> Tensor:
     n, m = points.shape
     codes = torch.empty(n, dtype=torch.int64, device=points.device)
-    programs.codes_kernel[(triton.cdiv(n, 256),)](points, low, high, codes, n, M=m, BITS=_bits(m), SIZE=256, num_warps=4)
+    programs.codes_kernel[(triton.cdiv(n, 256),)](
+        points, low, high, codes, n, M=m, BITS=_bits(m), SIZE=256, num_warps=4
+    )
     return codes
 
 
@@ -150,12 +151,14 @@ def _arranged(points: Tensor, codes: Tensor | None, term: Tensor | None, clean: 
 
 
 def _columns(source: Tensor, points: Points, other: float = 0.0) -> Tensor:
-    """`(count, …)` in the original order as `(columns, padded)` in the sorted one; `other` for points that are not finite."""
-    flat = source.detach().reshape(points.count, -1).contiguous()
+    """`(size, …)` in the original order as `(columns, padded)` in the sorted one; `other` for points that are not finite."""
+    flat = source.detach().reshape(points.size, -1).contiguous()
     padded, width = points.valid.shape[0], flat.shape[1]
     target = flat.new_empty(width, padded)
     grid = (triton.cdiv(padded, 512) * width,)
-    programs.columns_kernel[grid](flat, points.order, points.valid, target, points.count, width, padded, OTHER=other, SIZE=512)
+    programs.columns_kernel[grid](
+        flat, points.order, points.valid, target, points.size, width, padded, OTHER=other, SIZE=512
+    )
     return target
 
 
@@ -187,7 +190,9 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
             yield from _lists(rows, columns, rate, cut, half)
         return
     slack = 2 * (m + 6) * torch.finfo(dtype).eps
-    found, found_counts = torch.empty(coarse * (supers + 1), dtype=torch.int32, device=device).split([coarse * supers, coarse])
+    found, found_counts = torch.empty(coarse * (supers + 1), dtype=torch.int32, device=device).split(
+        [coarse * supers, coarse]
+    )
     found_missed, missed = torch.empty(coarse + count, dtype=dtype, device=device).split([coarse, count])
     counts = torch.empty(count, dtype=torch.int64, device=device)
     programs.coarse_kernel[(coarse,)](
@@ -222,11 +227,16 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
 def _dense(chosen: range, columns: Points, flags: Tensor, flagged: int) -> Iterator[Lists]:
     """All blocks of columns for every row."""
     segments = triton.cdiv(columns.blocks, SEGMENT)
-    step, missed = max(1, ITEMS // segments), torch.zeros(min(len(chosen), max(1, ITEMS // segments)), device=flags.device)
+    step, missed = (
+        max(1, ITEMS // segments),
+        torch.zeros(min(len(chosen), max(1, ITEMS // segments)), device=flags.device),
+    )
     for begin in range(0, len(chosen), step):
         count = min(step, len(chosen) - begin)
         some = flags[begin : begin + count]
-        yield Lists(flags, flags, flags, flags, some, flagged, missed, count * segments, chosen.start + begin, count, segments)
+        yield Lists(
+            flags, flags, flags, flags, some, flagged, missed, count * segments, chosen.start + begin, count, segments
+        )
 
 
 def _halves(chosen: range) -> tuple[range, range]:
@@ -290,7 +300,9 @@ def sum_on_device(
     depth = queries.new_empty(count)
     for begin in range(0, count, QUERIES):
         part = slice(begin, begin + QUERIES)
-        _sum_chunk(queries[part], index, columns, sloped, rate, cut, (output[part], lse[part], dropped[part], depth[part]))
+        _sum_chunk(
+            queries[part], index, columns, sloped, rate, cut, (output[part], lse[part], dropped[part], depth[part])
+        )
     return output, lse, dropped, depth
 
 
@@ -305,8 +317,8 @@ def _sum_chunk(
     powers = keys.sorted if index.powers is None else index.powers
     if pruned:
         programs.home_kernel[(rows.super_terms.shape[0],)](
-            rows.sorted, rows.codes, rows.valid, rows.count, rows.valid.shape[0], keys.sorted, keys.codes, powers, keys.count,
-            keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.count.bit_length(),
+            rows.sorted, rows.codes, rows.valid, rows.size, rows.valid.shape[0], keys.sorted, keys.codes, powers, keys.size,
+            keys.valid.shape[0], energies, rows.terms, rows.super_terms, keys.size.bit_length(),
             M=m, POWERS=index.powers is not None, WINDOW=WINDOW, BLOCK=BLOCK, SUPER=SUPER, num_warps=4,
         )  # fmt: skip
     outs = values.shape[0]
@@ -314,14 +326,28 @@ def _sum_chunk(
     per_program = min(BLOCK, _rows_per_program(m, queries.dtype, 1 + tile))
     parts = BLOCK // per_program
     points = rows.sorted, rows.valid.shape[0]
-    columns = keys.sorted, keys.valid.shape[0], keys.count, keys.blocks, powers
+    columns = keys.sorted, keys.valid.shape[0], keys.size, keys.blocks, powers
     for some in _lists(rows, keys, rate, cut, range(rows.blocks)):
         items, lists = some.items, (some.entries, some.owners, some.ends, some.counts)
-        shape: dict[str, Any] = {"BLOCK": BLOCK, "DENSE": some.segments > 0, "SEGMENT": SEGMENT, "FLAG": FLAG, "num_warps": 1}
-        inner = shape | {"LANES": LANES, "ROWS": per_program, "M": m, "FAR": not pruned, "POWERS": index.powers is not None}
+        shape: dict[str, Any] = {
+            "BLOCK": BLOCK,
+            "DENSE": some.segments > 0,
+            "SEGMENT": SEGMENT,
+            "FLAG": FLAG,
+            "num_warps": 1,
+        }
+        inner = shape | {
+            "LANES": LANES,
+            "ROWS": per_program,
+            "M": m,
+            "FAR": not pruned,
+            "POWERS": index.powers is not None,
+        }
         if some.flagged and items:
             least = queries.new_empty(items, BLOCK)
-            programs.best_kernel[(items, parts)](*points, *columns, *lists, some.flags, some.segments, some.first, least, **inner)
+            programs.best_kernel[(items, parts)](
+                *points, *columns, *lists, some.flags, some.segments, some.first, least, **inner
+            )
             programs.settle_kernel[(some.rows,)](
                 least, energies, some.ends, some.counts, some.flags, some.segments, some.first, keys.blocks, **shape
             )
@@ -334,7 +360,7 @@ def _sum_chunk(
                     TILE=tile, SLOPES=slopes is not None, AHEAD=AHEAD, **inner,
                 )  # fmt: skip
             programs.finish_kernel[(some.rows, len(group))](
-                partial, items, energies, rows.terms, some.missed, rows.valid, rows.order, rows.count, outs, rate, cut,
+                partial, items, energies, rows.terms, some.missed, rows.valid, rows.order, rows.size, outs, rate, cut,
                 some.ends, some.counts, some.segments, some.first, keys.blocks, group.start, *results,
                 TILE=tile, LANES=LANES, **shape,
             )  # fmt: skip
@@ -386,7 +412,7 @@ def gradients_on_device(
     columns = _columns(values, index_points)
     sloped = columns if slopes is None else _columns(slopes, index_points)
     (count, m), outs = queries.shape, columns.shape[0]
-    keys = index_points.count
+    keys = index_points.size
     grad_queries = torch.empty_like(queries) if wants_queries else None
     by_rate = torch.zeros(count, dtype=torch.float64, device=queries.device) if wants_rate else None
     on_keys = [
@@ -426,7 +452,7 @@ def gradients_on_device(
 class _Given(NamedTuple):
     """What stays the same over the chunks of queries."""
 
-    index: DeviceIndex
+    prepared: DeviceIndex
     values: Tensor
     slopes: Tensor
     sloped: bool
@@ -439,7 +465,7 @@ def _add_gradients(
     near: Tensor | None, last: Tensor | None, sums: Tensor | None, jacobians: Tensor | None,
 ) -> None:  # fmt: skip
     """Fill the gradients of the queries' points, or of the keys' points, powers (`last`), values and slopes."""
-    keys, m, outs = given.index.points, given.index.dimension, given.values.shape[0]
+    keys, m, outs = given.prepared.points, given.prepared.dimension, given.values.shape[0]
     rows, columns = (keys, queries) if of_keys else (queries, keys)
     far, few = m > PRUNED, outs <= 4
     dims = 4 if far else m
@@ -455,7 +481,7 @@ def _add_gradients(
     if jacobians is not None:
         passes.append(_Pass(dims, jacobian=True))
     dtype, nothing = given.values.dtype, given.values
-    powers = nothing if given.index.powers is None else given.index.powers
+    powers = nothing if given.prepared.powers is None else given.prepared.powers
     for some in _lists(rows, columns, given.rate, given.cut, range(rows.blocks)):
         for one in passes:
             width = one.dims + one.last + one.tile
@@ -472,14 +498,14 @@ def _add_gradients(
                 partial = levels.new_empty(len(group), some.items, width, BLOCK)
                 if some.items:
                     programs.gradient_kernel[(some.items, BLOCK // per_program, len(group))](
-                        rows.sorted, rows.valid.shape[0], columns.sorted, columns.valid.shape[0], columns.count,
+                        rows.sorted, rows.valid.shape[0], columns.sorted, columns.valid.shape[0], columns.size,
                         columns.blocks, levels, upstream, queries.valid.shape[0], given.values, given.slopes, powers,
                         keys.valid.shape[0], outs, given.rate, some.entries, some.owners, *lists, partial, some.items,
-                        group.start, OUT=outs if few else 0, SLOPES=given.sloped, POWERS=given.index.powers is not None,
+                        group.start, OUT=outs if few else 0, SLOPES=given.sloped, POWERS=given.prepared.powers is not None,
                         FAR=far, ROWS=per_program, LANES=LANES, **shape,
                     )  # fmt: skip
                 programs.collect_kernel[(some.rows, len(group))](
-                    partial, some.items, rows.valid, rows.order, rows.count, outs, given.rate, *lists, columns.blocks,
+                    partial, some.items, rows.valid, rows.order, rows.size, outs, given.rate, *lists, columns.blocks,
                     group.start, jacobians if one.jacobian else nothing if near is None else near,
                     nothing if last is None else last, nothing if sums is None else sums, **shape,
                 )  # fmt: skip

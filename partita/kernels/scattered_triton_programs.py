@@ -625,7 +625,9 @@ def gradient_kernel(
                 share = -own_delta + tl.zeros([ROWS, LANES], dtype)
             if OUT > 0:
                 for o in tl.static_range(OUT):
-                    share += own[o] * _side(upstream if KEYS else values, o, query_padded if KEYS else key_padded, at, col, False)
+                    share += own[o] * _side(
+                        upstream if KEYS else values, o, query_padded if KEYS else key_padded, at, col, False
+                    )
             else:
                 share += _against(upstream, query_padded, values, key_padded, outs, 0, 1, at, col, KEYS, ROWS, LANES)
             if SLOPES:
@@ -649,7 +651,9 @@ def gradient_kernel(
                 else:
                     more = steep * a * step
                     if SLOPES:
-                        pull = w * _against(upstream, query_padded, slopes, key_padded, outs, axis, M, at, col, KEYS, ROWS, LANES)
+                        pull = w * _against(
+                            upstream, query_padded, slopes, key_padded, outs, axis, M, at, col, KEYS, ROWS, LANES
+                        )
                         more += -pull if KEYS else pull
                 new = new + (near[i] + more,)
             near = new
