@@ -10,8 +10,8 @@ Arithmetic. With the energy `x_ij = |q_i − k_j|² − p_j`, from differences t
 with `c = R·log₂e/2`, rounded once, and `x_ref` the energy of one key of the list: an error of `x_ref` cancels. Squares are added by
 fused multiply-adds in one order everywhere, so that the weight of the reference is exactly 1. A score is off by at most
 `(m + 6)·u·R·(|q − k|² + |p|)/2`: m + 2 roundings of differences, squares and their sum, one of the power, one of the difference to
-the reference, one of c, one of the product (u the unit roundoff). The exponential is `ex2.approx.ftz` in float32, 2 ulp by NVIDIA's
-PTX manual, with results below 2^-126 flushed to zero; in float64 it is libdevice's `exp2`, 1 ulp. Weights stay below 2^60, so that
+the reference, one of c, one of the product (u the unit roundoff). The exponential is `ex2.approx.ftz` in float32, off by 2.4 u on
+an H200, with results below 2^-126 flushed to zero; in float64 it is libdevice's `exp2`, 1 ulp. Weights stay below 2^60, so that
 a flushed weight is far below the rounding of the sum. A sum adds at most `SEGMENT·BLOCK/LANES` terms in a lane and the lanes as a
 tree, in the dtype; segments are added in float64. There are no matrix products, hence no TF32. Gradients take the weights from the
 stored logarithm of the sum, rounded to the dtype: they are off by a factor `1 ± u·|lse|` more.
@@ -47,7 +47,6 @@ WINDOW = 32  # keys tried for the first guess of the best score
 WIDE = 4  # superblocks tested at once by one warp
 _AXIS = 65_535  # programs along the second and third axis of a launch
 FLAG = 1 << 40  # more than there are entries
-AHEAD = True  # read a list one step ahead of the sum
 GAP = 60.0  # binary orders that the reference may lie below the best score
 
 _P = ParamSpec("_P")
@@ -227,16 +226,13 @@ def _lists(rows: Points, columns: Points, rate: Tensor, cut: float, chosen: rang
 def _dense(chosen: range, columns: Points, flags: Tensor, flagged: int) -> Iterator[Lists]:
     """All blocks of columns for every row."""
     segments = triton.cdiv(columns.blocks, SEGMENT)
-    step, missed = (
-        max(1, ITEMS // segments),
-        torch.zeros(min(len(chosen), max(1, ITEMS // segments)), device=flags.device),
-    )
+    step = max(1, ITEMS // segments)
     for begin in range(0, len(chosen), step):
         count = min(step, len(chosen) - begin)
-        some = flags[begin : begin + count]
+        some, nothing = flags[begin : begin + count], flags  # there are no lists
         yield Lists(
-            flags, flags, flags, flags, some, flagged, missed, count * segments, chosen.start + begin, count, segments
-        )
+            nothing, nothing, nothing, nothing, some, flagged, nothing, count * segments, chosen.start + begin, count, segments
+        )  # fmt: skip
 
 
 def _halves(chosen: range) -> tuple[range, range]:
@@ -357,7 +353,7 @@ def _sum_chunk(
                 programs.sum_kernel[(items, parts, len(group))](
                     *points, energies, *columns, values, values if slopes is None else slopes, outs, rate, *lists,
                     some.segments, some.first, partial, items, group.start,
-                    TILE=tile, SLOPES=slopes is not None, AHEAD=AHEAD, **inner,
+                    TILE=tile, SLOPES=slopes is not None, **inner,
                 )  # fmt: skip
             programs.finish_kernel[(some.rows, len(group))](
                 partial, items, energies, rows.terms, some.missed, rows.valid, rows.order, rows.size, outs, rate, cut,

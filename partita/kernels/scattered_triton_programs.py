@@ -320,17 +320,13 @@ def _segments_of(row, ends, counts, segments, blocks, SEGMENT: tl.constexpr, DEN
 
 
 @triton.jit
-def _block_at(entries, slot, end, DENSE: tl.constexpr):
-    if DENSE:
-        return slot
-    else:
-        return tl.load(entries + slot, mask=slot < end, other=0)
-
-
-@triton.jit
 def _block_columns(entries, slot, end, lane, count, DENSE: tl.constexpr, BLOCK: tl.constexpr):
     """The points of the lanes, and which of them exist."""
-    col = _block_at(entries, slot, end, DENSE) * BLOCK + lane
+    if DENSE:
+        block = slot
+    else:
+        block = tl.load(entries + slot, mask=slot < end, other=0)
+    col = block * BLOCK + lane
     live = (slot < end) & (col < count)
     return tl.where(live, col, 0), live
 
@@ -424,7 +420,7 @@ def sum_kernel(
     points, padded, energies, keys, key_padded, key_count, key_blocks, powers, values, slopes, outs, rate,
     entries, owners, ends, counts, segments, first, partial, items, skip,
     M: tl.constexpr, POWERS: tl.constexpr, SLOPES: tl.constexpr, TILE: tl.constexpr, DENSE: tl.constexpr, FAR: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT: tl.constexpr, FLAG: tl.constexpr,
 ):  # fmt: skip
     """`Σ 2^(c(x_ref − x))` and the same sum times the values, over one segment."""
     item = tl.program_id(0)
@@ -443,16 +439,8 @@ def sum_kernel(
     sums = ()
     for o in tl.static_range(TILE):
         sums = sums + (tl.zeros([ROWS, LANES], dtype),)
-    slot = begin + lane // BLOCK
-    block = _block_at(entries, slot, end, DENSE)
-    for _ in range(begin, end, LANES // BLOCK):
-        live = slot < end
-        slot += LANES // BLOCK
-        col = block * BLOCK + lane % BLOCK
-        live &= col < key_count
-        col = tl.where(live, col, 0)
-        if AHEAD:
-            block = _block_at(entries, slot, end, DENSE)
+    for t in range(begin, end, LANES // BLOCK):
+        col, live = _block_columns(entries, t + lane // BLOCK, end, lane % BLOCK, key_count, DENSE, BLOCK)
         if FAR:
             e = _far_squares(points, padded, at, keys, key_padded, col, M, ROWS, LANES)
             z = ()
@@ -481,8 +469,6 @@ def sum_kernel(
                         v += tl.load(slopes + (number * M + d) * wide + col)[None, :] * z[d]
             new = new + (sums[o] + w * v,)
         sums = new
-        if not AHEAD:
-            block = _block_at(entries, slot, end, DENSE)
     base = partial + (tl.program_id(2).to(tl.int64) * items + item) * ((TILE + 1) * BLOCK) + inner
     tl.store(base, tl.sum(total, 1))
     for o in tl.static_range(TILE):
