@@ -14,7 +14,8 @@ the reference, one of c, one of the product (u the unit roundoff). The exponenti
 an H200, with results below 2^-126 flushed to zero; in float64 it is libdevice's `exp2`, 1 ulp. Weights stay below 2^60, so that
 a flushed weight is far below the rounding of the sum. A sum adds at most `SEGMENT·BLOCK/LANES` terms in a lane and the lanes as a
 tree, in the dtype; segments are added in float64. There are no matrix products, hence no TF32. Gradients take the weights from the
-stored logarithm of the sum, rounded to the dtype: they are off by a factor `1 ± u·|lse|` more.
+stored logarithm of the sum, rounded to the dtype: they are off by a factor `1 ± u·|lse|` more, and are computed in float64 where
+that matters (`LARGEST_LSE`).
 
 Queries that are not finite get NaN and touch no other query; they add nothing to the gradients of keys and values. Keys and
 powers must be finite.
@@ -47,6 +48,7 @@ WINDOW = 32  # keys tried for the first guess of the best score
 WIDE = 4  # superblocks tested at once by one warp
 _AXIS = 65_535  # programs along the second and third axis of a launch
 FLAG = 1 << 40  # more than there are entries
+LARGEST_LSE = 1e4  # of a float32 gradient: weights from larger ones would be off by more than 1e-3
 GAP = 60.0  # binary orders that the reference may lie below the best score
 
 _P = ParamSpec("_P")
@@ -402,6 +404,8 @@ def gradients_on_device(
     Returns:
         Six gradients in the original order, None for what is not needed.
     """
+    if lse.dtype == torch.float32 and len(lse) and float(lse.detach().nan_to_num().abs().max()) > LARGEST_LSE:
+        return _gradients_in_double(grad_output, grad_lse, queries, index, values, slopes, rate, cut, needs)
     wants_queries, wants_keys, wants_values, wants_powers, wants_slopes, wants_rate = needs
     queries, index_points = queries.detach().contiguous(), index.points
     rate = _rate_tensor(rate, queries)
@@ -443,6 +447,27 @@ def gradients_on_device(
                         total += one
     grad_rate = None if by_rate is None else (-0.5 * by_rate.sum()).to(queries.dtype)
     return [grad_queries, on_keys[0], on_keys[1], on_keys[3], on_keys[2], grad_rate]
+
+
+def _gradients_in_double(
+    grad_output: Tensor, grad_lse: Tensor | None, queries: Tensor, index: DeviceIndex, values: Tensor, slopes: Tensor | None,
+    rate: Tensor | float, cut: float, needs: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The same in float64, from a forward pass of its own."""
+    points = index.points
+    keys = torch.empty(points.size, index.dimension, dtype=torch.float64, device=queries.device)
+    keys[points.order] = points.sorted[:, : points.size].T.double()
+    powers = None
+    if index.powers is not None:
+        powers = torch.empty_like(keys[:, 0])
+        powers[points.order] = index.powers[: points.size].double()
+    grad, at, given = grad_output.detach().double(), queries.detach().double(), values.detach().double()
+    slanted = None if slopes is None else slopes.detach().double()
+    prepared = build_index(keys, powers)
+    output, lse, *_ = sum_on_device(at, prepared, given, slanted, rate, cut)
+    beside = None if grad_lse is None else grad_lse.detach().double()
+    found = gradients_on_device(grad, beside, at, prepared, given, slanted, rate, cut, output, lse, needs)
+    return [None if g is None else g.to(queries.dtype) for g in found]
 
 
 class _Given(NamedTuple):
