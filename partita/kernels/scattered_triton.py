@@ -48,7 +48,7 @@ WINDOW = 32  # keys tried for the first guess of the best score
 WIDE = 4  # superblocks tested at once by one warp
 _AXIS = 65_535  # programs along the second and third axis of a launch
 FLAG = 1 << 40  # more than there are entries
-LARGEST_LSE = 1e4  # of a float32 gradient: weights from larger ones would be off by more than 1e-3
+LARGEST_LSE = 1e5  # of a float32 gradient: weights from larger ones would be off by more than a hundredth
 GAP = 60.0  # binary orders that the reference may lie below the best score
 
 _P = ParamSpec("_P")
