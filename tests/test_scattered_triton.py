@@ -189,6 +189,7 @@ def test_no_queries():
     assert out.shape == (0, 1) and lse.shape == dropped.shape == depth.shape == (0,)
 
 
+@pytest.mark.slow  # only under the interpreter
 def test_chunks_and_parts_change_nothing_but_rounding(small_superblocks, monkeypatch):
     """Queries in chunks, lists in parts, outputs in groups: as with little memory."""
     case = Case(45, 150, 1, 5)
