@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-__all__ = ["CACHED", "exp_native", "fused", "loop", "summed"]
+__all__ = ["CACHED", "exp_native", "fused", "fused_part", "loop", "part", "summed_part"]
 
 _LEAST = -708.0  # e^x below is taken as 0: it would soon be subnormal
 _LEAST_SINGLE = np.float32(-87.0)
@@ -42,12 +42,18 @@ def _can_be_cached() -> bool:
 CACHED = _can_be_cached()
 
 # numpy's error model: a division does not branch, so that loops vectorise
-loop: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy")
-_FUSED = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-# a·b + c may round once
+_PLAIN = {"nogil": True, "error_model": "numpy"}
+_FUSED = {**_PLAIN, "fastmath": {"contract"}}  # a·b + c may round once
+_SUMMED = {**_PLAIN, "fastmath": {"contract", "reassoc"}}  # and sums are taken in an order that the compiler chooses
+# Arguments that are literals are wrapped, np.int64(0), because numba would compile once more for them.
+# For functions that other loops call and Python does not: no machine code of their own is made or kept, half the time
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+loop: Callable[..., Any] = njit(cache=CACHED, **_PLAIN)
 fused: Callable[..., Any] = njit(cache=CACHED, **_FUSED)
-# and sums may be taken in any order, the same one every time
-summed: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+part: Callable[..., Any] = njit(**_PLAIN, **_INNER)
+fused_part: Callable[..., Any] = njit(**_FUSED, **_INNER)
+summed_part: Callable[..., Any] = njit(**_SUMMED, **_INNER)
 
 
 def exp_native(x):
