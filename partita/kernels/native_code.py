@@ -42,12 +42,15 @@ def _can_be_cached() -> bool:
 CACHED = _can_be_cached()
 
 # numpy's error model: a division does not branch, so that loops vectorise
-_PLAIN = {"nogil": True, "error_model": "numpy"}
-_FUSED = {**_PLAIN, "fastmath": {"contract"}}  # a·b + c may round once
-_SUMMED = {**_PLAIN, "fastmath": {"contract", "reassoc"}}  # and sums are taken in an order that the compiler chooses
+_PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_FUSED: dict[str, Any] = {**_PLAIN, "fastmath": {"contract"}}  # a·b + c may round once
+_SUMMED: dict[str, Any] = {
+    **_PLAIN,
+    "fastmath": {"contract", "reassoc"},
+}  # and sums may take any order
 # Arguments that are literals are wrapped, np.int64(0), because numba would compile once more for them.
 # For functions that other loops call and Python does not: no machine code of their own is made or kept, half the time
-_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 loop: Callable[..., Any] = njit(cache=CACHED, **_PLAIN)
 fused: Callable[..., Any] = njit(cache=CACHED, **_FUSED)
@@ -56,7 +59,7 @@ fused_part: Callable[..., Any] = njit(**_FUSED, **_INNER)
 summed_part: Callable[..., Any] = njit(**_SUMMED, **_INNER)
 
 
-def exp_native(x):
+def exp_native(x: Any) -> Any:
     """`e^x` for x ≤ 0, within 2 ulp of the argument's dtype, to be called in native loops; NaN stays NaN.
 
     It is `2ⁿ·e^r`, `|r| ≤ ln 2/2`, with ln 2 subtracted in two parts, the first short enough that n times it is exact. `e^r` is
@@ -66,7 +69,7 @@ def exp_native(x):
     raise NotImplementedError("exp_native is for native loops; call numpy's exp elsewhere.")
 
 
-@overload(exp_native, jit_options=_FUSED)
+@overload(exp_native, jit_options=_FUSED)  # type: ignore[arg-type]
 def _exp(x):
     return _exp_single if x == types.float32 else _exp_double
 
