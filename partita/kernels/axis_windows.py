@@ -27,8 +27,11 @@ def half_window(centers: Array, rate: float, at_least: int, negligible: float) -
     if not (ordered and 0 < rate < math.inf) or displacement(centers) >= 1:
         return whole
     geometry = AxisGeometry.of(centers, float(centers[0]), float(centers[-1]))
-    kappa = rate * geometry.gap_min**2
-    if not kappa * count * count > 1:  # nearly flat weights; also where the product underflows
+    square = geometry.gap_min * geometry.gap_min
+    kappa = rate * square
+    if not (
+        kappa * count * count > 1 and math.isfinite(square)
+    ):  # nearly flat weights; products that under- or overflow
         return whole
     q = max(at_least, math.isqrt(int(2 / kappa)))
     while 2 * q < count and dropped_mass(geometry, rate, q) > negligible:

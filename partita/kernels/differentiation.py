@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from partita.kernels.plain_arithmetic import plain_arithmetic
 
-__all__ = ["differentiated", "needs_plain_operations"]
+__all__ = ["differentiated", "is_tracked", "needs_plain_operations"]
 
 
 def needs_plain_operations(grad: Tensor) -> bool:
@@ -41,3 +41,8 @@ def differentiated(
     with torch.enable_grad(), plain_arithmetic(wanted[0].device.type):
         found = iter(torch.autograd.grad(plain(), wanted, grad, create_graph=again, allow_unused=True))
     return [next(found) if needed and t is not None else None for t, needed in zip(of, needs)]
+
+
+def is_tracked(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether torch records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from partita.kernels.grid_loops import axis_weights, two_rows
-from partita.kernels.native_code import fused, loop, summed
+from partita.kernels.native_code import fused_part, loop, part, summed_part
 
 __all__ = ["add_whole_gradients", "add_window_gradients"]
 
 
-@loop
+@part
 def _pulls(points, centers, firsts, counts, rates, widths, whole, cells, left, start, weights, mean, pulls):
     """The derivatives of the weights of a block, `(m, width, n)`; `whole`: of all centers. rates: R/2."""
     n = len(points)
@@ -41,7 +41,7 @@ def _pulls(points, centers, firsts, counts, rates, widths, whole, cells, left, s
 # ---- windows ---------------------------------------------------------------------------------------------------------
 
 
-@summed
+@summed_part
 def _gather_scalars(values, cells, shift, columns, first, stride, grad, scalars):
     """`scalars[j] = Σ_o grad[j, o]·values[(cells[j] + shift)·columns + first + o·stride]`."""
     for j in range(len(cells)):
@@ -52,7 +52,7 @@ def _gather_scalars(values, cells, shift, columns, first, stride, grad, scalars)
         scalars[j] = total
 
 
-@fused
+@fused_part
 def _fold_fields(fields, filled, axis, widths, weights, pulls, n):
     """One axis less of every field, in place: field 0 is the sum, field 1 + i its derivative along axis i."""
     width = widths[axis]
@@ -76,19 +76,18 @@ def _fold_fields(fields, filled, axis, widths, weights, pulls, n):
     return filled // width
 
 
-@loop
-def _window_points(points, grad, values, slopes, origin, cells, rows, widths, weights, pulls, scalars, fields, out):
+@part
+def _window_points(points, grad, values, slopes, origin, cells, rows, widths, weights, pulls, total, one, fields, out):
     """The gradient in the points of a block. fields: `(2m + 1, rows, n)`: sum, m derivatives, m sums of slopes."""
     n, m, outputs = len(points), len(widths), grad.shape[1]
     last, tilted = m - 1, len(slopes) > 0
-    total, one = scalars[0], scalars[1]
     for b in range(len(rows)):
         for f in range(2 * m + 1 if tilted else m + 1):
             for j in range(n):
                 fields[f, b, j] = 0
         for a in range(widths[last]):
             share, pull = weights[last, a], pulls[last, a]
-            _gather_scalars(values, cells, rows[b] + a, outputs, 0, 1, grad, total)
+            _gather_scalars(values, cells, rows[b] + a, outputs, np.int64(0), np.int64(1), grad, total)
             for k in range(m if tilted else 0):
                 _gather_scalars(slopes, cells, rows[b] + a, outputs * m, k, m, grad, one)
                 for j in range(n):
@@ -107,7 +106,7 @@ def _window_points(points, grad, values, slopes, origin, cells, rows, widths, we
             out[j, k] += fields[1 + m + k, 0, j]
 
 
-@fused
+@fused_part
 def _window_tables(points, grad, origin, cells, rows, widths, weights, shares, in_values, in_slopes):
     """Add a block's gradients in values and slopes. shares: `(rows, n)`, the product of the weights of all axes but the last."""
     n, m, outputs = len(points), len(widths), grad.shape[1]
@@ -147,13 +146,15 @@ def add_window_gradients(points, grad, axes, rows, tables, floats, integers, wei
         end = min(begin + block, len(points))
         n, some, factors = end - begin, points[begin:end], grad[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
-        axis_weights(some, centers, firsts, counts, rates, widths, False, x, start, floats[1], cells, weights)
+        axis_weights(some, centers, firsts, counts, rates, widths, np.bool_(False), x, start, floats[1], cells, weights)
         if len(in_points):
             left, mean = integers[2, :n], floats[1, :n]
-            _pulls(some, centers, firsts, counts, rates, widths, False, cells, left, start, weights, mean, pulls)
-            scalars, out = floats[2:, :n], in_points[begin:end]
+            _pulls(
+                some, centers, firsts, counts, rates, widths, np.bool_(False), cells, left, start, weights, mean, pulls
+            )
+            total, one, out = floats[2, :n], floats[3, :n], in_points[begin:end]
             _window_points(
-                some, factors, values, slopes, origin, cells, rows, widths, weights, pulls, scalars, fields, out
+                some, factors, values, slopes, origin, cells, rows, widths, weights, pulls, total, one, fields, out
             )
         if len(in_values) or len(in_slopes):
             _window_tables(some, factors, origin, cells, rows, widths, weights, fields[0], in_values, in_slopes)
@@ -162,7 +163,7 @@ def add_window_gradients(points, grad, axes, rows, tables, floats, integers, wei
 # ---- all cells -------------------------------------------------------------------------------------------------------
 
 
-@fused
+@fused_part
 def _contract_fields(values, column, order, counts, strides, weights, pulls, sums, n):
     """As `grid_loops._contract`, with the derivatives along every axis: `sums[0, 0]` and `sums[1 + i, 0]`.
 
@@ -171,8 +172,8 @@ def _contract_fields(values, column, order, counts, strides, weights, pulls, sum
     last, inner = len(order) - 1, order[-1]
     step, own, pulled = strides[inner], weights[inner, : counts[inner]], pulls[inner, : counts[inner]]
     if last == 0:
-        two_rows(values, column, column, step, own, sums[0, 0], sums[0, 1], 0, n)
-        two_rows(values, column, column, step, pulled, sums[1, 0], sums[1, 1], 0, n)
+        two_rows(values, column, column, step, own, sums[0, 0], sums[0, 1], np.int64(0), n)
+        two_rows(values, column, column, step, pulled, sums[1, 0], sums[1, 1], np.int64(0), n)
         return
     outer = 1
     for k in range(last - 1):
@@ -192,8 +193,8 @@ def _contract_fields(values, column, order, counts, strides, weights, pulls, sum
             first, both = start + a * strides[middle], a + 1 < counts[middle]
             second = first + strides[middle] if both else first
             r, s, t, u = sums[0, last], sums[0, last + 1], sums[1, last], sums[1, last + 1]
-            two_rows(values, first, second, step, own, r, s, 0, n)
-            two_rows(values, first, second, step, pulled, t, u, 0, n)
+            two_rows(values, first, second, step, own, r, s, np.int64(0), n)
+            two_rows(values, first, second, step, pulled, t, u, np.int64(0), n)
             one, two = weights[middle, a], weights[middle, a + int(both)]
             three, four = pulls[middle, a], pulls[middle, a + int(both)]
             if not both:
@@ -227,7 +228,7 @@ def _contract_fields(values, column, order, counts, strides, weights, pulls, sum
             index //= counts[axis]
 
 
-@summed
+@summed_part
 def _dot(x, y, n):
     """`Σ_i x_i y_i`, in an order that the compiler chooses."""
     total = x[0] * 0
@@ -236,7 +237,7 @@ def _dot(x, y, n):
     return total
 
 
-@loop
+@part
 def _whole_table(factor, column, order, counts, strides, weights, digits, sums, found, n):
     """Add `Σ_j factor_j Π_i weights[i, a_i, j]` to every cell's entry; `sums`, `(m + 1, n)`, holds products in progress."""
     last, inner, cells = len(order) - 1, order[-1], 1
@@ -280,10 +281,12 @@ def add_whole_gradients(points, grad, axes, order, strides, tables, floats, inte
         n, some = end - begin, points[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
         factor, tilt = floats[2], floats[3]
-        axis_weights(some, centers, firsts, counts, rates, widths, True, x, start, floats[1], cells, weights)
+        axis_weights(some, centers, firsts, counts, rates, widths, np.bool_(True), x, start, floats[1], cells, weights)
         if len(in_points):
             left, mean = integers[2, :n], floats[1, :n]
-            _pulls(some, centers, firsts, counts, rates, widths, True, cells, left, start, weights, mean, pulls)
+            _pulls(
+                some, centers, firsts, counts, rates, widths, np.bool_(True), cells, left, start, weights, mean, pulls
+            )
             for j in range(n):
                 for k in range(m):
                     in_points[begin + j, k] = 0

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.kernels.native_code import exp_native, fused, loop
+from partita.kernels.native_code import exp_native, fused_part, loop, part
 
 __all__ = ["axis_weights", "softmax_weights", "sum_whole", "sum_windows", "two_rows", "window_starts"]
 
 _LONG_VECTOR = 8  # outputs from which on a cell's values are read in one run
 
 
-@loop
+@part
 def window_starts(x, centers, width, start):
     """The first of the `width` centers around each x; `centers[k] ≤ x < centers[k+1]` is settled by comparison."""
     count = len(centers)
@@ -33,7 +33,7 @@ def window_starts(x, centers, width, start):
         start[i] = min(max(k - width // 2 + 1, 0), count - width)
 
 
-@loop
+@part
 def _two_weights(x, centers, rate, start, gap, weights):
     """The softmax over two centers: the nearer gets `1/(1 + e^{−|s₀−s₁|})`, one exponential."""
     for i in range(len(x)):
@@ -47,7 +47,7 @@ def _two_weights(x, centers, rate, start, gap, weights):
         weights[1, i] = far if gap[i] <= 0 else near
 
 
-@loop
+@part
 def softmax_weights(x, centers, rate, start, smallest, weights):
     """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
     total, n = smallest, len(x)
@@ -84,7 +84,7 @@ def softmax_weights(x, centers, rate, start, smallest, weights):
             weights[row, i] *= total[i]
 
 
-@fused
+@fused_part
 def _gather(values, cells, shift, step, weights, sums):
     """`sums[i] = Σ_a weights[a, i]·values[cells[i] + shift + a·step]`; the first two in one pass."""
     width, n = len(weights), len(cells)
@@ -101,7 +101,7 @@ def _gather(values, cells, shift, step, weights, sums):
             sums[i] += weights[a, i] * values[np.uint64(cells[i] + shift + a * step)]
 
 
-@fused
+@fused_part
 def _fold(sums, filled, weights, n):
     """`sums[b] ← Σ_a weights[a]·sums[b·width + a]` in place: one axis less; returns how many are left."""
     width = len(weights)
@@ -115,7 +115,7 @@ def _fold(sums, filled, weights, n):
     return filled // width
 
 
-@fused
+@fused_part
 def _gather_vectors(values, cells, rows, widths, weights, sums, out):
     """The same for long vectors `V[cell]`, one query after the other; `sums`, `(rows, step)`, holds one vector per row."""
     last, step = len(widths) - 1, out.shape[1]
@@ -143,7 +143,7 @@ def _gather_vectors(values, cells, rows, widths, weights, sums, out):
             out[i, o] = sums[0, o]
 
 
-@loop
+@part
 def _spread(weights, width, start, n):
     """Window weights moved to their places among all centers of the axis, zeros elsewhere: adding those does not round."""
     for row in range(len(weights) - 1, -1, -1):  # downwards: what is still to be moved lies below
@@ -152,7 +152,7 @@ def _spread(weights, width, start, n):
             weights[row, i] = weights[np.uint64(k), i] if 0 <= k < width else 0
 
 
-@fused
+@fused_part
 def two_rows(values, first, second, step, weights, r, s, lo, hi):
     """`r = Σ_a weights[a]·values[first + a·step]` and s the same from `second`; four weights a pass, each used twice.
 
@@ -195,7 +195,7 @@ def two_rows(values, first, second, step, weights, r, s, lo, hi):
             s[i] = s[i] + q0 * w0[i] + q1 * w1[i] + q2 * w2[i] + q3 * w3[i]
 
 
-@fused
+@fused_part
 def _contract(values, column, order, counts, strides, weights, sums, n):
     """`sums[0] = Σ_cells Π_i weights[i, j_i]·values[Σ_i j_i strides_i + column]`, depth first: sums in progress stay in the cache.
 
@@ -205,7 +205,7 @@ def _contract(values, column, order, counts, strides, weights, sums, n):
     step, own = strides[inner], weights[inner, : counts[inner]]
     r, s = sums[last], sums[last + 1]
     if last == 0:
-        two_rows(values, column, column, step, own, r, s, 0, n)
+        two_rows(values, column, column, step, own, r, s, np.int64(0), n)
         return
     outer, middle, total = 1, order[last - 1], sums[last - 1]
     for k in range(last - 1):
@@ -218,7 +218,7 @@ def _contract(values, column, order, counts, strides, weights, sums, n):
             index //= counts[order[k]]
         for a in range(0, counts[middle], 2):
             first, both = start + a * strides[middle], a + 1 < counts[middle]
-            two_rows(values, first, first + strides[middle] if both else first, step, own, r, s, 0, n)
+            two_rows(values, first, first + strides[middle] if both else first, step, own, r, s, np.int64(0), n)
             one, two = shares[a], shares[a + int(both)]
             if not both:
                 for i in range(n):
@@ -244,7 +244,7 @@ def _contract(values, column, order, counts, strides, weights, sums, n):
             index //= counts[order[k]]
 
 
-@fused
+@fused_part
 def _add_tilted(points, origin, tilts, out):
     """`out[i, o] += Σ_k (points[i, k] − origin[k])·tilts[i, o·m + k]`."""
     m = len(origin)
@@ -254,7 +254,7 @@ def _add_tilted(points, origin, tilts, out):
                 out[i, o] += (points[i, k] - origin[k]) * tilts[i, o * m + k]
 
 
-@loop
+@part
 def axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start, scratch, cells, weights):
     """Softmax weights `(m, width, n)` of a block's queries, and the first cell of their windows; `whole`: of all centers."""
     n = len(x)
@@ -277,7 +277,7 @@ def axis_weights(points, centers, firsts, counts, rates, widths, whole, x, start
             _spread(weights[i, : counts[i]], widths[i], start, n)
 
 
-@loop
+@part
 def _sum_window(values, cells, scaled, rows, widths, weights, sums, vectors, out):
     """One table of values, `(cells, step)` flat, for the queries of a block: `out`, `(n, step)`."""
     n, m, step = len(cells), len(widths), out.shape[1]
@@ -309,14 +309,14 @@ def sum_windows(points, axes, rows, values, slopes, origin, floats, integers, we
         end = min(begin + block, len(points))
         n, some, answers = end - begin, points[begin:end], out[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
-        axis_weights(some, centers, firsts, counts, rates, widths, False, x, start, floats[1], cells, weights)
+        axis_weights(some, centers, firsts, counts, rates, widths, np.bool_(False), x, start, floats[1], cells, weights)
         _sum_window(values, cells, start, rows, widths, weights, sums, vectors, answers)
         if len(slopes):
             _sum_window(slopes, cells, start, rows, widths, weights, sums, vectors, tilts[:n])
             _add_tilted(some, origin, tilts, answers)
 
 
-@loop
+@part
 def _sum_all(values, order, counts, strides, weights, sums, out):
     """One table of values, all cells, for the queries of a block."""
     for o in range(out.shape[1]):
@@ -338,7 +338,7 @@ def sum_whole(points, axes, order, strides, values, slopes, origin, floats, inte
         end = min(begin + block, len(points))
         n, some, answers = end - begin, points[begin:end], out[begin:end]
         x, start, cells = floats[0, :n], integers[0, :n], integers[1, :n]
-        axis_weights(some, centers, firsts, counts, rates, widths, True, x, start, floats[1], cells, weights)
+        axis_weights(some, centers, firsts, counts, rates, widths, np.bool_(True), x, start, floats[1], cells, weights)
         _sum_all(values, order, counts, strides[0], weights, sums, answers)
         if len(slopes):
             _sum_all(slopes, order, counts, strides[1], weights, sums, tilts[:n])

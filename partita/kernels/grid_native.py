@@ -128,10 +128,10 @@ def _add_windows(points: Floats, grad: Floats, axes: Axes, tables: Tables, found
 def _window_rows(axes: Axes) -> NDArray[np.int64]:
     """Cell numbers of the window's innermost rows, relative to its first cell."""
     _, _, counts, _, widths = axes
-    rows = np.zeros(1, np.int64)
-    for count, width in zip(counts[:-1], widths[:-1]):
-        rows = (rows[:, None] * count + np.arange(width)).ravel()
-    return rows * counts[-1]
+    rows: NDArray[np.int64] = np.zeros(1, np.int64)
+    for count, width in zip([*counts[1:], 1], widths[:-1]):
+        rows = (rows[:, None] + np.arange(width)).ravel() * count
+    return rows
 
 
 def _sum_whole(points: Floats, axes: Axes, tables: Tables, out: Floats) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-__all__ = ["CACHED", "exp2_native", "exp_native", "fused", "least", "loop", "summed"]
+__all__ = ["CACHED", "exp2_native", "exp_native", "fused", "fused_part", "least_part", "loop", "part", "summed_part"]
 
 _LEAST = -708.0  # e^x below is taken as 0: it would soon be subnormal
 _LEAST_SINGLE = np.float32(-87.0)
@@ -42,20 +42,25 @@ def _can_be_cached() -> bool:
 CACHED = _can_be_cached()
 
 # numpy's error model: a division does not branch, so that loops vectorise
-loop: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy")
-_FUSED = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-# a·b + c may round once
+_PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_FUSED: dict[str, Any] = {**_PLAIN, "fastmath": {"contract"}}  # a·b + c may round once
+# and sums may take any order
+_SUMMED: dict[str, Any] = {**_PLAIN, "fastmath": {"contract", "reassoc"}}
+# and no number is NaN, so that the least of them is found in any order
+_LEAST_OF: dict[str, Any] = {**_PLAIN, "fastmath": {"contract", "reassoc", "nnan", "nsz"}}
+# Arguments that are literals are wrapped, np.int64(0), because numba would compile once more for them.
+# For functions that other loops call and Python does not: no machine code of their own is made or kept, half the time
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+loop: Callable[..., Any] = njit(cache=CACHED, **_PLAIN)
 fused: Callable[..., Any] = njit(cache=CACHED, **_FUSED)
-# and sums may be taken in any order, the same one every time
-summed: Callable[..., Any] = njit(cache=CACHED, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-
-# and numbers are never NaN, so that the least of them is found in any order
-least: Callable[..., Any] = njit(
-    cache=CACHED, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nnan", "nsz"}
-)
+part: Callable[..., Any] = njit(**_PLAIN, **_INNER)
+fused_part: Callable[..., Any] = njit(**_FUSED, **_INNER)
+summed_part: Callable[..., Any] = njit(**_SUMMED, **_INNER)
+least_part: Callable[..., Any] = njit(**_LEAST_OF, **_INNER)
 
 
-def exp_native(x):
+def exp_native(x: Any) -> Any:
     """`e^x` for x ≤ 0, within 2 ulp of the argument's dtype, to be called in native loops; NaN stays NaN.
 
     It is `2ⁿ·e^r`, `|r| ≤ ln 2/2`, with ln 2 subtracted in two parts, the first short enough that n times it is exact. `e^r` is
@@ -65,7 +70,7 @@ def exp_native(x):
     raise NotImplementedError("exp_native is for native loops; call numpy's exp elsewhere.")
 
 
-@overload(exp_native, jit_options=_FUSED)
+@overload(exp_native, jit_options=_FUSED)  # type: ignore[arg-type]
 def _exp(x):
     return _exp_single if x == types.float32 else _exp_double
 
@@ -100,7 +105,7 @@ def _exp_single(x):
     return np.float32(0) if x < _LEAST_SINGLE else ((p * r + one) * r + one) * power
 
 
-@fused
+@fused_part
 def exp2_native(x):
     """`2^x` for x ≤ 1000, in float64 within 2 ulp; `2^{−1020}` for smaller x than that. NaN is not kept.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from partita.kernels import native, ramp_native, ramp_torch
 from partita.kernels.devices import device_kernels
-from partita.kernels.differentiation import differentiated, needs_plain_operations
+from partita.kernels.differentiation import differentiated, is_tracked, needs_plain_operations
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.ramp_torch import RampOperands
 
@@ -24,13 +24,16 @@ _OPERANDS = "Tensor u, Tensor low, Tensor spacing, Tensor sharpness, int anchors
 
 
 def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
-    """`(n,)` to `(n,)`, by the operator. Small batches on a CPU run in plain torch operations without it.
+    """`(n,)` to `(n,)`, by the operator. Small batches on a CPU, of which no gradient is taken, run in plain torch operations
+    without it.
 
     Args:
         u: the queries.
         ramp: low, spacing, sharpness, anchors and width.
     """
-    if torch.compiler.is_compiling() or u.device.type != "cpu" or runs_natively(u, ramp):
+    if is_tracked(ramp[:3]):  # gradients in these come from plain operations anyway
+        return ramp_torch.ramp_sum(u, ramp)
+    if torch.compiler.is_compiling() or u.device.type != "cpu" or runs_natively(u, ramp) or is_tracked((u,)):
         found: Tensor = torch.ops.partita.ramp_sum(u, *ramp)
         return found
     return ramp_torch.ramp_sum(u, ramp)

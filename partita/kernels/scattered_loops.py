@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from partita.kernels.native_code import exp2_native, fused, least, loop, summed
+from partita.kernels.native_code import exp2_native, fused_part, least_part, loop, part, summed_part
 
 __all__ = ["LEAF", "home_leaves", "order_by_cells", "scattered_gradients", "sort_by_home", "sum_scattered"]
 
@@ -20,7 +20,7 @@ _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the refer
 _LOG_2 = math.log(2.0)
 
 
-@loop
+@part
 def _select(along, order, first, last, middle):
     """Rearrange `[first, last)` so that no entry before `middle` exceeds one behind it (Hoare's quickselect)."""
     low, high = first, last - 1
@@ -93,7 +93,7 @@ def order_by_cells(points, order, along, cut_axes, cut_places, children):
     return cuts
 
 
-@fused
+@fused_part
 def _box_distances(axes, low, high, at, lo, hi, top, first, count, out):
     """`|[low, high] − box|² − max p` for `count` nodes from `first` on; low and high are read from `at` on."""
     for j in range(count):
@@ -135,7 +135,7 @@ def sort_by_home(homes, leaves, order):
         starts[homes[i] + 1] += 1
 
 
-@fused
+@fused_part
 def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances):
     """The leaves within `limit` of the box [low, high]: their number, and whether `here` lists them (else `below` does)."""
     here[0], held = 0, 1  # the root, whose children are the top level
@@ -154,7 +154,7 @@ def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances
     return held
 
 
-@least
+@least_part
 def _nearest_in(axes, points, row, keys, powers, leaf, best):
     """The least `|q − k|² − p` in a leaf, or `best` if that is less."""
     at, base, q = leaf * LEAF, leaf * LEAF * len(axes), row * len(axes)
@@ -167,7 +167,7 @@ def _nearest_in(axes, points, row, keys, powers, leaf, best):
     return best
 
 
-@fused
+@fused_part
 def _weight(axes, points, q, keys, base, powers, at, j, scale, near):
     """`2^{scale (near − |q − k|² + p)}` for the key j of a leaf."""
     t = -powers[np.uint64(at + j)]
@@ -177,7 +177,7 @@ def _weight(axes, points, q, keys, base, powers, at, j, scale, near):
     return exp2_native(scale * (near - t))
 
 
-@summed
+@summed_part
 def _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near):
     """`Σ 2^{scale (near − |q − k|² + p)}` over some leaves, and the same with one value per key; leaves go in pairs."""
     m, q, total, first = len(axes), row * len(axes), 0.0, 0.0
@@ -194,7 +194,7 @@ def _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near
     return total, first
 
 
-@summed
+@summed_part
 def _sum_four(axes, points, row, keys, powers, values, stride, column, leaves, count, scale, near):
     """The same with four of the values of each key: values of a leaf are `(stride, LEAF)`, here columns from `column` on."""
     m, q = len(axes), row * len(axes)
@@ -214,7 +214,7 @@ def _sum_four(axes, points, row, keys, powers, values, stride, column, leaves, c
     return total, s0, s1, s2, s3
 
 
-@summed
+@summed_part
 def _sum_tilted(axes, points, row, keys, powers, slopes, stride, column, leaves, count, scale, near):
     """`Σ_j w_j J_j·(q − k_j)` for one output; slopes of a leaf are `(stride, m, LEAF)`."""
     m, q, total = len(axes), row * len(axes), 0.0
@@ -231,7 +231,7 @@ def _sum_tilted(axes, points, row, keys, powers, slopes, stride, column, leaves,
     return total
 
 
-@loop
+@part
 def _write(axes, points, row, keys, powers, values, slopes, leaves, count, scale, near, out):
     """All outputs of one query from its leaves; returns the sum of its weights."""
     stride, outputs = len(values) // len(powers), out.shape[1]
@@ -254,7 +254,7 @@ def _write(axes, points, row, keys, powers, values, slopes, leaves, count, scale
     return total
 
 
-@least
+@least_part
 def _least(distances, count, least):
     for k in range(count):
         least = min(least, distances[k])
@@ -350,7 +350,7 @@ def sum_scattered(
             dropped[row] = math.log(left) - half * reach - math.log(total) if left > 0 else -np.inf
 
 
-@summed
+@summed_part
 def _total(a, count):
     total = 0.0
     for k in range(count):
@@ -358,7 +358,7 @@ def _total(a, count):
     return total
 
 
-@summed
+@summed_part
 def _dot(a, b, count):
     total = 0.0
     for k in range(count):
@@ -366,19 +366,19 @@ def _dot(a, b, count):
     return total
 
 
-@fused
+@fused_part
 def _add_scaled(out, scale, a, count):
     for k in range(count):
         out[k] += scale * a[k]
 
 
-@fused
+@fused_part
 def _add_product(out, scale, a, b, count):
     for k in range(count):
         out[k] += scale * a[k] * b[k]
 
 
-@fused
+@fused_part
 def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, weights):
     """`q − k`, `|q − k|² − p` and the softmax of `−scale (|q − k|² − p) ln 2` for keys side by side, `(m, count)`."""
     for d in range(len(axes)):
@@ -397,7 +397,7 @@ def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, 
         weights[k] *= share
 
 
-@loop
+@part
 def _copy_block(
     axes, here, count, held, keys, powers, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
 ):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from partita.kernels.grid_loops import softmax_weights, two_rows, window_starts
-from partita.kernels.native_code import fused, loop, summed
+from partita.kernels.native_code import fused_part, loop, part, summed_part
 
 __all__ = ["add_train_gradients", "sum_train"]
 
 
-@loop
+@part
 def _sort_axis(points, axis, centers, width, guess, tally, order, start):
     """`order`: the queries sorted by the first center of their window, which `start` lists in that order."""
     n, count = len(points), len(centers)
@@ -44,7 +44,7 @@ def _sort_axis(points, axis, centers, width, guess, tally, order, start):
         first = tally[k]
 
 
-@loop
+@part
 def _weigh_axis(points, axis, centers, rate, width, order, start, lines, weights):
     """Softmax weights `(width, n)` in the order given."""
     n, x = len(points), lines[0, : len(points)]
@@ -53,7 +53,7 @@ def _weigh_axis(points, axis, centers, rate, width, order, start, lines, weights
     softmax_weights(x, centers, rate, start, lines[1], weights[:width])
 
 
-@loop
+@part
 def _move_rows(rows, rank, place, order, moved):
     """`rows` from the order in which query q is at `place[q]` to `order`."""
     for a in range(rank):
@@ -62,13 +62,13 @@ def _move_rows(rows, rank, place, order, moved):
             taken[j] = given[np.uint64(place[order[j]])]
 
 
-@loop
+@part
 def _place(order, place):
     for j in range(len(order)):
         place[order[j]] = j
 
 
-@fused
+@fused_part
 def _add_two(share, r, s, lo, hi, is_first, both, one, two):
     """`one += share·r` and `two += share·s` for the queries lo ≤ i < hi; set, if they are the first."""
     share, r, s, one, two = share[lo:hi], r[lo:hi], s[lo:hi], one[lo:hi], two[lo:hi]
@@ -88,11 +88,11 @@ def _add_two(share, r, s, lo, hi, is_first, both, one, two):
             one[i] += share[i] * r[i]
 
 
-@loop
+@part
 def _times_core(core, shape, rows, weights, start, r, s, n, product):
     """`product[b] = Σ_{a,k} rows[a]·weights[k]·core[a, start + k, b]` for every query of a block."""
     left, count, right, width = shape
-    lo = 0
+    lo = np.int64(0)
     while lo < n:
         hi, first = lo + 1, start[lo] * right
         while hi < n and start[hi] == start[lo]:
@@ -143,7 +143,7 @@ def sum_train(points, axes, cores, shapes, lines, rows, weights, integers, tally
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
-@loop
+@part
 def _pull_axis(points, axis, centers, rate, width, order, start, weights, mean, pulls):
     """The derivatives of the weights, `−R w(d − Σ w d)`, `d = x − c`; rate: R/2."""
     n = len(order)
@@ -161,7 +161,7 @@ def _pull_axis(points, axis, centers, rate, width, order, start, weights, mean, 
             pull[j] = -2 * rate * share[j] * (pull[j] - mean[j])
 
 
-@summed
+@summed_part
 def _dot(x, y):
     """`Σ_i x_i y_i`, in an order that the compiler chooses."""
     total = x[0] * y[0]
@@ -170,11 +170,11 @@ def _dot(x, y):
     return total
 
 
-@loop
+@part
 def _times_column(core, shape, columns, weights, start, r, s, n, product):
     """`product[a] = Σ_{k,b} weights[k]·core[a, start + k, b]·columns[b]`: `_times_core` from the other side."""
     left, count, right, width = shape
-    lo, step = 0, count * right
+    lo, step = np.int64(0), count * right
     while lo < n:
         hi, first = lo + 1, start[lo] * right
         while hi < n and start[hi] == start[lo]:
@@ -184,7 +184,7 @@ def _times_column(core, shape, columns, weights, start, r, s, n, product):
             for t in range(min(right, width)):
                 if right >= width:
                     at, share = first + a * step + t * right, weights[t]
-                    two_rows(core, at, at + both * step, 1, columns[:right], r, s, lo, hi)
+                    two_rows(core, at, at + both * step, np.int64(1), columns[:right], r, s, lo, hi)
                 else:
                     at, share = first + a * step + t, columns[t]
                     two_rows(core, at, at + both * step, right, weights[:width], r, s, lo, hi)
@@ -192,11 +192,11 @@ def _times_column(core, shape, columns, weights, start, r, s, n, product):
         lo = hi
 
 
-@loop
+@part
 def _add_core(shape, rows, columns, weights, start, pair, n, found):
     """`found[a, start + k, b] += Σ_j rows[a, j]·weights[k, j]·columns[b, j]`."""
     left, count, right, width = shape
-    lo = 0
+    lo = np.int64(0)
     while lo < n:
         hi = lo + 1
         while hi < n and start[hi] == start[lo]:

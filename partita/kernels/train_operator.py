@@ -14,7 +14,7 @@ from torch import Tensor
 
 from partita.kernels import native, train_native, train_torch
 from partita.kernels.devices import device_kernels
-from partita.kernels.differentiation import differentiated, needs_plain_operations
+from partita.kernels.differentiation import differentiated, is_tracked, needs_plain_operations
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.train_torch import TrainOperands
 
@@ -24,13 +24,21 @@ _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, Tensor[] cores"
 
 
 def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
-    """`(n, m)` to `(n, out)`, by the operator. Small batches on a CPU run in plain torch operations without it.
+    """`(n, m)` to `(n, out)`, by the operator. Small batches on a CPU, of which no gradient is taken, run in plain torch operations
+    without it.
 
     Args:
         points: the queries.
         train: centers, rates and cores.
     """
-    if torch.compiler.is_compiling() or points.device.type != "cpu" or runs_natively(points, train):
+    if is_tracked((train.rates, *train.centers)):  # gradients in these come from plain operations anyway
+        return train_torch.train_sum(points, train)
+    if (
+        torch.compiler.is_compiling()
+        or points.device.type != "cpu"
+        or runs_natively(points, train)
+        or is_tracked((points, *train.cores))
+    ):
         found: Tensor = torch.ops.partita.train_sum(points, *train)
         return found
     return train_torch.train_sum(points, train)
