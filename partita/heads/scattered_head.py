@@ -195,9 +195,9 @@ class ScatteredHead(FoldedHead):
 
         The numbers are compared, since writing through `.data` or a numpy view leaves no other trace.
         """
-        stored = [t for t in (self.centers, self.powers) if t is not None]
-        if self.num_keys <= LISTED_WHOLE or not all(bool(t.isfinite().all()) for t in stored):
-            return None
         if self._index is None or not self._index.holds(self.centers, self.powers):
-            self._index = KeyIndex(*(None if t is None else t.detach() for t in (self.centers, self.powers)))  # type: ignore[arg-type]
+            stored = [t for t in (self.centers, self.powers) if t is not None]
+            if self.num_keys <= LISTED_WHOLE or not all(bool(t.isfinite().all()) for t in stored):
+                return None
+            self._index = KeyIndex(self.centers.detach(), None if self.powers is None else self.powers.detach())
         return self._index

@@ -63,42 +63,40 @@ def sum_scattered(queries: Tensor, given: Operands) -> Sums:
 
 def attend_near(queries: Tensor, given: Operands, index: KeyIndex | None = None) -> Sums:
     """The same without the operator, for tensors whose derivatives nobody asks for; with an index if there is one."""
-    kernels = device_kernels("scattered", queries, *(t for t in given.tensors[:4]))
+    kernels = device_kernels("scattered", queries, *given.tensors[:4])
     with torch.no_grad(), plain_arithmetic(queries.device.type):
-        if kernels is not None:
-            index = index or KeyIndex(given.keys, given.powers)
-            found: Sums = kernels.sum_on_device(
-                queries, index.on_device, given.values, given.slopes, given.rate, given.cut
-            )
-            return found
-        if not _can_prune(given):
+        if not _is_ordered(given, index) or (kernels is None and not _is_large(given)):
             out, lse = scattered_torch.sum_all(queries, *given.tensors)
             return out, lse, torch.full_like(lse, -torch.inf), torch.full_like(lse, len(given.keys))
         index = index or KeyIndex(given.keys, given.powers)
+        if kernels is not None:
+            tables = given.values, given.slopes, given.rate, given.cut
+            found: Sums = kernels.sum_on_device(queries, index.on_device, *tables)
+            return found
         if runs_natively(queries, given):
-            tables = index.tables(given.values, given.slopes)
+            placed = index.tables(given.values, given.slopes)
             points = np.ascontiguousarray(queries.detach().double().numpy())
-            sums = scattered_native.sum_natively(points, index.tree, tables, float(given.rate), given.cut)
+            sums = scattered_native.sum_natively(points, index.tree, placed, float(given.rate), given.cut)
             out, lse, dropped, depth = (torch.from_numpy(a).to(queries.dtype) for a in sums)
             return out, lse, dropped, depth
         return scattered_torch.sum_near(queries, *given.tensors, index.nodes(), given.cut)
 
 
 def runs_natively(queries: Tensor, given: Operands) -> bool:
-    """Whether a batch runs in native loops: on a CPU, if it is large enough and there is something to leave out."""
+    """Whether a batch over ordered keys runs in native loops: on a CPU, if it is large enough."""
     reads = min(len(given.keys), _KEYS_READ) * (given.keys.shape[1] + given.values.shape[1])
-    return queries.device.type == "cpu" and _can_prune(given) and native.worth_it(len(queries), reads)
+    return queries.device.type == "cpu" and _is_large(given) and native.worth_it(len(queries), reads)
 
 
-def _can_prune(given: Operands) -> bool:
-    """Whether the nearest keys are the best ones, and few enough of them could matter."""
-    stored = [t for t in (given.rate, given.keys, given.powers) if t is not None]
-    return (
-        len(given.keys) > LISTED_WHOLE
-        and given.keys.shape[1] <= MOST_AXES_PRUNED
-        and bool(given.rate > 0)
-        and all(bool(t.isfinite().all()) for t in stored)
-    )
+def _is_large(given: Operands) -> bool:
+    """Whether there are so many keys, in so few dimensions, that some may be left out."""
+    return len(given.keys) > LISTED_WHOLE and given.keys.shape[1] <= MOST_AXES_PRUNED
+
+
+def _is_ordered(given: Operands, index: KeyIndex | None = None) -> bool:
+    """Whether the nearest keys are the best ones: R > 0 and finite numbers. An index has only those."""
+    stored = [given.rate] if index is not None else [t for t in (given.rate, given.keys, given.powers) if t is not None]
+    return bool(given.rate > 0) and all(bool(t.isfinite().all()) for t in stored)
 
 
 @torch.library.custom_op(
@@ -116,7 +114,8 @@ def _attend(queries: Tensor, *operands: Any) -> Sums:
 def _gradients(grad: Tensor, grad_lse: Tensor, queries: Tensor, *others: Any) -> list[Tensor]:
     given, (output, lse, needs) = Operands(*others[:6]), others[6:]
     kernels = device_kernels("scattered", grad, queries, *given.tensors[:4])
-    if kernels is not None:
+    ordered = _is_ordered(given)
+    if ordered and kernels is not None:
         index = KeyIndex(given.keys, given.powers)
         made = kernels.gradients_on_device(
             grad,
@@ -131,10 +130,10 @@ def _gradients(grad: Tensor, grad_lse: Tensor, queries: Tensor, *others: Any) ->
             lse,
             needs,
         )
-    elif runs_natively(queries, given):
+    elif ordered and runs_natively(queries, given):
         made = _native_gradients(grad, grad_lse, queries, given, output, needs)
     else:
-        nodes = KeyIndex(given.keys, given.powers).nodes() if _can_prune(given) else None
+        nodes = KeyIndex(given.keys, given.powers).nodes() if ordered and _is_large(given) else None
         with plain_arithmetic(queries.device.type):
             made = scattered_torch.gradients(grad, grad_lse, queries, given.tensors, output, lse, nodes, given.cut)
     return [g if needed and g is not None else queries.new_empty(0) for g, needed in zip(made, needs)]
@@ -154,7 +153,7 @@ def _native_gradients(
 def _plain(tensors: Sequence[Any], cut: float) -> tuple[Tensor, Tensor]:
     queries, keys, values, powers, slopes, rate = tensors
     given = Operands(keys, values, powers, slopes, rate, cut)
-    if _can_prune(given):
+    if _is_large(given) and _is_ordered(given):
         index = KeyIndex(given.keys.detach(), None if given.powers is None else given.powers.detach())
         out, lse, *_ = scattered_torch.sum_near(queries, *given.tensors, index.nodes(), cut)
         return out, lse

@@ -17,6 +17,7 @@ __all__ = ["LEAF", "home_leaves", "order_by_cells", "scattered_gradients", "sort
 
 LEAF = 8  # keys in a leaf, and nodes in a node: two vectors of four, one of eight
 _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the reference score
+_NEIGHBOURS = 4  # leaves in a row whose queries share a list
 _LOG_2 = math.log(2.0)
 
 
@@ -154,6 +155,15 @@ def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances
     return held
 
 
+@part
+def _end_of_block(order, homes, first, block):
+    """The end of a run of at most `block` queries from `first` on whose leaves are neighbours."""
+    last, home = first + 1, homes[order[first]]
+    while last < len(order) and last - first < block and homes[order[last]] - home < _NEIGHBOURS:
+        last += 1
+    return last
+
+
 @least_part
 def _nearest_in(axes, points, row, keys, powers, leaf, best):
     """The least `|q − k|² − p` in a leaf, or `best` if that is less."""
@@ -283,7 +293,7 @@ def sum_scattered(
     dropped,
     depth,
 ):
-    """Outputs, log-sum-exp and the share left out, for the queries `order`, `block` of them at a time.
+    """Outputs, log-sum-exp and the share left out, for the queries `order`, at most `block` of them at a time.
 
     Arrays are passed one by one and rows by number: slices and tuples of arrays would be counted as references, query by query.
 
@@ -314,8 +324,10 @@ def sum_scattered(
         dropped[order[begin]] = np.nan
         depth[order[begin]] = 0.0
         begin += 1
-    for first in range(begin, len(order), block):
-        last = min(first + block, len(order))
+    last = begin
+    while last < len(order):
+        first = last
+        last = _end_of_block(order, homes, first, block)
         for d in range(m):
             low[d], high[d] = np.inf, -np.inf
         far = -np.inf
@@ -485,8 +497,10 @@ def scattered_gradients(
         for d in range(m):
             in_points[order[begin], d] = np.nan
         begin += 1
-    for first in range(begin, len(order), block):
-        last = min(first + block, len(order))
+    last = begin
+    while last < len(order):
+        first = last
+        last = _end_of_block(order, homes, first, block)
         for d in range(m):
             low[d], high[d] = np.inf, -np.inf
         far = -np.inf

@@ -18,7 +18,7 @@ from partita.kernels.key_tree import KeyTree
 
 __all__ = ["Tables", "gradients_natively", "sum_natively"]
 
-_BLOCK = 16  # queries that share a list of leaves
+_BLOCK = 32  # queries that share a list of leaves, at most
 _AT_ONCE = 1 << 20  # queries sorted at once
 Array = NDArray[np.float64]
 
