@@ -13,7 +13,15 @@ import numpy as np
 
 from partita.kernels.native_code import exp2_native, fused_part, least_part, loop, part, summed_part
 
-__all__ = ["LEAF", "home_leaves", "order_by_cells", "scattered_gradients", "sort_by_home", "sum_scattered"]
+__all__ = [
+    "LEAF",
+    "home_leaves",
+    "order_by_cells",
+    "scattered_gradients",
+    "settle_leaves",
+    "sort_by_number",
+    "sum_scattered",
+]
 
 LEAF = 8  # keys in a leaf, and nodes in a node: two vectors of four, one of eight
 _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the reference score
@@ -110,30 +118,38 @@ def _box_distances(axes, low, high, at, lo, hi, top, first, count, out):
 
 
 @loop
-def home_leaves(axes, points, cuts, cut_axes, cut_places, children, homes):
-    """The leaf on whose side of every cut a point lies; −1 for NaN."""
-    for i in range(len(homes)):
-        at, finite = i * len(axes), True
-        for d in range(len(axes)):
-            finite = finite and points[at + d] == points[at + d]
-        node = 0 if cuts > 0 else -1
-        while node >= 0:
+def home_leaves(axes, points, order, nodes, steps, cut_axes, cut_places, children):
+    """Move every point `steps` cuts down the tree, from the cut in `nodes`; a leaf l is −1 − l, and stays. Points go in `order`."""
+    for k in range(len(order)):
+        i = order[k]
+        at, node, left = i * len(axes), nodes[i], steps
+        while node >= 0 and left > 0:
             side = 0 if points[np.uint64(at + cut_axes[np.uint64(node)])] < cut_places[np.uint64(node)] else 1
-            node = children[np.uint64(node), np.uint64(side)]
-        homes[i] = -1 - node if finite else -1
+            node, left = children[np.uint64(node), np.uint64(side)], left - 1
+        nodes[i] = node
 
 
 @loop
-def sort_by_home(homes, leaves, order):
-    """Row numbers in the order of their leaves, −1 first, in place: counting sort."""
-    starts = np.zeros(leaves + 2, np.int64)
-    for i in range(len(homes)):
-        starts[homes[i] + 2] += 1
+def settle_leaves(axes, points, nodes):
+    """Leaf numbers from 0 on in place of −1 − l, and −1 for points that hold NaN."""
+    for i in range(len(nodes)):
+        nodes[i] = -1 - nodes[i]
+        for d in range(len(axes)):
+            if points[i * len(axes) + d] != points[i * len(axes) + d]:
+                nodes[i] = -1
+
+
+@loop
+def sort_by_number(numbers, least, most, order):
+    """Row numbers in the order of numbers from `least` to `most`, in place: counting sort."""
+    starts = np.zeros(most - least + 2, np.int64)
+    for i in range(len(numbers)):
+        starts[numbers[i] - least + 1] += 1
     for j in range(1, len(starts)):
         starts[j] += starts[j - 1]
-    for i in range(len(homes)):
-        order[starts[homes[i] + 1]] = i
-        starts[homes[i] + 1] += 1
+    for i in range(len(numbers)):
+        order[starts[numbers[i] - least]] = i
+        starts[numbers[i] - least] += 1
 
 
 @fused_part

@@ -20,7 +20,10 @@ __all__ = ["Tables", "gradients_natively", "sum_natively"]
 
 _BLOCK = 32  # queries that share a list of leaves, at most
 _AT_ONCE = 1 << 20  # queries sorted at once
+_LEAVES_IN_CACHE = 1 << 16  # whose cuts take no longer to read than to compare
+_FIRST_STEPS = 12  # cuts that every cache holds
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 class Tables(NamedTuple):
@@ -43,7 +46,7 @@ class _Batch(NamedTuple):
     """Queries in the order of their leaves, and the arguments that all loops take."""
 
     queries: Array
-    order: NDArray[np.int64]
+    order: Integers
     loop_arguments: tuple[Any, ...]  # from homes to block
 
     @property
@@ -58,21 +61,44 @@ class _Batch(NamedTuple):
 
 
 def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: float) -> _Batch:
-    from partita.kernels.scattered_loops import home_leaves, sort_by_home
-
-    homes, order = np.empty(len(queries), np.int64), np.empty(len(queries), np.int64)
+    homes = _homes(queries, tree)
+    order = _sorted(homes, -1, len(tree.powers) - 2)
     keys = tree.keys.reshape(-1), tree.powers.reshape(-1), tree.lo, tree.hi, tree.top, tree.levels
-    made = _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, rate / 2, 2 * cut / rate, _BLOCK))
-    cuts = tree.cuts, tree.cut_axes, tree.cut_places, tree.children
+    return _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, rate / 2, 2 * cut / rate, _BLOCK))
 
-    def find(rows: slice) -> None:
-        home_leaves(made.axes, queries[rows].reshape(-1), *cuts, homes[rows])
 
-    native.compiled_once(("homes", len(made.axes)), lambda: find(slice(0, 0)))
-    native.in_parts(len(queries), find)
-    native.compiled_once("sort", lambda: sort_by_home(homes[:0], 0, order[:0]))
-    sort_by_home(homes, len(tree.powers) - 1, order)
-    return made
+def _homes(queries: Array, tree: KeyTree) -> Integers:
+    """The leaf that each query lies in, −1 for NaN.
+
+    Trees that exceed the cache are descended in two steps, the second one in the order in which the first one ended: queries that
+    are neighbours then read the same cuts.
+    """
+    from partita.kernels.scattered_loops import home_leaves, settle_leaves
+
+    axes, flat, leaves = tuple(range(queries.shape[1])), queries.reshape(-1), len(tree.powers) - 1
+    nodes = np.full(len(queries), 0 if tree.cuts else -1, np.int64)
+    order, deepest = np.arange(len(queries)), 64 * leaves.bit_length()
+
+    def descend(order: Integers, steps: int) -> None:
+        cuts = tree.cut_axes, tree.cut_places, tree.children
+        native.in_parts(len(order), lambda rows: home_leaves(axes, flat, order[rows], nodes, steps, *cuts))
+
+    native.compiled_once(("homes", len(axes)), lambda: descend(order[:0], 1))
+    if leaves > _LEAVES_IN_CACHE:
+        descend(order, _FIRST_STEPS)
+        order = _sorted(nodes, -leaves, leaves)
+    descend(order, deepest)
+    settle_leaves(axes, flat, nodes)
+    return nodes
+
+
+def _sorted(numbers: Integers, least: int, most: int) -> Integers:
+    from partita.kernels.scattered_loops import sort_by_number
+
+    order = np.empty(len(numbers), np.int64)
+    native.compiled_once("sort", lambda: sort_by_number(numbers[:0], 0, 0, order[:0]))
+    sort_by_number(numbers, least, most, order)
+    return order
 
 
 def sum_natively(
