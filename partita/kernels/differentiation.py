@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.kernels.plain_arithmetic import plain_arithmetic
 
-__all__ = ["differentiated", "is_tracked", "needs_plain_operations"]
+__all__ = ["differentiated", "is_ordinary", "is_tracked", "needs_operator", "needs_plain_operations"]
 
 
 def needs_plain_operations(grad: Tensor) -> bool:
@@ -46,3 +46,21 @@ def differentiated(
 def is_tracked(tensors: Iterable[Tensor | None]) -> bool:
     """Whether torch records what is computed from these tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def needs_operator(*tensors: Tensor | None) -> bool:
+    """Whether a call goes through torch's dispatcher, which takes longer than a small batch does.
+
+    It has to in compiled graphs, where gradients are recorded, and on other devices than the CPU.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or is_tracked(tensors)
+        or any(t is not None and t.device.type != "cpu" for t in tensors)
+    )
+
+
+def is_ordinary(*tensors: Tensor | None) -> bool:
+    """Whether the tensors have numbers that can be read, and no mode of torch watches what is done with them."""
+    plain = all(t is None or type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return plain and torch._C._len_torch_dispatch_stack() == 0

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from partita.kernels import grid_native, grid_torch, native
 from partita.kernels.devices import device_kernels
-from partita.kernels.differentiation import differentiated, is_tracked, needs_plain_operations
+from partita.kernels.differentiation import (
+    differentiated,
+    is_ordinary,
+    is_tracked,
+    needs_operator,
+    needs_plain_operations,
+)
 from partita.kernels.grid_torch import GridOperands, prefers_whole
 from partita.kernels.plain_arithmetic import plain_arithmetic
 
@@ -30,8 +36,7 @@ _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, int[] widths, Tensor
 
 
 def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
-    """`(n, m)` to `(n, out)`, by the operator. Small batches on a CPU, of which no gradient is taken, run in plain torch operations
-    without it.
+    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
 
     Args:
         points: the queries.
@@ -39,15 +44,13 @@ def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
     """
     if is_tracked((grid.rates, *grid.centers)):  # gradients in these come from plain operations anyway
         return grid_torch.grid_sum(points, grid)
-    if (
-        torch.compiler.is_compiling()
-        or points.device.type != "cpu"
-        or runs_natively(points, grid)
-        or is_tracked((points, grid.values, grid.slopes, grid.origin))
-    ):
-        found: Tensor = torch.ops.partita.grid_sum(points, *grid)
-        return found
-    return grid_torch.grid_sum(points, grid)
+    if not needs_operator(points, grid.values, grid.slopes, grid.origin):
+        if not runs_natively(points, grid):
+            return grid_torch.grid_sum(points, grid)
+        if is_ordinary(points, grid.values, grid.slopes, grid.origin):
+            return grid_native.grid_sum(points, grid)
+    found: Tensor = torch.ops.partita.grid_sum(points, *grid)
+    return found
 
 
 def runs_natively(points: Tensor, grid: GridOperands) -> bool:

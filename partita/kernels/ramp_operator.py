@@ -14,7 +14,13 @@ from torch import Tensor
 
 from partita.kernels import native, ramp_native, ramp_torch
 from partita.kernels.devices import device_kernels
-from partita.kernels.differentiation import differentiated, is_tracked, needs_plain_operations
+from partita.kernels.differentiation import (
+    differentiated,
+    is_ordinary,
+    is_tracked,
+    needs_operator,
+    needs_plain_operations,
+)
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.ramp_torch import RampOperands
 
@@ -24,8 +30,7 @@ _OPERANDS = "Tensor u, Tensor low, Tensor spacing, Tensor sharpness, int anchors
 
 
 def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
-    """`(n,)` to `(n,)`, by the operator. Small batches on a CPU, of which no gradient is taken, run in plain torch operations
-    without it.
+    """`(n,)` to `(n,)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
 
     Args:
         u: the queries.
@@ -33,10 +38,13 @@ def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
     """
     if is_tracked(ramp[:3]):  # gradients in these come from plain operations anyway
         return ramp_torch.ramp_sum(u, ramp)
-    if torch.compiler.is_compiling() or u.device.type != "cpu" or runs_natively(u, ramp) or is_tracked((u,)):
-        found: Tensor = torch.ops.partita.ramp_sum(u, *ramp)
-        return found
-    return ramp_torch.ramp_sum(u, ramp)
+    if not needs_operator(u):
+        if not runs_natively(u, ramp):
+            return ramp_torch.ramp_sum(u, ramp)
+        if is_ordinary(u):
+            return ramp_native.ramp_sum(u, ramp)
+    found: Tensor = torch.ops.partita.ramp_sum(u, *ramp)
+    return found
 
 
 def runs_natively(u: Tensor, ramp: RampOperands) -> bool:

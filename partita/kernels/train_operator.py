@@ -14,7 +14,13 @@ from torch import Tensor
 
 from partita.kernels import native, train_native, train_torch
 from partita.kernels.devices import device_kernels
-from partita.kernels.differentiation import differentiated, is_tracked, needs_plain_operations
+from partita.kernels.differentiation import (
+    differentiated,
+    is_ordinary,
+    is_tracked,
+    needs_operator,
+    needs_plain_operations,
+)
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.train_torch import TrainOperands
 
@@ -24,8 +30,7 @@ _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, Tensor[] cores"
 
 
 def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
-    """`(n, m)` to `(n, out)`, by the operator. Small batches on a CPU, of which no gradient is taken, run in plain torch operations
-    without it.
+    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
 
     Args:
         points: the queries.
@@ -33,15 +38,13 @@ def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
     """
     if is_tracked((train.rates, *train.centers)):  # gradients in these come from plain operations anyway
         return train_torch.train_sum(points, train)
-    if (
-        torch.compiler.is_compiling()
-        or points.device.type != "cpu"
-        or runs_natively(points, train)
-        or is_tracked((points, *train.cores))
-    ):
-        found: Tensor = torch.ops.partita.train_sum(points, *train)
-        return found
-    return train_torch.train_sum(points, train)
+    if not needs_operator(points, *train.cores):
+        if not runs_natively(points, train):
+            return train_torch.train_sum(points, train)
+        if is_ordinary(points, *train.cores):
+            return train_native.train_sum(points, train)
+    found: Tensor = torch.ops.partita.train_sum(points, *train)
+    return found
 
 
 def runs_natively(points: Tensor, train: TrainOperands) -> bool:
