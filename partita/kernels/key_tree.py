@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,11 @@ class KeyTree:
         levels = np.cumsum([0, *(len(t) for t in top)])
         boxes = [np.ascontiguousarray(np.concatenate(some, axis=-1)) for some in (lo, hi, top)]
         return cls(order, table, bias, boxes[0], boxes[1], boxes[2], levels, cuts, axes, cut_places, children)
+
+    @cached_property
+    def slack(self) -> float:
+        """What rounding may change of `|q − box|² − max p` besides its relative error: some units of the largest |p|."""
+        return 2.0**-48 * float(np.abs(self.powers[np.isfinite(self.powers)]).max())
 
     def placed(self, table: Array, columns: int) -> Array:
         """`(N, …)` as `(leaves + 1, columns, LEAF)` in the order of the keys, zeros where there is no key or column."""

@@ -27,6 +27,7 @@ LEAF = 8  # keys in a leaf, and nodes in a node: two vectors of four, one of eig
 _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the reference score
 _NEIGHBOURS = 4  # leaves in a row whose queries share a list
 _LOG_2 = math.log(2.0)
+_ROUNDINGS = 2.0**-48  # that bounds and squares pass through, in units of float64
 
 
 @part
@@ -172,6 +173,12 @@ def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances
 
 
 @part
+def _limit(best, reach, slack):
+    """`best + reach`, and so much more that rounding leaves nothing out: bounds are off by some units of their size."""
+    return best + reach + slack + _ROUNDINGS * (abs(best) + reach)
+
+
+@part
 def _end_of_block(order, homes, first, block):
     """The end of a run of at most `block` queries from `first` on whose leaves are neighbours."""
     last, home = first + 1, homes[order[first]]
@@ -303,6 +310,7 @@ def sum_scattered(
     slopes,
     half,
     reach,
+    slack,
     block,
     out,
     lse,
@@ -321,7 +329,8 @@ def sum_scattered(
         lo, hi, top: boxes `(m, nodes)` and largest powers `(nodes,)`, level after level from the leaves up; levels: where each
             level starts, and the end.
         values: `(leaves + 1, outputs or more, LEAF)`, flat; slopes: `(leaves + 1, outputs, m, LEAF)`, flat, or empty.
-        half: R/2; reach: leaves whose bound exceeds the best by more are left out.
+        half: R/2; reach: leaves whose bound exceeds the best by more are left out; slack: what rounding may change of a bound,
+            besides its relative error.
         out: `(n, outputs)`; lse: `(n,)`; dropped: `(n,)`, the log of a bound on the share of the weights left out;
             depth: `(n,)`, how many additions a weight passes through, at most.
     """
@@ -353,7 +362,7 @@ def sum_scattered(
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
             near[i - first] = _nearest_in(axes, points, row, keys, powers, homes[row], np.inf)
             far = max(far, near[i - first])
-        count = _descend(axes, low, high, lo, hi, top, levels, far + reach, here, below, distances)
+        count = _descend(axes, low, high, lo, hi, top, levels, _limit(far, reach, slack), here, below, distances)
         for k in range(count):
             for d in range(m):
                 clo[d, k], chi[d, k] = lo[d, here[k]], hi[d, here[k]]
@@ -366,7 +375,7 @@ def sum_scattered(
                 for k in range(count):
                     if distances[k] < best:
                         best = _nearest_in(axes, points, row, keys, powers, here[k], best)
-            limit, held = best + reach, 0
+            limit, held = _limit(best, reach, slack), 0
             for k in range(count):
                 chosen[held] = here[k]
                 held += 1 if distances[k] <= limit else 0
@@ -464,6 +473,7 @@ def scattered_gradients(
     slopes,
     half,
     reach,
+    slack,
     block,
     held,
     grad,
@@ -525,7 +535,7 @@ def scattered_gradients(
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
             far = max(far, _nearest_in(axes, points, row, keys, powers, homes[row], np.inf))
-        count = _descend(axes, low, high, lo, hi, top, levels, far + reach, here, below, distances)
+        count = _descend(axes, low, high, lo, hi, top, levels, _limit(far, reach, slack), here, below, distances)
         n = _copy_block(
             axes, here, count, held, keys, powers, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
         )

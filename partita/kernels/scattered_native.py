@@ -64,7 +64,8 @@ def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: floa
     homes = _homes(queries, tree)
     order = _sorted(homes, -1, len(tree.powers) - 2)
     keys = tree.keys.reshape(-1), tree.powers.reshape(-1), tree.lo, tree.hi, tree.top, tree.levels
-    return _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, rate / 2, 2 * cut / rate, _BLOCK))
+    scale = rate / 2, 2 * cut / rate, tree.slack, _BLOCK
+    return _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, *scale))
 
 
 def _homes(queries: Array, tree: KeyTree) -> Integers:

@@ -93,7 +93,8 @@ def _near_nodes(
         if powers is not None:
             least = least - powers.detach().double()[first]
         least = least.masked_fill(first < 0, math.inf).amin(dim=1)
-        matter = (bounds <= (least + reach)[:, None]).sum(dim=1)
+        rounded = 2.0**-48 * (least.abs() + reach + top.abs().max())  # of a bound, at most
+        matter = (bounds <= (least + reach + rounded)[:, None]).sum(dim=1)
         chosen = torch.topk(bounds, int(matter.max()), dim=1, largest=False).indices
         cells = order[chosen].flatten(1)
         yield slice(begin, begin + len(q)), cells, len(keys) - (cells >= 0).sum(dim=1)
