@@ -79,10 +79,10 @@ def test_arrays_go_to_the_head_and_come_back():
 
 
 def test_without_the_guard_tf32_would_be_noticed(monkeypatch):
-    """Negative control: the fitted float32 head as matrix products cut to TF32 leaves its bound."""
-    from partita.heads import guards
+    """Negative control: the fitted float32 head as plain matrix products, cut to TF32, leaves its bound."""
+    from partita.heads import GridHead
+    from partita.kernels import grid_torch
 
-    monkeypatch.setattr(guards, "_setting", lambda device: ("ieee", lambda value: None))
-    monkeypatch.setattr(guards.torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(GridHead, "evaluate", lambda head, z: grid_torch.grid_sum(z, head.operands))
     error, bound, _ = worst_error("fitted, float32")
     assert error > bound

@@ -47,6 +47,7 @@ def head_of(kind, dtype):
 KINDS = ["scattered", "train", "window", "fitted"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, on its own use of itself
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_gives_the_same_on_both_devices(kind, dtype):
