@@ -36,9 +36,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not how fast")
     parser.add_argument("--large", action="store_true", help="10⁹ cells as well: 4 GB on disk")
     parser.add_argument("--only", nargs="+", choices=[*CPU, *GPU], metavar="SECTION", help=", ".join([*CPU, *GPU]))
-    parser.add_argument("--out", type=Path, help="write everything measured to this file; sections in it that are not run stay")
-    parser.add_argument("--plot", action="store_true", help="draw pictures and fill docs/benchmarks.md from stored results")
-    parser.add_argument("--device", default="cuda", help="for --gpu: `cpu` tries the sections without a GPU, with --quick")
+    parser.add_argument(
+        "--out", type=Path, help="write everything measured to this file; sections in it that are not run stay"
+    )
+    parser.add_argument(
+        "--plot", action="store_true", help="draw pictures and fill docs/benchmarks.md from stored results"
+    )
+    parser.add_argument(
+        "--device", default="cuda", help="for --gpu: `cpu` tries the sections without a GPU, with --quick"
+    )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
@@ -51,14 +57,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.set_grad_enabled(options.gpu)
     if options.gpu and options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--gpu: torch finds no CUDA device; expected one (--quick --device cpu tries the program without).")
+        raise SystemExit(
+            "--gpu: torch finds no CUDA device; expected one (--quick --device cpu tries the program without)."
+        )
     if options.gpu:
         from speed_gpu import SECTIONS
     else:
         from speed_cpu import SECTIONS
     wanted = options.only or (GPU if options.gpu else CPU)
     if unknown := set(wanted) - set(SECTIONS):
-        raise SystemExit(f"--only {' '.join(sorted(unknown))}: expected {', '.join(SECTIONS)} {'with' if options.gpu else 'without'} --gpu.")
+        raise SystemExit(
+            f"--only {' '.join(sorted(unknown))}: expected {', '.join(SECTIONS)} {'with' if options.gpu else 'without'} --gpu."
+        )
     found = {"machine": machine(options.device if options.gpu else "cpu"), "quick": options.quick, "sections": {}}
     kept = json.loads(options.out.read_text())["sections"] if options.out and options.out.exists() else {}
     print("\n".join(machine_lines(found["machine"])), flush=True)
@@ -71,7 +81,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             merged = {**found, "sections": {**kept, **found["sections"]}}
-            options.out.write_text(json.dumps(merged, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            options.out.write_text(json.dumps(merged, ensure_ascii=False) + "\n", encoding="utf-8")
     return found
 
 

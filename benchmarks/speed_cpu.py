@@ -105,7 +105,9 @@ def our_ways(expression: str, m: int, tolerance: float, methods: tuple[str, ...]
 
 def error_section(options: Any) -> Section:
     """Time against error."""
-    section = Section("error", "the fastest way to evaluate f within a tolerance: nanoseconds per query, numbers stored, error")
+    section = Section(
+        "error", "the fastest way to evaluate f within a tolerance: nanoseconds per query, numbers stored, error"
+    )
     functions, tolerances = (FUNCTIONS[1:2], (1e-2, 1e-5)) if options.quick else (FUNCTIONS, TOLERANCES)
     rng = np.random.default_rng(0)
     rows, every = [], []
@@ -129,22 +131,35 @@ def error_section(options: Any) -> Section:
             best: dict[str, dict[str, Any]] = {}
             for (family, way), (_, found) in ways.items():
                 ns = taken[f"{family}/{way}"][0]
-                every.append([name, m, tolerance, family, way, ns, found["numbers"], found["error"], found.get("claim")])
+                every.append(
+                    [name, m, tolerance, family, way, ns, found["numbers"], found["error"], found.get("claim")]
+                )
                 if family not in best or ns < best[family]["ns"]:
                     best[family] = {**found, "ns": ns, "way": way}
             cells = [best.get(k, "not installed" if not installed(NEEDS.get(k, "numpy")) else None) for k in FAMILIES]
             ours = best.get("partita")
-            rows.append([name, m, tolerance, best["f itself"]["ns"], ours, ours and f"{ours['way']}, {ours['claim']}", *cells])
+            rows.append(
+                [name, m, tolerance, best["f itself"]["ns"], ours, ours and f"{ours['way']}, {ours['claim']}", *cells]
+            )
     section.table(
         "Nanoseconds per query, numbers stored, largest error at 20,000 points (–: more than 10⁷ numbers, or no such peer)",
-        [("function", "text"), ("m", "count"), ("tolerance", "error"), ("f itself", "number"), ("partita", "way")]
-        + [("method, claim", "text"), *((k, "way") for k in FAMILIES)],
+        [
+            ("function", "text"),
+            ("m", "count"),
+            ("tolerance", "error"),
+            ("f itself", "number"),
+            ("partita", "way"),
+            ("method, claim", "text"),
+            *((k, "way") for k in FAMILIES),
+        ],
         rows,
     )
     head = ["function", "m", "tolerance", "family", "way", "ns", "numbers", "error", "claim"]
     kinds = ["text", "count", "error", "text", "text", "number", "count", "error", "text"]
     section.table("Every way", list(zip(head, kinds)), every, shown=False)
-    section.notes.append("Of each family the fastest way within the tolerance. Ours are within it by proof where the claim is proved.")
+    section.notes.append(
+        "Of each family the fastest way within the tolerance. Ours are within it by proof where the claim is proved."
+    )
     return section
 
 
@@ -185,14 +200,17 @@ def scattered_section(options: Any) -> Section:
         tree = cKDTree(keys)
         jobs["cKDTree"] = Job(lambda z, tree=tree: tree.query(z, k=32)[0])
         taken = {k: ns / 1e3 for k, (ns, _) in nanoseconds(jobs, z, 3 if options.quick else 7, 10.0).items()}
-        exact = dense(z[:CHECKED // 4], keys, values, rate)
+        exact = dense(z[: CHECKED // 4], keys, values, rate)
         wrong = {k: largest(jobs[k](z)[: CHECKED // 4] - exact) for k in ("full", "tolerance")}
         ratios = [taken["cKDTree"] / taken[k] for k in ("full", "tolerance")]
-        rows.append([m, n, taken["full"], wrong["full"], taken["tolerance"], wrong["tolerance"], taken["cKDTree"], *ratios])
+        rows.append(
+            [m, n, taken["full"], wrong["full"], taken["tolerance"], wrong["tolerance"], taken["cKDTree"], *ratios]
+        )
         section.target(f"m = {m}, full precision, cKDTree's time over ours", ratios[0], FULL_TARGETS[m], least=True)
         section.target(f"m = {m}, tolerance 1e-9, cKDTree's time over ours", ratios[1], LOOSE_TARGETS[m], least=True)
         if m == 3:
-            dense_rows = dense_peers(keys, values, rate, z, exact, taken["full"], options)
+            ours = taken["full"], wrong["full"]
+            dense_rows = dense_peers(section, (keys, values, rate), z, exact, ours, options)
         more, at, _, higher = scattered_points(many, 1, m, 6.0)
         began = time.perf_counter()
         head = ScatteredHead(tensor(more), higher, tensor(at), input_shapes=((m,),), output_shape=())
@@ -206,8 +224,17 @@ def scattered_section(options: Any) -> Section:
         del head, more, at
     section.table(
         f"Microseconds per query, {queries:,} queries a call, index prepared; cKDTree finds 32 neighbours and sums nothing",
-        [("m", "count"), ("keys", "count"), ("full", "number"), ("error", "error"), ("at 1e-9", "number"), ("error", "error")]
-        + [("cKDTree", "number"), ("cKDTree/full", "number"), ("cKDTree/1e-9", "number")],
+        [
+            ("m", "count"),
+            ("keys", "count"),
+            ("full", "number"),
+            ("error", "error"),
+            ("at 1e-9", "number"),
+            ("error", "error"),
+            ("cKDTree", "number"),
+            ("cKDTree/full", "number"),
+            ("cKDTree/1e-9", "number"),
+        ],
         rows,
     )
     section.table(
@@ -217,17 +244,26 @@ def scattered_section(options: Any) -> Section:
     )
     section.table(
         "How the time grows with the keys, full precision",
-        [("m", "count"), ("keys", "count"), ("µs", "number"), ("keys", "count"), ("µs", "number"), ("error", "error")]
-        + [("build and first call s", "number"), ("ratio", "number")],
+        [
+            ("m", "count"),
+            ("keys", "count"),
+            ("µs", "number"),
+            ("keys", "count"),
+            ("µs", "number"),
+            ("error", "error"),
+            ("build and first call s", "number"),
+            ("ratio", "number"),
+        ],
         growth,
     )
     return section
 
 
 def dense_peers(
-    keys: Array, values: Array, rate: float, z: Array, exact: Array, ours: float, options: Any
+    section: Section, given: tuple[Array, Array, float], z: Array, exact: Array, ours: tuple[float, float], options: Any
 ) -> list[list[Any]]:
     """SDPA, FlexAttention and KeOps on the same keys, as rows."""
+    keys, values, rate = given
     few, single = 64, torch.float32
     k, v = tensor(keys), tensor(values)
     padded = len(keys) // 128 * 128  # FlexAttention takes whole blocks
@@ -246,7 +282,7 @@ def dense_peers(
                 CHECKED // 4 // 128 * 128,
             )
         )
-    rows = [["partita, full", len(z), ours, largest(np.zeros(1)), 1.0]]
+    rows = [["partita, full", len(z), *ours, 1.0]]
     if installed("pykeops") and not options.quick:
         ways.append(("KeOps, float64", lambda: keops(k, v, rate), torch.float64, CHECKED // 4))
     for name, make, dtype, count in ways:
@@ -255,13 +291,14 @@ def dense_peers(
             got = job(q)
             seconds = interleaved({name: lambda job=job, q=q: job(q)}, 2)[name]
         except Exception as problem:
-            rows.append([name, None, f"failed: {first_line(problem)}", None, None])
+            rows.append([name, None, "failed", None, None])
+            section.notes.append(f"{name}: {first_line(problem)}")
             continue
         want = exact[:count]
         if name.startswith("Flex"):
             want = dense(z[:count], keys[:padded], values[:padded], rate)
         us = seconds / len(q) * 1e6
-        rows.append([name, len(q), us, largest(np.asarray(got.double()) - want), us / ours])
+        rows.append([name, len(q), us, largest(np.asarray(got.double()) - want), us / ours[0]])
     if not installed("pykeops"):
         rows.append(["KeOps", None, "not installed", None, None])
     return rows
@@ -270,7 +307,7 @@ def dense_peers(
 def first_line(problem: Exception) -> str:
     """What an error says, in short."""
     text = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {text[0][:70]}" if text else type(problem).__name__
+    return f"{type(problem).__name__}: {text[0][:110]}" if text else type(problem).__name__
 
 
 # ---- grids -----------------------------------------------------------------------------------------------
@@ -351,10 +388,18 @@ def grids_section(options: Any) -> Section:
     for m in (2, 3) if options.quick else range(1, 7):
         for power in (3,) if options.quick else (4, 7):
             one_grid(section, m, power, rows, wrong, options)
-    columns = [("m", "count"), ("cells", "count"), *((k, "number") for k in ("ours", "spatial", "torch", "scipy", "spatial"))]
+    columns = [
+        ("m", "count"),
+        ("cells", "count"),
+        *((k, "number") for k in ("ours", "spatial", "torch", "scipy", "spatial")),
+    ]
     columns += [(k, "number") for k in ("interpn", "grid_sample", "sdpa", "scipy/ours", "before", "spatial", "before")]
     section.table("Nanoseconds per query: random order, and sorted along a curve (spatial)", columns, rows)
-    errors = [("m", "count"), ("cells", "count"), *((k, "error") for k in ("ours", "torch", "sdpa", "scipy", "interpn"))]
+    errors = [
+        ("m", "count"),
+        ("cells", "count"),
+        *((k, "error") for k in ("ours", "torch", "sdpa", "scipy", "interpn")),
+    ]
     section.table(
         "Largest error: ours, torch and sdpa against the exact head; the linear peers against f",
         [*errors, ("grid_sample", "error"), ("peak MiB", "number")],
@@ -391,8 +436,13 @@ def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[
     before = BEFORE.get((m, power), (None, None))
     for ratio, old, order in zip(ratios, before, ("random", "spatial")):
         if old is not None:
-            section.target(f"m = {m}, {cells:,} cells, {order}: scipy/ours over that before", ratio / old, 0.85, least=True)
-    peers_ns = [taken.get(k, None if k != "interpn" or installed(k) else "not installed") for k in ("interpn", "grid_sample", "sdpa")]
+            section.target(
+                f"m = {m}, {cells:,} cells, {order}: scipy/ours over that before", ratio / old, 0.85, least=True
+            )
+    peers_ns = [
+        taken.get(k, None if k != "interpn" or installed(k) else "not installed")
+        for k in ("interpn", "grid_sample", "sdpa")
+    ]
     ours = [taken[k] for k in ("ours", "ours spatial", "torch", "scipy", "scipy spatial")]
     rows.append([m, cells, *ours, *peers_ns, ratios[0], before[0], ratios[1], before[1]])
     exact, target = exact_grid(head, z[:CHECKED]), smooth(*z[:CHECKED].T)
@@ -462,7 +512,9 @@ def contraction(section: Section, options: Any) -> None:
             for part in weights[: len(z)].split(step):
                 torch.mm(part, table, out=buffer[: len(part)])
 
-        taken = nanoseconds({"head": Job(head.evaluate, tensor), "product": Job(product)}, z, 3 if options.quick else 9, 0.3)
+        taken = nanoseconds(
+            {"head": Job(head.evaluate, tensor), "product": Job(product)}, z, 3 if options.quick else 9, 0.3
+        )
         few = z[:400]
         exact, got = exact_fitted(head, few), head.evaluate(tensor(z)).numpy()[:400, 0]
         ratio = taken["head"][0] / taken["product"][0]
@@ -473,8 +525,16 @@ def contraction(section: Section, options: Any) -> None:
             section.target(f"fitted, {rows[-1][0]} keys: time over one matrix product of its size", ratio, 2.0)
     section.table(
         "Fitted heads, all keys of every axis, ns per query, beside one matrix product with as many multiplications",
-        [("keys", "text"), ("cells", "count"), ("head", "number"), ("product", "number"), ("ratio", "number")]
-        + [("rounding", "error"), ("max |V|", "number"), ("head − f", "error")],
+        [
+            ("keys", "text"),
+            ("cells", "count"),
+            ("head", "number"),
+            ("product", "number"),
+            ("ratio", "number"),
+            ("rounding", "error"),
+            ("max |V|", "number"),
+            ("head − f", "error"),
+        ],
         rows,
     )
 
@@ -499,7 +559,9 @@ def point_section(options: Any) -> Section:
     """One point at a time, and what the domain check costs."""
     section = Section("point", "one point a call, float64")
     rows, batches = [], []
-    for (name, expression, m, f), tolerance in ((FUNCTIONS[1], 1e-6), (FUNCTIONS[3], 1e-5))[: 1 if options.quick else 2]:
+    for (name, expression, m, f), tolerance in ((FUNCTIONS[1], 1e-6), (FUNCTIONS[3], 1e-5))[
+        : 1 if options.quick else 2
+    ]:
         c = pa.compile(expression, pa.Box([-1] * m, [1] * m), tolerance=tolerance)
         one = np.random.default_rng(0).uniform(-1, 1, (1, m))
         row, exact = one[0], float(f(*one[0]))
@@ -535,13 +597,26 @@ def point_section(options: Any) -> Section:
         section.notes.append("interpn: not installed")
     section.table(
         "Microseconds a call",
-        [("function", "text"), ("keys", "count"), ("way", "text"), ("µs", "number"), ("error", "error"), ("over interpn", "number")],
+        [
+            ("function", "text"),
+            ("keys", "count"),
+            ("way", "text"),
+            ("µs", "number"),
+            ("error", "error"),
+            ("over interpn", "number"),
+        ],
         rows,
     )
     section.table(
         "A batch, nanoseconds per query: c(array) checks the domain, head.evaluate does not",
-        [("function", "text"), ("queries", "count"), ("c(array)", "number"), ("evaluate", "number"), ("ratio", "number")]
-        + [("error", "error")],
+        [
+            ("function", "text"),
+            ("queries", "count"),
+            ("c(array)", "number"),
+            ("evaluate", "number"),
+            ("ratio", "number"),
+            ("error", "error"),
+        ],
         batches,
     )
     return section
@@ -559,7 +634,9 @@ def growth_section(options: Any) -> Section:
 
     rows = []
     for power in range(3, 5 if options.quick else 10 if options.large else 9):
-        rows.append([3, round(10 ** (power / 3)) ** 3, *mapped_grid(round(10 ** (power / 3)), queries, repeats), power > 7])
+        rows.append(
+            [3, round(10 ** (power / 3)) ** 3, *mapped_grid(round(10 ** (power / 3)), queries, repeats), power > 7]
+        )
     for row in rows:
         row[-1] = "mapped file" if row[-1] else "memory"
     title = "Keys: grid head, m = 3, float32, window 2; the largest tables lie in a file that is mapped into memory"
@@ -568,15 +645,27 @@ def growth_section(options: Any) -> Section:
     rows = []
     for power in range(3, 5 if options.quick else 7):
         keys, values, z, rate = scattered_points(10**power, queries, 3, 6.0)
-        rows.append([3, 10**power, *timed(scattered_jobs(keys, values, rate)["full"], z, dense(z[:50], keys, values, rate), repeats)])
-    section.table("Keys: scattered head, m = 3, κ = 6, full precision", [("m", "count"), ("keys", "count"), *columns[1:]], rows)
+        rows.append(
+            [
+                3,
+                10**power,
+                *timed(scattered_jobs(keys, values, rate)["full"], z, dense(z[:50], keys, values, rate), repeats),
+            ]
+        )
+    section.table(
+        "Keys: scattered head, m = 3, κ = 6, full precision", [("m", "count"), ("keys", "count"), *columns[1:]], rows
+    )
 
     rows = []
     head = grid_head(3, 10 if options.quick else 100)
     for power in range(0, 4 if options.quick else 8):
         z = np.random.default_rng(power).random((10**power, 3))
         rows.append([10**power, *timed(Job(head.evaluate, tensor), z, exact_grid(head, z[:CHECKED])[:, None], 3)])
-    section.table(f"Queries in one call: grid head, m = 3, {head.num_keys:,} cells, float64", [("queries", "count"), *columns[1:]], rows)
+    section.table(
+        f"Queries in one call: grid head, m = 3, {head.num_keys:,} cells, float64",
+        [("queries", "count"), *columns[1:]],
+        rows,
+    )
 
     rows = []
     for m in range(1, 4 if options.quick else 9):
@@ -589,8 +678,15 @@ def growth_section(options: Any) -> Section:
         rows.append([m, head.num_keys, *grid, n, *scattered])
     section.table(
         "Dimension: grid heads, float64, window 2, and scattered heads, κ = 6, full precision",
-        [("m", "count"), ("cells", "count"), ("grid ns", "number"), ("error", "error"), ("keys", "count")]
-        + [("scattered ns", "number"), ("error", "error")],
+        [
+            ("m", "count"),
+            ("cells", "count"),
+            ("grid ns", "number"),
+            ("error", "error"),
+            ("keys", "count"),
+            ("scattered ns", "number"),
+            ("error", "error"),
+        ],
         rows,
     )
     if not options.large:

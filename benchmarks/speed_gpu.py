@@ -20,16 +20,16 @@ TOLERANCE = 1e-7  # of what is left out; the target is an error of 1e-6
 Axes = list[np.ndarray[Any, Any]]
 
 
-def attempt(run: Callable[[], list[Any]], empty: int, name: list[Any]) -> list[Any]:
-    """A row, or one that says why there is none; the run goes on."""
+def attempt(section: Section, run: Callable[[], list[Any]], empty: int, name: list[Any]) -> list[Any]:
+    """A row, or one that says that it failed, with the reason in the section's notes; the run goes on."""
     try:
         return run()
     except Exception as problem:
         text = str(problem).strip().splitlines()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        said = f"failed: {type(problem).__name__} {text[0][:60] if text else ''}"
-        return [*name, said, *[None] * (empty - 1)]
+        section.notes.append(f"{name[0]}: {type(problem).__name__} {text[0][:110] if text else ''}".rstrip())
+        return [*name, "failed", *[None] * (empty - 1)]
 
 
 def dense_double(points: Tensor, keys: Tensor, values: Tensor, rate: float) -> Tensor:
@@ -60,7 +60,9 @@ def uniform_points(n: int, m: int, device: str) -> tuple[Tensor, Tensor, Tensor,
 def scattered_section(options: Any) -> Section:
     """As many queries as keys, everything included in the time."""
     device, quick = options.device, options.quick
-    section = Section("gpu-scattered", "softmax over scattered keys, κ = 8, float32, sorting and index building included")
+    section = Section(
+        "gpu-scattered", "softmax over scattered keys, κ = 8, float32, sorting and index building included"
+    )
     n, more = (2_048, 4_096) if quick else (262_144, 1_000_000)
     repeats, checked = (2, 128) if quick else (20, 512)
     rows: list[list[Any]] = []
@@ -81,17 +83,25 @@ def scattered_section(options: Any) -> Section:
             ours["back"] = device_milliseconds(back, device, repeats)
             return ["attend", m, size, size, ours["ms"], ours["error"], ours["back"], ours["back"] / ours["ms"]]
 
-        rows.append(attempt(measured, 4, ["attend", m, size, size]))
+        rows.append(attempt(section, measured, 4, ["attend", m, size, size]))
         section.target(f"m = {m}, {size:,}²: attend", ours.get("ms"), limit, " ms")
         section.target(f"m = {m}, {size:,}²: error", ours.get("error"), 1e-6, "")
         back = ours["back"] / ours["ms"] if "back" in ours else None
         section.target(f"m = {m}, {size:,}²: backward over forward (queries, keys, values)", back, 3.0)
         if size == n:
-            rows += peer_rows(q, k, v, rate, exact, options)
+            rows += peer_rows(section, (q, k, v, rate), exact, options)
     section.table(
         "Milliseconds a call; errors against float64 sums over all keys at 512 queries",
-        [("way", "text"), ("m", "count"), ("keys", "count"), ("queries", "count"), ("ms", "number"), ("error", "error")]
-        + [(columns[2], "number"), (columns[3], "number")],
+        [
+            ("way", "text"),
+            ("m", "count"),
+            ("keys", "count"),
+            ("queries", "count"),
+            ("ms", "number"),
+            ("error", "error"),
+            (columns[2], "number"),
+            (columns[3], "number"),
+        ],
         rows,
     )
     if not installed("pykeops"):
@@ -99,8 +109,11 @@ def scattered_section(options: Any) -> Section:
     return section
 
 
-def peer_rows(q: Tensor, k: Tensor, v: Tensor, rate: float, exact: Tensor, options: Any) -> list[list[Any]]:
+def peer_rows(
+    section: Section, given: tuple[Tensor, Tensor, Tensor, float], exact: Tensor, options: Any
+) -> list[list[Any]]:
     """SDPA by each backend, FlexAttention with a block mask (m = 3), KeOps where it is installed."""
+    q, k, v, rate = given
     m, n, device = q.shape[1], len(q), options.device
     few = min(n, 8_192)  # the math backend stores all scores
     ways: list[tuple[str, Callable[[], Callable[[Any], Any]], int]] = [
@@ -126,7 +139,7 @@ def peer_rows(q: Tensor, k: Tensor, v: Tensor, rate: float, exact: Tensor, optio
             taken = device_milliseconds(lambda: run(q[:size]), device, 3, warm=1)
             return [name, m, n, size, taken, wrong, None, None]
 
-        rows.append(attempt(measured, 4, [name, m, n, size]))
+        rows.append(attempt(section, measured, 4, [name, m, n, size]))
     return rows
 
 
@@ -137,9 +150,7 @@ def grid_head(count: int, half_window: int, kappa: float, device: str) -> GridHe
     """A float32 head of count³ random values. κ is so large that what lies outside the window counts less than 1e-13."""
     grid = ProductGrid.uniform(Box([0.0] * 3, [1.0] * 3), count, dtype=np.float32)
     values = torch.rand((count**3, 1), generator=torch.Generator().manual_seed(0))
-    made = GridHead(
-        grid, kappa * count**2, values, half_windows=half_window, input_shapes=((3,),), output_shape=()
-    )
+    made = GridHead(grid, kappa * count**2, values, half_windows=half_window, input_shapes=((3,),), output_shape=())
     return made.to(device)
 
 
@@ -206,12 +217,14 @@ def grids_section(options: Any) -> Section:
                     values.requires_grad_(False)
                 return [*row, found["points"], found["values"], found["both"]]
 
-            rows.append(attempt(measured, 5, [f"head, window {width}", order]))
+            rows.append(attempt(section, measured, 5, [f"head, window {width}", order]))
             if (width, order) in limits:
                 name = f"window {width}, {order} queries"
                 section.target(name, found.get("rate"), limits[width, order], " Gq/s", least=True)
             if order == "random":
-                section.target(f"window {width}, random: backward over forward (points and values)", found.get("both"), 3.0)
+                section.target(
+                    f"window {width}, random: backward over forward (points and values)", found.get("both"), 3.0
+                )
     table = torch.rand((count,) * 3, generator=torch.Generator().manual_seed(0)).to(device)
     for order, q in orders.items():
         at = (2 * q.flip(1) - 1).view(1, 1, 1, n, 3)
@@ -219,9 +232,17 @@ def grids_section(options: Any) -> Section:
         def sampled(at=at, q=q, order=order) -> list[Any]:  # type: ignore[no-untyped-def]
             run = lambda: torch.nn.functional.grid_sample(table[None, None], at, align_corners=True)  # noqa: E731
             wrong = largest(run().reshape(-1)[:4096].double() - exact_linear(table, q[:4096]))
-            return ["grid_sample, linear", order, n / device_milliseconds(run, device, repeats) / 1e6, wrong, None, None, None]
+            return [
+                "grid_sample, linear",
+                order,
+                n / device_milliseconds(run, device, repeats) / 1e6,
+                wrong,
+                None,
+                None,
+                None,
+            ]
 
-        rows.append(attempt(sampled, 5, ["grid_sample, linear", order]))
+        rows.append(attempt(section, sampled, 5, ["grid_sample, linear", order]))
     section.table(
         "10⁹ queries a second; errors against float64 at 4,096 queries; backward passes as multiples of the forward pass",
         [("way", "text"), ("queries", "text"), ("Gq/s", "number"), ("error", "error")]
@@ -266,7 +287,7 @@ def fitted_section(options: Any) -> Section:
                 found["rate"] = n / device_milliseconds(lambda: head.evaluate(z), device, repeats) / 1e6
             return [f"head, {name}", found["rate"], largest(out - exact), largest(out - target)]
 
-        rows.append(attempt(measured, 3, [f"head, {name}"]))
+        rows.append(attempt(section, measured, 3, [f"head, {name}"]))
         if len(counts) == 2:
             section.target(name, found.get("rate"), 10.0, " Gq/s", least=True)
         for way, run in (("eager", there), ("compiled", torch.compile(there))):
@@ -279,7 +300,7 @@ def fitted_section(options: Any) -> Section:
                 rate = n / device_milliseconds(lambda: run(*columns), device, repeats) / 1e6
                 return [f"f itself, torch, {way} ({name})", rate, None, wrong]
 
-            rows.append(attempt(itself, 3, [f"f itself, torch, {way} ({name})"]))
+            rows.append(attempt(section, itself, 3, [f"f itself, torch, {way} ({name})"]))
     section.table(
         "10⁹ queries a second; the error against the dense head in float64, and the distance to f",
         [("way", "text"), ("Gq/s", "number"), ("error", "error"), ("distance to f", "error")],

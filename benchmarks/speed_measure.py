@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def nanoseconds(jobs: dict[str, Job], z: Array, repeats: int, seconds: float = 0
             job.run(given)
             each = (time.perf_counter() - began) / size
             size = int(min(most, max(size, seconds / max(each, 1e-12))))
-        calls[name], sizes[name] = (lambda run=job.run, given=job.prepare(z[:size]): run(given)), size
+        calls[name], sizes[name] = partial(job.run, job.prepare(z[:size])), size
     found = interleaved(calls, repeats)
     return {name: (found[name] / sizes[name] * 1e9, sizes[name]) for name in jobs}
 
@@ -198,7 +199,9 @@ def rendered(section: dict[str, Any]) -> str:
     for t in section["targets"]:
         figure = "not measured" if t["figure"] is None else f"{short(t['figure'])}{t['unit']}"
         sign = "≥" if t["least"] else "≤"
-        lines.append(f"{'holds' if t['holds'] else 'FAILS'}  {t['what']}: {figure} (target {sign} {t['limit']:g}{t['unit']})")
+        lines.append(
+            f"{'holds' if t['holds'] else 'FAILS'}  {t['what']}: {figure} (target {sign} {t['limit']:g}{t['unit']})"
+        )
     return "\n".join([*lines, *section["notes"]]).rstrip() + "\n"
 
 
@@ -208,5 +211,6 @@ def _aligned(columns: list[list[str]], rows: list[list[Cell]]) -> list[str]:
     widths = [max(len(r[i]) for r in cells) for i in range(len(columns))]
     left = [kind == "text" for _, kind in columns]
     return [
-        "  ".join(c.ljust(w) if first else c.rjust(w) for c, w, first in zip(row, widths, left)).rstrip() for row in cells
+        "  ".join(c.ljust(w) if first else c.rjust(w) for c, w, first in zip(row, widths, left)).rstrip()
+        for row in cells
     ]

@@ -35,7 +35,7 @@ def at_points(f: Function) -> Callable[[Array], Array]:
 def on_product(f: Function, axes: list[Array]) -> Array:
     """Values on a product of nodes, row-major."""
     table = f(*np.meshgrid(*axes, indexing="ij", sparse=True))
-    return np.ascontiguousarray(np.broadcast_to(table, tuple(map(len, axes))))
+    return np.array(np.broadcast_to(table, tuple(map(len, axes))), order="C")  # a copy: torch wants to write
 
 
 def _uniform(counts: Counts) -> list[Array]:
@@ -45,14 +45,31 @@ def _uniform(counts: Counts) -> list[Array]:
 # ---- interpolators on tables -----------------------------------------------------------------------
 
 
-def scipy_grid(method: str) -> Callable[[Function, Counts], Job]:
-    """RegularGridInterpolator."""
+def scipy_linear(f: Function, counts: Counts) -> Job:
+    """RegularGridInterpolator, linear."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    axes = _uniform(counts)
+    return Job(RegularGridInterpolator(axes, on_product(f, axes)))
+
+
+def scipy_tensor_spline(degree: int) -> Callable[[Function, Counts], Job]:
+    """NdBSpline, which RegularGridInterpolator(method="cubic") or "quintic" evaluates.
+
+    The coefficients are solved for axis by axis. RegularGridInterpolator solves for all of them at once, by iterations that end at
+    1e-6 and take minutes on large tables.
+    """
 
     def make(f: Function, counts: Counts) -> Job:
-        from scipy.interpolate import RegularGridInterpolator
+        from scipy.interpolate import NdBSpline, make_interp_spline
 
         axes = _uniform(counts)
-        return Job(RegularGridInterpolator(axes, on_product(f, axes), method=method))
+        table, knots = on_product(f, axes), []
+        for i, x in enumerate(axes):
+            spline = make_interp_spline(x, np.moveaxis(table, i, 0), k=degree)
+            table = np.moveaxis(spline.c, 0, i)
+            knots.append(spline.t)
+        return Job(NdBSpline(tuple(knots), np.ascontiguousarray(table), degree))
 
     return make
 
@@ -212,13 +229,12 @@ class Peer:
     make: Callable[[Function, Counts], Job]
     least: int = 4  # nodes per axis
     each_axis: bool = False  # counts may differ between the axes
-    points: int = 20_000  # at which the error is measured
     errors: dict[Counts, float] = field(default_factory=dict)
 
     def error(self, f: Function, counts: Counts, z: Array, exact: Array) -> float:
         """The largest error at the points, measured once per counts."""
         if counts not in self.errors:
-            self.errors[counts] = largest(self.make(f, counts)(z[: self.points])[:, 0] - exact[: self.points])
+            self.errors[counts] = largest(self.make(f, counts)(z)[:, 0] - exact)
         return self.errors[counts]
 
     def counts(self, f: Function, m: int, tolerance: float, z: Array, exact: Array) -> Counts | None:
@@ -247,19 +263,22 @@ def _fewer(counts: Counts, i: int) -> Counts:
 
 def peers(m: int) -> list[Peer]:
     """The interpolators that take m dimensions and are installed."""
-    found = [Peer("RegularGridInterpolator linear", "scipy", scipy_grid("linear"))]
-    if m <= 2:  # in three dimensions a query takes milliseconds
-        found.append(Peer("RegularGridInterpolator cubic", "scipy", scipy_grid("cubic"), points=1_000))
+    found = [
+        Peer("RegularGridInterpolator linear", "scipy", scipy_linear),
+        Peer("NdBSpline cubic", "scipy", scipy_tensor_spline(3)),
+        Peer("NdBSpline quintic", "scipy", scipy_tensor_spline(5), least=6),
+    ]
     if m == 2:
         found.append(Peer("RectBivariateSpline cubic", "scipy", scipy_spline(3)))
         found.append(Peer("RectBivariateSpline quintic", "scipy", scipy_spline(5), least=6))
     if installed("interpn"):
         for kind in ("Multilinear", "Multicubic", "MultiBspline"):
             found.append(Peer(kind, "interpn", interpn_grid(kind)))
-    found.append(Peer("chebval", "Chebyshev, numpy", chebyshev_recurrence, least=2, each_axis=True))
-    found.append(Peer("chebvander", "Chebyshev, numpy", chebyshev_products, least=2, each_axis=True))
+    series: dict[Counts, float] = {}  # the same series, however it is summed
+    found.append(Peer("chebvander", "Chebyshev, numpy", chebyshev_products, 2, True, errors=series))
+    found.append(Peer("chebval", "Chebyshev, numpy", chebyshev_recurrence, 2, True, errors=series))
     if installed("numba"):
-        found.append(Peer("loops", "Chebyshev, numba", chebyshev_compiled, least=2, each_axis=True))
+        found.append(Peer("loops", "Chebyshev, numba", chebyshev_compiled, 2, True, errors=series))
     if m in (2, 3):
         found.append(Peer("linear", "grid_sample", grid_sample("bilinear")))
     if m == 2:
@@ -274,7 +293,9 @@ NEEDS = {"interpn": "interpn", "Chebyshev, numba": "numba"}
 # ---- attention over points -------------------------------------------------------------------------
 
 
-def dot_products(points: torch.Tensor, keys: torch.Tensor, rate: float, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def dot_products(
+    points: torch.Tensor, keys: torch.Tensor, rate: float, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys whose dot products are the scores −R|q − k|²/2 up to a constant, padded to `width` columns."""
     middle = keys.mean(dim=0)
     q, k = points - middle, keys - middle
@@ -284,7 +305,9 @@ def dot_products(points: torch.Tensor, keys: torch.Tensor, rate: float, width: i
     return q, torch.nn.functional.pad(torch.cat([k, -rate / 2 * (k * k).sum(1, keepdim=True)], 1), (0, width - columns))
 
 
-def sdpa(backend: str, dtype: torch.dtype, keys: torch.Tensor, values: torch.Tensor, rate: float) -> Callable[[Any], Any]:
+def sdpa(
+    backend: str, dtype: torch.dtype, keys: torch.Tensor, values: torch.Tensor, rate: float
+) -> Callable[[Any], Any]:
     """scaled_dot_product_attention over all keys by one backend: MATH, EFFICIENT_ATTENTION, FLASH_ATTENTION or CUDNN_ATTENTION."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
