@@ -4,8 +4,8 @@
     python benchmarks/speed.py --gpu [--out FILE.json]                                      # a CUDA device, about three minutes
     python benchmarks/speed.py --plot               # pictures and tables of docs/benchmarks.md from benchmarks/results/*.json
 
-All evaluators of a table answer the same queries in the same run, in turn; the fastest repeat counts on the CPU, the median on a GPU.
-Errors are against exact references in float64 or extended precision. Peers that are not installed are named as such:
+All evaluators of a table answer the same queries in the same run, in turn. On the CPU the fastest repeat counts, on a GPU the
+median. Errors are against exact references in float64 or extended precision. Peers that are not installed are named as such:
 `pip install -e ".[bench]"` installs them. The exit code is 0 even if a target is missed; the tables say which.
 """
 

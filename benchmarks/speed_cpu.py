@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -578,7 +578,7 @@ def point_section(options: Any) -> Section:
         if installed("interpn"):
             for kind in ("Multilinear", "Multicubic"):
                 job = interpn_grid(kind)(f, (64,) * m)
-                ways[f"interpn {kind}, 64^{m}"] = lambda job=job, given=job.prepare(one): job.run(given)
+                ways[f"interpn {kind}, 64^{m}"] = partial(job.run, job.prepare(one))
         taken = each_call(ways, 5, 100 if options.quick else 2_000)
         peer = taken.get(f"interpn Multilinear, 64^{m}")
         for k, us in taken.items():
