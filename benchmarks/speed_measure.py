@@ -91,6 +91,12 @@ def nanoseconds(jobs: dict[str, Job], z: Array, repeats: int, seconds: float = 0
     return {name: (found[name] / sizes[name] * 1e9, sizes[name]) for name in jobs}
 
 
+def whole_batches(jobs: dict[str, Job], z: Array, repeats: int) -> dict[str, float]:
+    """Nanoseconds per query of all of z in one call."""
+    found = interleaved({name: partial(job.run, job.prepare(z)) for name, job in jobs.items()}, repeats)
+    return {name: seconds / len(z) * 1e9 for name, seconds in found.items()}
+
+
 def device_milliseconds(run: Callable[[], Any], device: str, repeats: int, warm: int = 3) -> float:
     """The median time of one call on a device, by events around it; what the call waits for on the host is included."""
     import torch

@@ -11,6 +11,7 @@ from typing import Any
 from speed_measure import machine_lines, rendered
 
 Stored = dict[str, Any]
+OURS = {"partita, proved": "black", "partita, estimated": "dimgray"}
 # a block that is written here, e.g. `<!-- benchmarks/speed.py --plot writes: cpu error -->` before a fence
 BLOCK = re.compile(r"(<!-- benchmarks/speed\.py --plot writes: (\w+) ([\w-]+) -->\n```text\n)(.*?)(```)", re.DOTALL)
 
@@ -80,10 +81,11 @@ def draw_error(section: Stored) -> Any:
             for r in rows:
                 if (r["function"], r["family"]) == (function, family):
                     best[r["tolerance"]] = min(r["ns"], best.get(r["tolerance"], float("inf")))
-            look = {"lw": 2.5, "color": "black", "marker": "o"} if family == "partita" else {"lw": 1.2, "marker": "."}
+            look = {"lw": 2.5, "marker": "o"} if family in OURS else {"lw": 1.2, "marker": "."}
+            look |= {"color": OURS[family]} if family in OURS else {}
             look |= {"ls": "--", "color": "gray", "marker": ""} if family == "f itself" else {}
             if best:
-                axis.plot(*zip(*sorted(best.items())), label=family, zorder=3 if family == "partita" else 2, **look)
+                axis.plot(*zip(*sorted(best.items())), label=family, zorder=3 if family in OURS else 2, **look)
         axis.set(xscale="log", yscale="log", title=f"{function}, m = {m}", xlabel="tolerance")
         axis.invert_xaxis()
         axis.grid(alpha=0.3)
