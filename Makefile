@@ -42,7 +42,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy -n $(JOBS)
 
 bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/grids.py
+	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/accuracy.py
 
 clean:
