@@ -33,7 +33,7 @@ class Windows:
 
     def current(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """The half windows for these tensors."""
-        if not all(_same(old, new) for old, new in zip(self.reference, tensors)):
+        if not _same(self.reference, tensors):
             found, expected = ([tuple(t.shape) for t in some] for some in (tensors, self.reference))
             if found != expected:
                 raise ShapeError(f"inverse temperatures and centers have shapes {found}; expected {expected}.")
@@ -43,8 +43,15 @@ class Windows:
         return self.latest
 
 
-def _same(old: Tensor, new: Tensor) -> bool:
-    return old.dtype == new.dtype and old.device == new.device and torch.equal(old, new)
+def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    pairs = list(zip(old, new))
+    if not all(a.dtype == b.dtype and a.device == b.device and a.shape == b.shape for a, b in pairs):
+        return False
+    if all(a.device.type == "cpu" for a in old):
+        return all(torch.equal(a, b) for a, b in pairs)
+    return bool(
+        torch.stack([(a == b).all() for a, b in pairs]).all()
+    )  # one answer to wait for, not one for each tensor
 
 
 def windows_for(tensors: Sequence[Tensor], *, at_least: Sequence[int]) -> tuple[int, ...]:

@@ -51,13 +51,9 @@ def is_tracked(tensors: Iterable[Tensor | None]) -> bool:
 def needs_operator(*tensors: Tensor | None) -> bool:
     """Whether a call goes through torch's dispatcher, which takes longer than a small batch does.
 
-    It has to in compiled graphs, where gradients are recorded, and on other devices than the CPU.
+    It has to in compiled graphs and where gradients are recorded.
     """
-    return (
-        torch.compiler.is_compiling()
-        or is_tracked(tensors)
-        or any(t is not None and t.device.type != "cpu" for t in tensors)
-    )
+    return torch.compiler.is_compiling() or is_tracked(tensors)
 
 
 def is_ordinary(*tensors: Tensor | None) -> bool:

@@ -36,7 +36,7 @@ _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, int[] widths, Tensor
 
 
 def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
-    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
+    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: if it records nothing.
 
     Args:
         points: the queries.
@@ -45,10 +45,10 @@ def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
     if is_tracked((grid.rates, *grid.centers)):  # gradients in these come from plain operations anyway
         return grid_torch.grid_sum(points, grid)
     if not needs_operator(points, grid.values, grid.slopes, grid.origin):
-        if not runs_natively(points, grid):
-            return grid_torch.grid_sum(points, grid)
         if is_ordinary(points, grid.values, grid.slopes, grid.origin):
-            return grid_native.grid_sum(points, grid)
+            return _run(points, grid)
+        if points.device.type == "cpu" and not runs_natively(points, grid):
+            return grid_torch.grid_sum(points, grid)
     found: Tensor = torch.ops.partita.grid_sum(points, *grid)
     return found
 
@@ -61,9 +61,8 @@ def runs_natively(points: Tensor, grid: GridOperands) -> bool:
     return native.worth_it(points.shape[0], math.prod(cells) * grid.columns)
 
 
-@torch.library.custom_op("partita::grid_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
-def _sum(points: Tensor, *operands: Any) -> Tensor:
-    grid = GridOperands(*operands)
+def _run(points: Tensor, grid: GridOperands) -> Tensor:
+    """By the fastest kernel for where the tensors are."""
     if (kernels := device_kernels("grid", points, grid.values, grid.rates, *grid.centers)) is not None:
         found: Tensor = kernels.sum_on_device(points, *grid)
         return found
@@ -71,6 +70,11 @@ def _sum(points: Tensor, *operands: Any) -> Tensor:
         return grid_native.grid_sum(points, grid)
     with plain_arithmetic(points.device.type):
         return grid_torch.grid_sum(points, grid)
+
+
+@torch.library.custom_op("partita::grid_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
+def _sum(points: Tensor, *operands: Any) -> Tensor:
+    return _run(points, GridOperands(*operands))
 
 
 @torch.library.custom_op(

@@ -266,14 +266,13 @@ def gradients_on_device(
     grid, grad = _Grid.of(points, centers, rates, widths), grad.contiguous()
     slopes = None if slopes is None else slopes.contiguous()
     origin = None if origin is None else origin.contiguous()
-    none = values.new_empty(0)
+    of_slopes = values.new_empty(0)
     single = values.shape[1] == 1 and len(grid.counts) == 1 and slopes is None
     if needs[0] and needs[1] and single and len(points) and _is_small(grid, 1):
         of_points, of_values = _collected_small(grad, grid, values)
     else:
-        of_points = _slopes_at(grad, grid, values, slopes, origin) if needs[0] else none
-        of_values = _collected(grad, grid) if needs[1] else none
-    of_slopes = none
+        of_points = _slopes_at(grad, grid, values, slopes, origin) if needs[0] else values.new_empty(0)
+        of_values = _collected(grad, grid) if needs[1] else values.new_empty(0)
     if needs[2] and slopes is not None and origin is not None:
         of_slopes = values.new_zeros(slopes.shape).flatten(1)
         step = max(1, _AT_ONCE // of_slopes.shape[1])

@@ -30,7 +30,7 @@ _OPERANDS = "Tensor u, Tensor low, Tensor spacing, Tensor sharpness, int anchors
 
 
 def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
-    """`(n,)` to `(n,)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
+    """`(n,)` to `(n,)`, by the operator, or without it where torch would not notice: if it records nothing.
 
     Args:
         u: the queries.
@@ -39,10 +39,10 @@ def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
     if is_tracked(ramp[:3]):  # gradients in these come from plain operations anyway
         return ramp_torch.ramp_sum(u, ramp)
     if not needs_operator(u):
-        if not runs_natively(u, ramp):
-            return ramp_torch.ramp_sum(u, ramp)
         if is_ordinary(u):
-            return ramp_native.ramp_sum(u, ramp)
+            return _run(u, ramp)
+        if u.device.type == "cpu" and not runs_natively(u, ramp):
+            return ramp_torch.ramp_sum(u, ramp)
     found: Tensor = torch.ops.partita.ramp_sum(u, *ramp)
     return found
 
@@ -53,9 +53,8 @@ def runs_natively(u: Tensor, ramp: RampOperands) -> bool:
     return plain and native.worth_it(u.shape[0], ramp.width)
 
 
-@torch.library.custom_op("partita::ramp_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
-def _sum(u: Tensor, *operands: Any) -> Tensor:
-    ramp = RampOperands(*operands)
+def _run(u: Tensor, ramp: RampOperands) -> Tensor:
+    """By the fastest kernel for where the tensors are."""
     if (kernels := device_kernels("ramp", u, ramp.low, ramp.spacing, ramp.sharpness)) is not None:
         found: Tensor = kernels.sum_on_device(u, *ramp)
         return found
@@ -63,6 +62,11 @@ def _sum(u: Tensor, *operands: Any) -> Tensor:
         return ramp_native.ramp_sum(u, ramp)
     with plain_arithmetic(u.device.type):
         return ramp_torch.ramp_sum(u, ramp)
+
+
+@torch.library.custom_op("partita::ramp_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
+def _sum(u: Tensor, *operands: Any) -> Tensor:
+    return _run(u, RampOperands(*operands))
 
 
 @torch.library.custom_op("partita::ramp_sum_backward", mutates_args=(), schema=f"(Tensor grad, {_OPERANDS}) -> Tensor")

@@ -30,7 +30,7 @@ _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, Tensor[] cores"
 
 
 def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
-    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: on a CPU, if it records nothing.
+    """`(n, m)` to `(n, out)`, by the operator, or without it where torch would not notice: if it records nothing.
 
     Args:
         points: the queries.
@@ -39,10 +39,10 @@ def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
     if is_tracked((train.rates, *train.centers)):  # gradients in these come from plain operations anyway
         return train_torch.train_sum(points, train)
     if not needs_operator(points, *train.cores):
-        if not runs_natively(points, train):
-            return train_torch.train_sum(points, train)
         if is_ordinary(points, *train.cores):
-            return train_native.train_sum(points, train)
+            return _run(points, train)
+        if points.device.type == "cpu" and not runs_natively(points, train):
+            return train_torch.train_sum(points, train)
     found: Tensor = torch.ops.partita.train_sum(points, *train)
     return found
 
@@ -53,9 +53,8 @@ def runs_natively(points: Tensor, train: TrainOperands) -> bool:
     return plain and native.worth_it(points.shape[0], train.reads)
 
 
-@torch.library.custom_op("partita::train_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
-def _sum(points: Tensor, *operands: Any) -> Tensor:
-    train = TrainOperands(*operands)
+def _run(points: Tensor, train: TrainOperands) -> Tensor:
+    """By the fastest kernel for where the tensors are."""
     if (kernels := device_kernels("train", points, train.rates, *train.centers, *train.cores)) is not None:
         found: Tensor = kernels.sum_on_device(points, *train)
         return found
@@ -63,6 +62,11 @@ def _sum(points: Tensor, *operands: Any) -> Tensor:
         return train_native.train_sum(points, train)
     with plain_arithmetic(points.device.type):
         return train_torch.train_sum(points, train).contiguous()
+
+
+@torch.library.custom_op("partita::train_sum", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
+def _sum(points: Tensor, *operands: Any) -> Tensor:
+    return _run(points, TrainOperands(*operands))
 
 
 @torch.library.custom_op(

@@ -292,5 +292,5 @@ def gradients_on_device(
             if needs[1]:
                 of_cores[axis] += train.core_gradient(some, axis, rows[axis], above, norms)
             above = below
-    none = points.new_empty(0)
-    return slopes if needs[0] else none, of_cores if needs[1] else [none for _ in cores]
+    unused = [points.new_empty(0) for _ in range(len(cores) + 1)]  # an operator's results must not be one tensor
+    return slopes if needs[0] else unused[0], of_cores if needs[1] else unused[1:]
