@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from speed_before import compare
 from speed_fitted import fitted_head
 from speed_measure import Array, Job, Section, interleaved, largest, nanoseconds, whole_batches
 from speed_peers import (
@@ -311,21 +312,6 @@ def first_line(problem: Exception) -> str:
 
 # ---- grids -----------------------------------------------------------------------------------------------
 
-# scipy's time over ours, random and spatial order, by (m, log10 of the cells): measured before the operators came
-BEFORE = {
-    (1, 4): (15.7, 1.57),
-    (1, 7): (52.0, 9.66),
-    (2, 4): (8.44, 2.93),
-    (2, 7): (7.21, 4.89),
-    (3, 4): (7.21, 4.66),
-    (3, 7): (7.85, 6.91),
-    (4, 4): (6.15, 5.12),
-    (4, 7): (8.41, 8.02),
-    (5, 4): (7.32, 6.63),
-    (5, 7): (8.99, 9.66),
-    (6, 4): (10.2, 9.72),
-    (6, 7): (11.0, 11.4),
-}
 SHARPNESS = 64.0
 
 
@@ -392,7 +378,7 @@ def grids_section(options: Any) -> Section:
         ("cells", "count"),
         *((k, "number") for k in ("ours", "spatial", "torch", "scipy", "spatial")),
     ]
-    columns += [(k, "number") for k in ("interpn", "grid_sample", "sdpa", "scipy/ours", "before", "spatial", "before")]
+    columns += [(k, "number") for k in ("interpn", "grid_sample", "sdpa", "scipy/ours", "spatial")]
     section.table("Nanoseconds per query: random order, and sorted along a curve (spatial)", columns, rows)
     errors = [
         ("m", "count"),
@@ -404,8 +390,22 @@ def grids_section(options: Any) -> Section:
         [*errors, ("grid_sample", "error"), ("peak MiB", "number")],
         wrong,
     )
+    compared_with_before(section, options)
     contraction(section, options)
     return section
+
+
+def compared_with_before(section: Section, options: Any) -> None:
+    """The same heads in another checkout, `--before`."""
+    if options.before is None:
+        section.notes.append("Grids of an earlier checkout: not compared (--before FOLDER)")
+        return
+    rows = []
+    for m, count, there, here in compare(options.before.resolve(), options.quick):
+        rows.append([m, count**m, there, here, here / there])
+        section.target(f"m = {m}, {count**m:,} cells: time over that of the earlier checkout", here / there, 1.15)
+    columns = [("m", "count"), ("cells", "count"), ("earlier", "number"), ("now", "number"), ("ratio", "number")]
+    section.table("An earlier checkout and this one, ns per query, two processes in turn", columns, rows)
 
 
 def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[Any], options: Any) -> None:
@@ -434,18 +434,12 @@ def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[
     both = {**jobs, **{k: j for k, j in sorted_jobs.items() if k.split()[0] in ("ours", "scipy")}}
     taken = {k: ns for k, (ns, _) in nanoseconds(both, z, 3 if options.quick else 7, 0.08).items()}
     ratios = [taken[f"scipy{order}"] / taken[f"ours{order}"] for order in ("", " spatial")]
-    before = BEFORE.get((m, power), (None, None))
-    for ratio, old, order in zip(ratios, before, ("random", "spatial")):
-        if old is not None:
-            section.target(
-                f"m = {m}, {cells:,} cells, {order}: scipy/ours over that before", ratio / old, 0.85, least=True
-            )
     peers_ns = [
         taken.get(k, None if k != "interpn" or installed(k) else "not installed")
         for k in ("interpn", "grid_sample", "sdpa")
     ]
     ours = [taken[k] for k in ("ours", "ours spatial", "torch", "scipy", "scipy spatial")]
-    rows.append([m, cells, *ours, *peers_ns, ratios[0], before[0], ratios[1], before[1]])
+    rows.append([m, cells, *ours, *peers_ns, *ratios])
     exact, target = exact_grid(head, z[:CHECKED]), smooth(*z[:CHECKED].T)
     found = {}
     for k, job in jobs.items():
