@@ -1,8 +1,10 @@
 """How fast heads are, beside their peers, with the errors beside the times and the targets beside the figures.
 
-    python benchmarks/speed.py [--quick] [--large] [--only SECTION …] [--out FILE.json]     # CPU, one thread, about ten minutes
-    python benchmarks/speed.py --gpu [--out FILE.json]                                      # a CUDA device, about three minutes
-    python benchmarks/speed.py --plot               # pictures and tables of docs/benchmarks.md from benchmarks/results/*.json
+    python benchmarks/speed.py [--out FILE.json]          # CPU, one thread, about ten minutes
+    python benchmarks/speed.py --gpu [--out FILE.json]    # a CUDA device, about three minutes
+    python benchmarks/speed.py --plot                     # pictures and tables of docs/benchmarks.md from benchmarks/results/*.json
+
+Options: `--only SECTION …`, `--quick` (tiny sizes), `--large` (10⁹ cells), `--before FOLDER` (an earlier checkout beside this one).
 
 All evaluators of a table answer the same queries in the same run, in turn. On the CPU the fastest repeat counts, on a GPU the
 median. Errors are against exact references in float64 or extended precision. Peers that are not installed are named as such:
@@ -44,6 +46,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--device", default="cuda", help="for --gpu: `cpu` tries the sections without a GPU, with --quick"
+    )
+    parser.add_argument(
+        "--before", type=Path, help="an earlier checkout of partita, whose grid heads are timed beside these"
     )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args(given)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from speed_before import compare
 from speed_fitted import fitted_head
 from speed_measure import Array, Job, Section, interleaved, largest, nanoseconds, whole_batches
 from speed_peers import (
@@ -119,7 +120,7 @@ def error_section(options: Any) -> Section:
             ways: dict[tuple[str, str], tuple[Job, dict[str, Any]]] = {}
             ways["f itself", "numpy"] = Job(at_points(f)), {"numbers": None, "error": 0.0}
             for method, c in our_ways(expression, m, tolerance, METHODS[:1] if options.quick else METHODS):
-                job = Job(c.head.evaluate, tensor)
+                job = Job(c.head.evaluate, tensor, whole=True)
                 found = {"numbers": c.num_parameters, "error": largest(job(checked)[:, 0] - exact)}
                 if found["error"] <= tolerance:  # an estimate may be wrong
                     ways[f"partita, {c.certificate.kind}", method] = job, {**found, "claimed": c.certificate.error}
@@ -311,21 +312,6 @@ def first_line(problem: Exception) -> str:
 
 # ---- grids -----------------------------------------------------------------------------------------------
 
-# scipy's time over ours, random and spatial order, by (m, log10 of the cells): measured before the operators came
-BEFORE = {
-    (1, 4): (15.7, 1.57),
-    (1, 7): (52.0, 9.66),
-    (2, 4): (8.44, 2.93),
-    (2, 7): (7.21, 4.89),
-    (3, 4): (7.21, 4.66),
-    (3, 7): (7.85, 6.91),
-    (4, 4): (6.15, 5.12),
-    (4, 7): (8.41, 8.02),
-    (5, 4): (7.32, 6.63),
-    (5, 7): (8.99, 9.66),
-    (6, 4): (10.2, 9.72),
-    (6, 7): (11.0, 11.4),
-}
 SHARPNESS = 64.0
 
 
@@ -392,7 +378,7 @@ def grids_section(options: Any) -> Section:
         ("cells", "count"),
         *((k, "number") for k in ("ours", "spatial", "torch", "scipy", "spatial")),
     ]
-    columns += [(k, "number") for k in ("interpn", "grid_sample", "sdpa", "scipy/ours", "before", "spatial", "before")]
+    columns += [(k, "number") for k in ("interpn", "grid_sample", "sdpa", "scipy/ours", "spatial")]
     section.table("Nanoseconds per query: random order, and sorted along a curve (spatial)", columns, rows)
     errors = [
         ("m", "count"),
@@ -404,8 +390,22 @@ def grids_section(options: Any) -> Section:
         [*errors, ("grid_sample", "error"), ("peak MiB", "number")],
         wrong,
     )
+    compared_with_before(section, options)
     contraction(section, options)
     return section
+
+
+def compared_with_before(section: Section, options: Any) -> None:
+    """The same heads in another checkout, `--before`."""
+    if options.before is None:
+        section.notes.append("Grids of an earlier checkout: not compared (--before FOLDER)")
+        return
+    rows = []
+    for m, count, there, here in compare(options.before.resolve(), options.quick):
+        rows.append([m, count**m, there, here, here / there])
+        section.target(f"m = {m}, {count**m:,} cells: time over that of the earlier checkout", here / there, 1.15)
+    columns = [("m", "count"), ("cells", "count"), ("earlier", "number"), ("now", "number"), ("ratio", "number")]
+    section.table("An earlier checkout and this one, ns per query, two processes in turn", columns, rows)
 
 
 def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[Any], options: Any) -> None:
@@ -419,7 +419,7 @@ def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[
     axes, table = [a.numpy() for a in head.axes], head.values.numpy().reshape(head.counts)
     scipy = RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
     over = lambda *x: smooth(*((1 + c) / 2 for c in x))  # noqa: E731
-    jobs = {"ours": Job(head, tensor), "torch": Job(in_torch(head), tensor), "scipy": Job(scipy)}
+    jobs = {"ours": Job(head, tensor, whole=True), "torch": Job(in_torch(head), tensor), "scipy": Job(scipy)}
     if installed("interpn"):
         jobs["interpn"] = unit_cube(interpn_grid("Multilinear")(over, (count,) * m))
     if m in (2, 3):
@@ -428,22 +428,18 @@ def one_grid(section: Section, m: int, power: int, rows: list[Any], wrong: list[
         jobs["grid_sample"] = unit_cube(grid_sample("bilinear")(over, (count,) * m))
     if cells <= 20_000:
         jobs["sdpa"] = Job(head.as_attention(), tensor, most=200)
-    sorted_jobs = {f"{k} spatial": Job(j.run, lambda z, j=j: j.prepare(near[: len(z)])) for k, j in jobs.items()}
+    sorted_jobs = {
+        f"{k} spatial": Job(j.run, lambda z, j=j: j.prepare(near[: len(z)]), whole=j.whole) for k, j in jobs.items()
+    }
     both = {**jobs, **{k: j for k, j in sorted_jobs.items() if k.split()[0] in ("ours", "scipy")}}
     taken = {k: ns for k, (ns, _) in nanoseconds(both, z, 3 if options.quick else 7, 0.08).items()}
     ratios = [taken[f"scipy{order}"] / taken[f"ours{order}"] for order in ("", " spatial")]
-    before = BEFORE.get((m, power), (None, None))
-    for ratio, old, order in zip(ratios, before, ("random", "spatial")):
-        if old is not None:
-            section.target(
-                f"m = {m}, {cells:,} cells, {order}: scipy/ours over that before", ratio / old, 0.85, least=True
-            )
     peers_ns = [
         taken.get(k, None if k != "interpn" or installed(k) else "not installed")
         for k in ("interpn", "grid_sample", "sdpa")
     ]
     ours = [taken[k] for k in ("ours", "ours spatial", "torch", "scipy", "scipy spatial")]
-    rows.append([m, cells, *ours, *peers_ns, ratios[0], before[0], ratios[1], before[1]])
+    rows.append([m, cells, *ours, *peers_ns, *ratios])
     exact, target = exact_grid(head, z[:CHECKED]), smooth(*z[:CHECKED].T)
     found = {}
     for k, job in jobs.items():
@@ -512,7 +508,7 @@ def contraction(section: Section, options: Any) -> None:
                 torch.mm(part, table, out=buffer[: len(part)])
 
         taken = nanoseconds(
-            {"head": Job(head.evaluate, tensor), "product": Job(product)}, z, 3 if options.quick else 9, 0.3
+            {"head": Job(head.evaluate, tensor, whole=True), "product": Job(product)}, z, 3 if options.quick else 9, 0.3
         )
         few = z[:400]
         exact, got = exact_fitted(head, few), head.evaluate(tensor(z)).numpy()[:400, 0]
@@ -554,6 +550,11 @@ def each_call(calls: dict[str, Callable[[], Any]], repeats: int, times: int) -> 
     return {k: s / times * 1e6 for k, s in interleaved({k: loop(r) for k, r in calls.items()}, repeats).items()}
 
 
+def from_row(run: Callable[[Any], Any], row: Array) -> Any:
+    """interpn at one point, given as `c` takes it: an array per coordinate, and a new array for the answer."""
+    return run(([row[i : i + 1] for i in range(len(row))], None))
+
+
 def point_section(options: Any) -> Section:
     """One point at a time, and what the domain check costs."""
     section = Section("point", "one point a call, float64")
@@ -577,9 +578,10 @@ def point_section(options: Any) -> Section:
         if installed("interpn"):
             for kind in ("Multilinear", "Multicubic"):
                 job = interpn_grid(kind)(f, (64,) * m)
-                ways[f"interpn {kind}, 64^{m}"] = partial(job.run, job.prepare(one))
+                ways[f"interpn {kind}, 64^{m}, from a row"] = partial(from_row, job.run, row)
+                ways[f"interpn {kind}, 64^{m}, arrays ready"] = partial(job.run, job.prepare(one))
         taken = each_call(ways, 5, 100 if options.quick else 2_000)
-        peer = taken.get(f"interpn Multilinear, 64^{m}")
+        peer = taken.get(f"interpn Multilinear, 64^{m}, from a row")
         for k, us in taken.items():
             wrong = abs(float(np.asarray(ways[k]()).ravel()[0]) - exact)
             rows.append([name, c.num_keys, k, us, wrong, None if peer is None else us / peer])
@@ -588,7 +590,12 @@ def point_section(options: Any) -> Section:
         ratio = None if peer is None else min(taken["c(z)"], taken["c([x, …])"]) / peer
         section.target(f"{c.num_keys} keys: c(z) over interpn", ratio, 4.0)
         z = np.random.default_rng(1).uniform(-1, 1, (4_000 if options.quick else QUERIES, m))
-        both = nanoseconds({"c": Job(c), "evaluate": Job(c.head.evaluate, tensor)}, z, 5 if options.quick else 15, 0.5)
+        both = nanoseconds(
+            {"c": Job(c, whole=True), "evaluate": Job(c.head.evaluate, tensor, whole=True)},
+            z,
+            5 if options.quick else 15,
+            0.5,
+        )
         ratio = both["c"][0] / both["evaluate"][0]
         batches.append([name, len(z), both["c"][0], both["evaluate"][0], ratio, largest(c(z) - f(*z.T))])
         section.target(f"{c.num_keys} keys: c(array) over head.evaluate", ratio, 1.3)
@@ -672,8 +679,8 @@ def growth_section(options: Any) -> Section:
         z = np.random.default_rng(m).random((queries, m))
         grid = timed(Job(head.evaluate, tensor), z, exact_grid(head, z[:200])[:, None], repeats)
         n = 3_000 if options.quick else 30_000
-        keys, values, z, rate = scattered_points(n, min(queries, 20_000 if m < 5 else 1_000), m, 6.0)
-        scattered = timed(scattered_jobs(keys, values, rate)["full"], z, dense(z[:50], keys, values, rate), 2)
+        keys, values, z, rate = scattered_points(n, min(queries, QUERIES if m < 4 else 30_000), m, 6.0)
+        scattered = timed(scattered_jobs(keys, values, rate)["full"], z, dense(z[:50], keys, values, rate), 1)
         rows.append([m, head.num_keys, *grid, n, *scattered])
     section.table(
         "Dimension: grid heads, float64, window 2, and scattered heads, κ = 6, full precision",
