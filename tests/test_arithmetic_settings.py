@@ -11,7 +11,8 @@ import partita as pa
 from partita import errors
 from partita.arithmetic.environment import flushes_denormals, require_gradual_underflow
 from partita.geometry import Box, ProductGrid
-from partita.heads import GridHead, ScatteredHead, TrainHead, guards, literal_layers
+from partita.heads import GridHead, ScatteredHead, TrainHead, literal_layers
+from partita.kernels import guards
 from partita.kernels.plain_arithmetic import product_setting
 from partita.networks.blocks import prefix_ramp
 from partita.ramps import multi_head_ramp, ramp, two_layers

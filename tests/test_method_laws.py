@@ -435,10 +435,11 @@ def as_matrix(row: np.ndarray) -> np.ndarray:
 
 
 def exact_head(c: pa.Compiled, points: np.ndarray) -> np.ndarray:
-    """The stored tensors as one softmax, in balls, to the nearest float."""
+    """The stored tensors as one softmax, in balls, to the nearest float, where inputs lie after they are rounded."""
     cells = Cells.of(c.head.state_dict())
+    rounded = torch.from_numpy(points).to(c.head.dtype).double()
     with bits(160):
-        return np.array([[float(y.mid()) for y in cells.in_balls(z)] for z in points.tolist()])
+        return np.array([[float(y.mid()) for y in cells.in_balls(z)] for z in rounded.tolist()])
 
 
 LOG_KEYS = 300  # beyond, the log form has (2 d N)² numbers and takes seconds

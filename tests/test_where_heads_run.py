@@ -8,8 +8,7 @@ import torch
 
 import partita as pa
 from partita import errors
-from partita.heads import guards
-from partita.kernels import plain_arithmetic
+from partita.kernels import guards, plain_arithmetic
 from partita.proofs.running import EXP_UNITS, SCORE_UNITS
 
 U = 2.0**-24
@@ -129,6 +128,7 @@ def test_tf32_is_switched_off_on_cuda(outside):
     where = torch.backends.cuda.matmul if outside.startswith("the device") else torch.backends
     before = where.fp32_precision, torch.backends.cuda.matmul.fp32_precision
     try:
+        torch.backends.cuda.matmul.fp32_precision = "none"  # as torch comes: the setting for all devices counts
         where.fp32_precision = "tf32"
         assert plain_arithmetic.product_setting("cuda")[0] not in plain_arithmetic._FULL
         with plain_arithmetic._full_products("cuda"):

@@ -27,10 +27,10 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
-from partita.heads.guards import require_covered
 from partita.heads.head import FoldedHead, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.heads.one_point import OnePoint
+from partita.kernels.guards import require_covered
 from partita.methods.chosen import head_at
 from partita.methods.method import Candidate, candidate_rows
 from partita.methods.planner import report

@@ -17,11 +17,11 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
-from partita.kernels import grid_operator, grid_torch
+from partita.kernels import grid_operator
 from partita.kernels.axis_windows import displacement
 from partita.kernels.grid_torch import GridOperands, tilted
 from partita.kernels.point_sums import PointParts, worth_a_loop
-from partita.kernels.trace_modes import is_exporting, wants_operator
+from partita.kernels.trace_modes import is_exporting
 
 __all__ = ["GridHead"]
 
@@ -210,8 +210,7 @@ class GridHead(FoldedHead):
         )
 
     def _evaluate(self, flat: Tensor) -> Tensor:
-        run = grid_operator.grid_sum if wants_operator(flat) else grid_torch.grid_sum
-        return run(flat, self.operands)
+        return grid_operator.grid_sum(flat, self.operands)
 
     def point_parts(self) -> PointParts | None:
         m, cells, outs, widths = len(self.counts), self.num_keys, self.num_outputs, self.widths

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from partita.errors import ShapeError, UnsupportedError
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.tensor_digest import model_digest
+from partita.kernels.guards import certified
 
 _AT_ONCE = 1 << 25  # numbers held by one step of an evaluation: 256 MiB in float64
 

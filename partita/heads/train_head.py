@@ -17,9 +17,8 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
-from partita.kernels import train_operator, train_torch
+from partita.kernels import train_operator
 from partita.kernels.point_sums import PointParts, worth_a_loop
-from partita.kernels.trace_modes import wants_operator
 from partita.kernels.train_torch import TrainOperands
 
 __all__ = ["TrainHead", "rounded_cores"]
@@ -188,8 +187,7 @@ class TrainHead(FoldedHead):
         return TrainOperands(list(self.axes), self.inverse_temperature, list(self.cores))
 
     def _evaluate(self, flat: Tensor) -> Tensor:
-        run = train_operator.train_sum if wants_operator(flat) else train_torch.train_sum
-        return run(flat, self.operands)
+        return train_operator.train_sum(flat, self.operands)
 
     def point_parts(self) -> PointParts | None:
         m, ranks, cores = len(self.counts), self.ranks, self.cores

@@ -29,6 +29,7 @@ from partita.kernels.differentiation import (
 )
 from partita.kernels.grid_torch import GridOperands, prefers_whole
 from partita.kernels.plain_arithmetic import plain_arithmetic
+from partita.kernels.trace_modes import wants_operator
 
 __all__ = ["grid_sum", "runs_natively"]
 
@@ -42,7 +43,9 @@ def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
         points: the queries.
         grid: centers, rates, widths, values, slopes and origin.
     """
-    if is_tracked((grid.rates, *grid.centers)):  # gradients in these come from plain operations anyway
+    if not wants_operator(points) or is_tracked(
+        (grid.rates, *grid.centers)
+    ):  # gradients in these come from plain operations
         return grid_torch.grid_sum(points, grid)
     if not needs_operator(points, grid.values, grid.slopes, grid.origin):
         if is_ordinary(points, grid.values, grid.slopes, grid.origin):

@@ -23,6 +23,7 @@ from partita.kernels.differentiation import (
 )
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.ramp_torch import RampOperands
+from partita.kernels.trace_modes import wants_operator
 
 __all__ = ["ramp_sum", "runs_natively"]
 
@@ -36,7 +37,7 @@ def ramp_sum(u: Tensor, ramp: RampOperands) -> Tensor:
         u: the queries.
         ramp: low, spacing, sharpness, anchors and width.
     """
-    if is_tracked(ramp[:3]):  # gradients in these come from plain operations anyway
+    if not wants_operator(u) or is_tracked(ramp[:3]):  # gradients in these come from plain operations
         return ramp_torch.ramp_sum(u, ramp)
     if not needs_operator(u):
         if is_ordinary(u):

@@ -22,6 +22,7 @@ from partita.kernels.differentiation import (
     needs_plain_operations,
 )
 from partita.kernels.plain_arithmetic import plain_arithmetic
+from partita.kernels.trace_modes import wants_operator
 from partita.kernels.train_torch import TrainOperands
 
 __all__ = ["runs_natively", "train_sum"]
@@ -36,7 +37,9 @@ def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
         points: the queries.
         train: centers, rates and cores.
     """
-    if is_tracked((train.rates, *train.centers)):  # gradients in these come from plain operations anyway
+    if not wants_operator(points) or is_tracked(
+        (train.rates, *train.centers)
+    ):  # gradients in these come from plain operations
         return train_torch.train_sum(points, train)
     if not needs_operator(points, *train.cores):
         if is_ordinary(points, *train.cores):

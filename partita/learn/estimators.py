@@ -137,7 +137,7 @@ class _Probabilities(nn.Module):
     def __init__(self, head: ScatteredHead, sharpness: float) -> None:
         super().__init__()
         self.head, self.sharpness = head, sharpness
-        self.input_shapes, self.dtype = head.input_shapes, head.dtype
+        self.input_shapes, self.dtype, self.semantics = head.input_shapes, head.dtype, head.semantics
 
     def forward(self, *inputs: Tensor) -> Tensor:
         out: Tensor = (self.sharpness * self.head(*inputs)).softmax(dim=-1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
+from partita.kernels.guards import certified
 from partita.networks.in_context import GradientDescent
 from partita.networks.prompt_functions import PromptFunction
 from partita.ramps.anchors import sharing_excess

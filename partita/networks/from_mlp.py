@@ -16,8 +16,8 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import up
 from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError
 from partita.geometry.domains import Array, Box, BoxLike
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
+from partita.kernels.guards import certified
 from partita.kernels.trace_modes import is_traced
 from partita.networks.chains import Stage, read_chain
 from partita.networks.gates import Gate, gate_for

@@ -18,8 +18,8 @@ from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, OutsideDomainError, ShapeError
 from partita.geometry.domains import Array, Box, BoxLike
-from partita.heads.guards import certified
 from partita.heads.head import real_tensor
+from partita.kernels.guards import certified
 from partita.kernels.trace_modes import is_traced
 from partita.moved import renamed
 from partita.networks.descent_layer import DescentLayer

@@ -30,9 +30,9 @@ from partita.errors import (
 from partita.geometry.covers import fill_distance_bounds
 from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.moments import soft_maximum_gap
-from partita.heads.guards import certified
 from partita.heads.head import real_tensor
 from partita.heads.layers import CrossAttention
+from partita.kernels.guards import certified
 from partita.kernels.trace_modes import is_traced
 from partita.proofs.claim import require_ordinary
 from partita.proofs.running import summed

@@ -16,9 +16,9 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up, up
 from partita.errors import SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum, SelfNetwork
+from partita.kernels.guards import certified
 from partita.proofs.form_rounding import literal_rounding
 
 __all__ = ["PositionalAttention", "SharedNetwork", "linear_as_attention", "shared_weights"]

@@ -14,8 +14,8 @@ from partita.arithmetic.arguments import real_array, require_dtype, require_numb
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up, up
 from partita.errors import ShapeError, SizeError
-from partita.heads.guards import certified
 from partita.heads.head import real_tensor
+from partita.kernels.guards import certified
 from partita.proofs.claim import require_ordinary
 
 __all__ = ["RotaryConvolution", "rotary_convolution"]

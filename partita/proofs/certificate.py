@@ -13,8 +13,8 @@ from partita.arithmetic.rounding import add_up
 from partita.errors import FormatError
 from partita.functions.curvature import Curvature
 from partita.functions.regularity import Known
-from partita.heads.guards import DEVICES
 from partita.heads.tensor_digest import model_digest
+from partita.kernels.guards import DEVICES
 
 __all__ = [
     "QUERY_VALUES",

@@ -17,10 +17,10 @@ from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box, BoxLike
 from partita.geometry.grid import ProductGrid
 from partita.heads.forms import indexed_self
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum, SelfNetwork
 from partita.heads.scores import AffineScores
+from partita.kernels.guards import certified
 from partita.proofs.center_values import value_table
 from partita.proofs.certificate import Certificate, Term
 from partita.proofs.claim import claim, describe_function

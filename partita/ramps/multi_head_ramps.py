@@ -18,9 +18,9 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import DomainError, ShapeError, SizeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box, BoxLike
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
 from partita.heads.layers import LinearSum
+from partita.kernels.guards import certified
 from partita.proofs.certificate import Certificate, Term, total
 from partita.proofs.claim import claim, require_ordinary
 from partita.ramps.anchors import half_window_for, ramp_constant, sharing_excess, window_excess

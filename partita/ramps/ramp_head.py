@@ -13,11 +13,11 @@ from partita.errors import DomainError
 from partita.geometry.domains import Box
 from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
-from partita.heads.guards import certified
 from partita.heads.head import flatten_inputs
-from partita.kernels import ramp_operator, ramp_torch
+from partita.kernels import ramp_operator
+from partita.kernels.guards import certified
 from partita.kernels.ramp_torch import RampOperands, in_spacings
-from partita.kernels.trace_modes import is_exporting, is_traced, wants_operator
+from partita.kernels.trace_modes import is_exporting, is_traced
 from partita.ramps.anchors import half_window_for
 
 __all__ = ["AnchoredRamp", "RampHead"]
@@ -131,8 +131,9 @@ class RampHead(AnchoredRamp):
     @certified
     def forward(self, x: Any) -> Tensor:
         u, width = self.queries(x), self.width
-        run = ramp_operator.ramp_sum if wants_operator(u) else ramp_torch.ramp_sum
-        ramp = run(u.reshape(-1), RampOperands(self.low, self.spacing, self.sharpness, self.anchors, width))
+        ramp = ramp_operator.ramp_sum(
+            u.reshape(-1), RampOperands(self.low, self.spacing, self.sharpness, self.anchors, width)
+        )
         place = torch.zeros(self.out_dim, dtype=self.dtype, device=u.device)
         place[self.coordinate] = 1.0
         return ramp.reshape(*u.shape, 1) * place
