@@ -91,7 +91,10 @@ def draw_error(section: Stored) -> Any:
         axis.grid(alpha=0.3)
     first = axes if len(functions) == 1 else axes[0]
     first.set_ylabel("ns per query, one CPU thread")
-    first.legend(fontsize=7)
+    lines = {
+        line.get_label(): line for axis in figure.axes for line in axis.get_lines()
+    }  # not every peer has every dimension
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize=8)
     return figure
 
 
