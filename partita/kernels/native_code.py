@@ -109,8 +109,8 @@ def _exp_single(x):
 def exp2_native(x):
     """`2^x` for x ≤ 1000, in float64 within 2 ulp; `2^{−1020}` for smaller x than that. NaN is not kept.
 
-    `2ⁿ·(1 + r g(r))`, `|r| ≤ 1/2` exact, g of degree 10 through `(2^r − 1)/r` at Chebyshev points: relative error below 2·10⁻¹⁷. Its
-    terms are gathered in fours (Estrin's scheme): a short chain of operations leaves more of them to run side by side.
+    `2ⁿ·(1 + r g(r))`, `|r| ≤ 1/2` exact, g of degree 10 through `(2^r − 1)/r` at Chebyshev points, relative error below 2·10⁻¹⁷.
+    Its terms are gathered in fours (Estrin's scheme): a short chain of operations leaves more of them to run side by side.
     """
     t = max(x, -1020.0)
     shifted = t + _SHIFTER
