@@ -1,8 +1,8 @@
 """How far exponentials on a CUDA device are off, which of them flush subnormal results, and whether certificates hold there.
 
-Run from the repository's root: `python3 device/exp_device.py --store` where partita can compile heads, which are written to
-device/heads, then `python3 device/exp_device.py` where the GPU is. Prints a table last. Every float32 number from −104 to −2⁻³⁰ is
-tried against float64; float64 exponentials at 10⁶ points against 80-bit numbers on the host.
+Run from the repository's root: `python3 benchmarks/gpu_exponentials.py --store` where partita can compile heads, which are
+written to benchmarks/heads, then `python3 benchmarks/gpu_exponentials.py` where the GPU is. It prints a table last. Every float32
+number from −104 to −2⁻³⁰ is tried against float64, and float64 exponentials at 10⁶ points against 80-bit numbers on the host.
 """
 
 from __future__ import annotations
