@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also if anothe
 
 RESULTS = Path(__file__).parent / "results"
 CPU = ("error", "scattered", "grids", "point", "growth")
-GPU = ("gpu-scattered", "gpu-grids", "gpu-fitted")
+GPU = ("gpu-scattered", "gpu-grids", "gpu-fitted", "gpu-trains")
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,12 @@ from torch import Tensor
 
 from partita.geometry import Box, ProductGrid
 from partita.heads import GridHead
+from partita.kernels import ramp_torch, train_torch
 from partita.kernels.attention import attend
+from partita.kernels.ramp_operator import ramp_sum
+from partita.kernels.ramp_torch import RampOperands
+from partita.kernels.train_operator import train_sum
+from partita.kernels.train_torch import TrainOperands
 
 TOLERANCE = 1e-7  # of what is left out; the target is an error of 1e-6
 Axes = list[np.ndarray[Any, Any]]
@@ -187,7 +193,7 @@ def exact_linear(table: Tensor, z: Tensor) -> Tensor:
 def grids_section(options: Any) -> Section:
     """256³ cells in float32, random and sorted queries, beside grid_sample."""
     device, quick = options.device, options.quick
-    count, n, repeats = (16, 1 << 12, 2) if quick else (256, 1 << 24, 20)
+    count, n, repeats = (16, 1 << 12, 2) if quick else (256, 1 << 26, 10)
     section = Section("gpu-grids", f"grid heads of {count}³ cells, float32, {n:,} queries a call")
     z = torch.rand((n, 3), generator=torch.Generator(device).manual_seed(1), device=device)
     orders = {"random": z, "sorted": z[curve_order(z)].contiguous()}
@@ -309,8 +315,85 @@ def fitted_section(options: Any) -> Section:
     return section
 
 
+# ---- tensor trains and ramps ------------------------------------------------------------------------------
+
+
+def train_operands(rank: int, m: int, dtype: torch.dtype, device: str, count: int = 32) -> TrainOperands:
+    ranks = [1, *[rank] * (m - 1), 1]
+    g = torch.Generator(device).manual_seed(rank + m)
+    cores = [
+        torch.randn(a, count, b, generator=g, dtype=dtype, device=device) / rank**0.5
+        for a, b in itertools.pairwise(ranks)
+    ]
+    centers = [torch.linspace(-1, 1, count, dtype=dtype, device=device) for _ in range(m)]
+    return TrainOperands(centers, torch.full((m,), 200.0, dtype=dtype, device=device), cores)
+
+
+def trains_section(options: Any) -> Section:
+    """Sums over tensor trains and ramps, with their backward passes and the same sums by plain torch operations."""
+    device, quick = options.device, options.quick
+    n, repeats = (1 << 8, 2) if quick else (1 << 18, 10)
+    section = Section("gpu-trains", f"tensor trains of 32 centers an axis, {n:,} queries a call; ramps of 100 anchors")
+    single, double = torch.float32, torch.float64
+    rows: list[list[Any]] = []
+    for rank, m, dtype in ((8, 10, single), (16, 10, single), (64, 6, single), (16, 10, double)):
+        train = train_operands(rank, m, dtype, device)
+        x = torch.rand((n, m), dtype=dtype, device=device) * 2 - 1
+        name, found = f"train, rank {rank}, m = {m}, {str(dtype)[6:]}", {}
+
+        def measured(train=train, x=x, name=name, found=found) -> list[Any]:  # type: ignore[no-untyped-def]
+            wide = TrainOperands(
+                [c.double() for c in train.centers], train.rates.double(), [c.double() for c in train.cores]
+            )
+            exact = train_torch.train_sum(x[:4096].double(), wide)
+            wrong = largest(train_sum(x, train)[:4096] - exact) / largest(exact)
+            ms = device_milliseconds(lambda: train_sum(x, train), device, repeats)
+            plain = device_milliseconds(lambda: train_torch.train_sum(x, train), device, 2)
+            inputs = [t.clone().requires_grad_() for t in (x, *train.cores)]
+            out = train_sum(inputs[0], train._replace(cores=inputs[1:]))
+            push = torch.randn_like(out)
+            back = lambda: torch.autograd.grad(out, inputs, push, retain_graph=True)  # noqa: E731
+            found["both"] = device_milliseconds(back, device, repeats) / ms
+            work = 2e-9 * len(x) * sum(c.numel() for c in train.cores) / ms
+            return [name, len(x) / ms / 1e3, work, wrong, plain / ms, found["both"]]
+
+        rows.append(attempt(section, measured, 5, [name]))
+        section.target(f"{name}: backward over forward (points and cores)", found.get("both"), 3.0)
+    for dtype in (single, double):
+        numbers = [torch.tensor(v, dtype=dtype, device=device) for v in (-1.0, 0.02, 8.0)]
+        ramp, u = RampOperands(*numbers, 100, 6), torch.randn(n << 7, dtype=dtype, device=device)
+
+        def rising(ramp=ramp, u=u, dtype=dtype) -> list[Any]:  # type: ignore[no-untyped-def]
+            wide = RampOperands(*(v.double() for v in ramp[:3]), *ramp[3:])
+            wrong = largest(ramp_sum(u, ramp)[:4096] - ramp_torch.ramp_sum(u[:4096].double(), wide))
+            ms = device_milliseconds(lambda: ramp_sum(u, ramp), device, repeats)
+            plain = device_milliseconds(lambda: ramp_torch.ramp_sum(u, ramp), device, 2)
+            given = u.clone().requires_grad_()
+            out = ramp_sum(given, ramp)
+            back = lambda: torch.autograd.grad(out, given, u, retain_graph=True)  # noqa: E731
+            share = device_milliseconds(back, device, repeats) / ms
+            return [f"ramp, width 6, {str(dtype)[6:]}", len(u) / ms / 1e3, None, wrong, plain / ms, share]
+
+        rows.append(attempt(section, rising, 5, [f"ramp, width 6, {str(dtype)[6:]}"]))
+    section.table(
+        "10⁶ queries a second; errors against float64 at 4,096 queries (trains: of the largest); plain torch operations and "
+        "backward as multiples of the forward pass",
+        [
+            ("way", "text"),
+            ("Mq/s", "number"),
+            ("TFLOP/s", "number"),
+            ("error", "error"),
+            ("torch", "number"),
+            ("backward", "number"),
+        ],
+        rows,
+    )
+    return section
+
+
 SECTIONS: dict[str, Callable[[Any], Section]] = {
     "gpu-scattered": scattered_section,
     "gpu-grids": grids_section,
     "gpu-fitted": fitted_section,
+    "gpu-trains": trains_section,
 }

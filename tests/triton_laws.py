@@ -180,10 +180,16 @@ def test_large_tables_with_whole_windows_are_collected_by_products(monkeypatch):
     assert (small - products).abs().max() <= 1e-14 * small.abs().max()
 
 
-def test_bricks_hold_the_table_and_hand_it_back():
-    bricks = grid_triton._Bricks.of((9, 10, 7), 4)
-    table = torch.randn(630, 1)
-    assert bricks.bits == (1, 1, 2) and torch.equal(bricks.listed(bricks.stored(table)), table)
+def test_bricks_hold_each_cell_where_the_kernels_look():
+    counts, table = (9, 10, 7), torch.randn(630, 1)
+    bricks = grid_triton._Bricks.of(counts, 4)
+    cells = np.indices(counts).reshape(3, -1)
+    places = sum(
+        (c >> b) * step + (c & ((1 << b) - 1)) * unit
+        for c, b, step, unit in zip(cells, bricks.bits, bricks.steps(), bricks.units())
+    )
+    assert bricks.bits == (1, 1, 2) and len(set(places)) == 630
+    assert torch.equal(bricks.stored(table).flatten()[places], table[:, 0])
 
 
 @pytest.mark.parametrize("case", [((16, 13), (4, 4), 1, False), ((45,), (41,), 1, False)], ids=str)
@@ -330,6 +336,51 @@ def test_the_same_batch_gives_the_same_bits():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for other in answers[1:] for a, b in zip(answers[0], other))
+
+
+@needs_gpu
+@pytest.mark.parametrize("in_order", [False, True], ids=["as they come", "by slabs"])
+@pytest.mark.parametrize(
+    "case",
+    [((19, 13, 21), (4, 4, 4)), ((31, 22), (2, 2)), ((30, 23), (4, 6)), ((40, 50), (4, 8)), ((500,), (6,))],
+    ids=str,
+)
+def test_additions_of_several_cells_are_those_of_one(case, in_order, monkeypatch):
+    monkeypatch.setattr(grid_triton, "_BRICKED_FROM", 0 if in_order else 1 << 60)
+    head = grid_head(*case, 1, False, dtype=torch.float32)
+    n = 20_011
+    given = arguments(head, torch.rand(n, len(case[0])) * 2.2 - 1.1)
+    grad = torch.randn(n, 1, device=DEVICE)
+    grid = grid_triton._Grid.of(*given[:4])
+    assert grid_triton._added_together(grid, grad) == math.gcd(case[1][-1], 4)
+    assert (grid_triton._by_slabs(grid, 1) is not None) == in_order
+    found = grid_triton.gradients_on_device(grad, *given, [False, True, False])[1]
+    exact = grid_triton.gradients_on_device(
+        *(
+            grad.double(),
+            given[0].double(),
+            [c.double() for c in given[1]],
+            given[2].double(),
+            given[3],
+            given[4].double(),
+        ),
+        *(None, None, [False, True, False]),
+    )[1]
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@needs_gpu
+def test_gradients_can_be_captured_in_a_graph(monkeypatch):
+    monkeypatch.setattr(grid_triton, "_BRICKED_FROM", 0)
+    head = grid_head((30, 23), (4, 4), 1, False, dtype=torch.float32)
+    given, grad = arguments(head, torch.rand(5000, 2) * 2 - 1), torch.randn(5000, 1, device=DEVICE)
+    plain = grid_triton.gradients_on_device(grad, *given, [True, True, False])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = grid_triton.gradients_on_device(grad, *given, [True, True, False])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured[0], plain[0]) and torch.allclose(captured[1], plain[1], atol=1e-4)
 
 
 @needs_gpu

@@ -49,9 +49,8 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
         return False
     if all(a.device.type == "cpu" for a in old):
         return all(torch.equal(a, b) for a, b in pairs)
-    return bool(
-        torch.stack([(a == b).all() for a, b in pairs]).all()
-    )  # one answer to wait for, not one for each tensor
+    flat = (torch.cat([t.detach().flatten() for t in some]) for some in (old, new))
+    return torch.equal(*flat)  # one answer to wait for, not one for each tensor
 
 
 def windows_for(tensors: Sequence[Tensor], *, at_least: Sequence[int]) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ A program holds a block of queries (`grid_triton_programs`). Where windows are g
 neighbouring threads, so that one instruction reads whole rows of the table. Where every axis is whole, all queries read the same
 numbers. Tables larger than the cache are first copied into bricks of 64 bytes, the unit in which memory is read, if there are
 queries enough: a window of 4³ float32 then meets 11 units instead of 19. Gradients of points take the sum's way with derivatives of
-the weights beside the weights. Gradients of values are atomic additions, or, where the table is small, sums in registers.
+the weights beside the weights. Gradients of values are sums in registers where the table is small, else atomic additions: of four
+neighbouring cells at once where the device can, and for tables larger than the cache in the order of slabs of the first axis.
 
 Certificates (`score-rounding`, `window-tail`) cover these kernels. Windows are those of `grid_torch.axis_start`; differences are
 centred. A score `½R·d·d` is off by 4 roundings, the difference to the best one by one more, its product with log₂e by another
@@ -50,6 +51,7 @@ _FEW_OUTPUTS = 8
 _COLLECTED = 128  # queries at once
 _PROGRAMS = 132 * 4
 _BRICKED_FROM = 1 << 23  # bytes of a table: smaller ones stay in the cache
+_ALIGNED = 4  # numbers: where atomic additions of several begin
 _MOST_COPIES = 16  # of a table that atomic additions share
 _COPIED_AT_MOST = 1 << 16
 
@@ -110,13 +112,6 @@ class _Bricks(NamedTuple):
         apart = table.reshape([k for pair in zip(self.bricks, lengths) for k in pair])
         return apart.permute(*range(0, 2 * m, 2), *range(1, 2 * m, 2)).contiguous()
 
-    def listed(self, stored: Tensor) -> Tensor:
-        """The table again, `(cells, 1)`."""
-        m, lengths = len(self.counts), [1 << b for b in self.bits]
-        apart = stored.reshape(*self.bricks, *lengths).permute([k for i in range(m) for k in (i, m + i)])
-        whole = apart.reshape([b * length for b, length in zip(self.bricks, lengths)])
-        return whole[tuple(slice(count) for count in self.counts)].reshape(-1, 1)
-
 
 class _Grid(NamedTuple):
     """The arguments that all kernels share."""
@@ -173,13 +168,13 @@ def _bricks_for(grid: _Grid, table: Tensor) -> _Bricks | None:
     return bricks if bricks.size < 2**31 else None
 
 
-def _plan(grid: _Grid, outs: int, *, bricked: bool = False, sloped: bool = False) -> _Plan:
+def _plan(grid: _Grid, outs: int, *, bricked: bool = False, sloped: bool = False, in_lanes: bool = True) -> _Plan:
     """The fastest of those measured on an H200; `sloped`: for gradients, which take more registers."""
     m, widths = len(grid.counts), grid.widths
     columns = min(triton.next_power_of_2(outs), _MOST_COLUMNS)
     lanes = triton.next_power_of_2(widths[-1])
     too_wide = lanes > _MOST_LANES or lanes * columns > _MOST_COLUMNS
-    if all(grid.whole) or too_wide or (lanes == 2 and not bricked):
+    if all(grid.whole) or too_wide or (lanes == 2 and not bricked) or not in_lanes:
         lanes = 1
     held, most = list(widths[:-1] if lanes > 1 else widths), _MOST_WEIGHTS if m > 1 or sloped else _MOST_WEIGHTS_IN_1D
     while math.prod(held) > _MOST_LEAVES or sum(held) > most:
@@ -318,21 +313,65 @@ def _collected(grad: Tensor, grid: _Grid) -> Tensor:
     if torch.are_deterministic_algorithms_enabled():
         operands = GridOperands(grid.centers, grid.rates, grid.widths, grad.new_empty(grid.cells, outs), None, None)
         return grid_torch.grid_gradients(grad, grid.points, operands, [False, True, False])[1]
-    bricks = _bricks_for(grid, grad)
-    plan = _plan(grid, outs, bricked=bricks is not None, sloped=True)
-    size = grid.cells * outs if bricks is None else bricks.size
-    copies = max(1, min(_MOST_COPIES, _COPIED_AT_MOST // size))
-    out = grad.new_zeros(copies, size)
+    together = _added_together(grid, grad)
+    plan = _plan(grid, outs, sloped=True, in_lanes=together == 1)
+    pitch = -(-grid.cells * outs // _ALIGNED) * _ALIGNED + _ALIGNED
+    copies = max(1, min(_MOST_COPIES, _COPIED_AT_MOST // pitch))
+    out = grad.new_zeros(copies, together, pitch)
+    order = _by_slabs(grid, together * pitch * grad.element_size())
     launch(
         grid_spread_block,
         (triton.cdiv(n, plan.block),),
-        *(grad, grid.points, grid.centers, grid.counts, grid.rates, out, n, outs, size, copies),
-        grid.steps(outs) if bricks is None else bricks.steps(),
-        None if bricks is None else bricks.units(),
-        **grid.constants(plan, outs, bricks),
+        *(
+            grad,
+            grid.points,
+            order,
+            grid.centers,
+            grid.counts,
+            grid.rates,
+            out,
+            n,
+            outs,
+            pitch,
+            together * pitch,
+            copies,
+        ),
+        grid.steps(outs),
+        ORDERED=order is not None,
+        TOGETHER=together,
+        **grid.constants(plan, outs, None),
     )
-    total = out[0] if copies == 1 else out.sum(dim=0)
-    return total.reshape(-1, outs) if bricks is None else bricks.listed(total)
+    # table s holds cell c at c − s
+    tables = out.as_strided((copies, together, grid.cells * outs), (together * pitch, pitch - 1, 1))
+    return tables.sum(dim=(0, 1)).reshape(-1, outs)
+
+
+def _added_together(grid: _Grid, grad: Tensor) -> int:
+    """How many neighbouring cells one atomic addition changes: 4 or 2 where the device can, which takes as many tables."""
+    able = grad.is_cuda and grad.dtype == torch.float32 and torch.cuda.get_device_capability(grad.device) >= (9, 0)
+    if not able or grad.shape[1] > 1 or grid.widths[-1] > _MOST_LANES:
+        return 1
+    together = math.gcd(grid.widths[-1], _ALIGNED)
+    worth_it = together * grid.cells <= len(grad) * math.prod(grid.widths) // 2
+    return together if worth_it else 1
+
+
+def _by_slabs(grid: _Grid, size: int) -> Tensor | None:
+    """The queries sorted by 256 slabs of the first axis, if the table is larger than the cache and they come in no order.
+
+    Additions to one slab meet in the cache. One radix step sorts by a byte.
+    """
+    n, centers = len(grid.points), grid.centers[0]
+    if size < _BRICKED_FROM or 4 * n < grid.cells:
+        return None
+    scale = 256 / (centers[-1] - centers[0])
+    slabs = torch.addcmul(-centers[0] * scale, grid.points[:, 0], scale).clamp_(0, 255).byte()
+    if not (slabs.is_cuda and torch.cuda.is_current_stream_capturing()):  # then nothing can be read
+        step = max(1, n // 4096)
+        apart = (slabs[: n - 1 : step].float() - slabs[1::step].float()).abs().mean()
+        if apart.item() < 8:  # 85 for random points
+            return None
+    return slabs.sort().indices
 
 
 def _is_small(grid: _Grid, outs: int) -> bool:

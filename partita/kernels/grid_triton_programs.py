@@ -276,45 +276,119 @@ def _mean_and_slopes(
 
 
 @triton.jit
+def _add_four(place, a, b, c, d):
+    """Add to four float32 numbers in one step. `place` is a multiple of 16 bytes. For devices from compute capability 9.0 on."""
+    tl.inline_asm_elementwise(
+        "red.relaxed.gpu.global.add.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;",
+        "=r,l,f,f,f,f",
+        [place.to(tl.int64), a, b, c, d],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _add_two(place, a, b):
+    """Add to two float32 numbers in one step. `place` is a multiple of 8 bytes. For devices from compute capability 9.0 on."""
+    tl.inline_asm_elementwise(
+        "red.relaxed.gpu.global.add.v2.f32 [$1], {$2, $3}; mov.u32 $0, 0;",
+        "=r,l,f,f",
+        [place.to(tl.int64), a, b],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _spread(
-    value,
-    share,
-    mask,
-    steps,
-    axes,
-    AXIS: tl.constexpr,
-    LAST: tl.constexpr,
-    LOOSE: tl.constexpr,
-    WIDTHS: tl.constexpr,
-    BITS: tl.constexpr,
-):
-    """Add `share` times the weights of axes AXIS … LAST − 1 to the cells from `value` on."""
+    out, at, share, mask, steps, axes, pitch,
+    AXIS: tl.constexpr, LAST: tl.constexpr, LOOSE: tl.constexpr, WIDTHS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Add `share` times the weights of axes AXIS … LAST − 1 to the cells of `out` from number `at` on.
+
+    With TOGETHER > 1, so many neighbouring cells at once. Their number in the table must be a multiple of TOGETHER, so there are as
+    many tables, `pitch` apart: the one with number s holds cell c at c − s.
+    """
+    WIDTH: tl.constexpr = WIDTHS[AXIS] if len(WIDTHS) > AXIS else 1
     if AXIS == LAST:
-        tl.atomic_add(value, share, mask=mask, sem="relaxed")
+        if TOGETHER == 1:
+            tl.atomic_add(out + at, share, mask=mask, sem="relaxed")
+        else:
+            weights, _, _ = axes[LAST]
+            beyond = at & (TOGETHER - 1)
+            place = out + (at - beyond) + beyond.to(tl.int64) * pitch
+            for k in tl.static_range(0, WIDTH, TOGETHER):
+                if TOGETHER == 4:
+                    _add_four(
+                        place + k, share * weights[k], share * weights[k + 1],
+                        share * weights[k + 2], share * weights[k + 3],
+                    )  # fmt: skip
+                else:
+                    _add_two(place + k, share * weights[k], share * weights[k + 1])
     else:
-        WIDTH: tl.constexpr = WIDTHS[AXIS]
         if AXIS >= LOOSE:
-            weights, _, odd = axes[AXIS]
+            weights, _, _ = axes[AXIS]
             for k in tl.static_range(WIDTH):
-                here = value + odd if BITS[AXIS] and k % 2 == 1 else value
-                _spread(here, weights[k] * share, mask, steps, axes, AXIS + 1, LAST, LOOSE, WIDTHS, BITS)
-                if not BITS[AXIS] or k % 2 == 1:
-                    value += steps[AXIS]
+                _spread(out, at, weights[k] * share, mask, steps, axes, pitch, AXIS + 1, LAST, LOOSE, WIDTHS, TOGETHER)
+                at += steps[AXIS]
         else:
             x, near, half, least, scale, _ = axes[AXIS]
             for k in range(WIDTH):
                 d = x - tl.load(near + k)
                 w = power(least - half * d * d, 0) * scale
-                _spread(value, w * share, mask, steps, axes, AXIS + 1, LAST, LOOSE, WIDTHS, BITS)
-                value += steps[AXIS]
+                _spread(out, at, w * share, mask, steps, axes, pitch, AXIS + 1, LAST, LOOSE, WIDTHS, TOGETHER)
+                at += steps[AXIS]
 
 
 @triton.jit
-def _place(points, i, rows, inside, centers, count, rate, WIDTH: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr):
-    """Coordinate i of a block's queries, R/2, the cell and where the window begins."""
-    x = tl.load(points + rows * M + i, mask=inside, other=0.0)
-    cell, start = _start(x, centers, count, WIDTH, WHOLE)
-    return x, tl.load(rate + i) * 0.5, cell, start
+def _windows(
+    points, rows, inside, lane, centers, counts, rates, origin, steps, tilt_steps, units, outs,
+    M: tl.constexpr, WIDTHS: tl.constexpr, WHOLE: tl.constexpr, AFFINE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr,
+    LOOSE: tl.constexpr, LANES: tl.constexpr, SLOPED: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """The windows of a block's queries.
+
+    Returns:
+        what is known of each axis' weights (`_held_axis` or `_loose_axis`; with ONCE, a loose first axis is divided by its sum
+        later), x − origin, the number of the first cell in values and in slopes, the weights along the lanes and their derivatives.
+    """
+    axes = ()
+    away = ()
+    at = lane * 0 if BITS[M - 1] else lane * outs
+    tilt_at = lane * (outs * M)
+    last = rows
+    turn = rows
+    for i in tl.static_range(M):
+        x = tl.load(points + rows * M + i, mask=inside, other=0.0)
+        half = tl.load(rates + i) * 0.5
+        cell, start = _start(x, centers[i], counts[i], WIDTHS[i], WHOLE[i])
+        if AFFINE:
+            away = away + (x - tl.load(origin + i),)
+        near = centers[i] + start
+        if i < LOOSE:
+            least = _least(x, cell, centers[i], half, WIDTHS[i], WHOLE[i])
+            if ONCE and i == 0:
+                axes = axes + ((x, near, half, least, x, x),)
+            else:
+                axes = axes + (_loose_axis(x, near, half, least, WIDTHS[i]),)
+        elif i < M - 1 or LANES == 1:
+            weights, turns = _held_axis(x, near, half, 0, WIDTHS[i], WIDTHS[i], SLOPED)
+            axes = axes + ((weights, turns, _to_odd(start, steps[i], units[i]) if BITS[i] else 0),)
+        else:
+            last, turn = _lane_axis(x, near, half, lane, WIDTHS[i], LANES)
+        if BITS[i]:
+            if i == M - 1:
+                start += lane
+            at += _place_in_bricks(start, steps[i], units[i], BITS[i])
+        elif not WHOLE[i]:
+            if WIDE:
+                start = start.to(tl.int64)
+            at += start * steps[i]
+            if AFFINE:
+                tilt_at += start * tilt_steps[i]
+    return axes, away, at, tilt_at, last, turn
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -331,43 +405,13 @@ def grid_sum_block(
     out += first * outs
     lane = tl.arange(0, LANES)[:, None, None]
     column = tl.arange(0, COLUMNS)[None, None, :]
-    axes = ()
-    away = ()
-    value = values + column
-    tilt = slopes
-    if AFFINE:
-        tilt = slopes + column * M
-    for i in tl.static_range(M):
-        x, half, cell, start = _place(points, i, rows, inside, centers[i], counts[i], rates, WIDTHS[i], WHOLE[i], M)
-        if AFFINE:
-            away = away + (x - tl.load(origin + i),)
-        near = centers[i] + start
-        if i < LOOSE:
-            least = _least(x, cell, centers[i], half, WIDTHS[i], WHOLE[i])
-            if i == 0:
-                axes = axes + ((x, near, half, least, x, x),)
-            else:
-                axes = axes + (_loose_axis(x, near, half, least, WIDTHS[i]),)
-        elif i < M - 1 or LANES == 1:
-            weights, turns = _held_axis(x, near, half, 0, WIDTHS[i], WIDTHS[i], False)
-            axes = axes + ((weights, turns, _to_odd(start, steps[i], units[i]) if BITS[i] else 0),)
-        else:
-            last, _ = _lane_axis(x, near, half, lane, WIDTHS[i], LANES)
-        if BITS[i]:
-            if i == M - 1:
-                start += lane
-            value += _place_in_bricks(start, steps[i], units[i], BITS[i])
-        elif not WHOLE[i]:
-            if WIDE:
-                start = start.to(tl.int64)
-            value += start * steps[i]
-            if AFFINE:
-                tilt += start * tilt_steps[i]
+    axes, away, at, tilt_at, last, _ = _windows(
+        points, rows, inside, lane, centers, counts, rates, origin, steps, tilt_steps, units, outs,
+        M, WIDTHS, WHOLE, AFFINE, WIDE, BITS, LOOSE, LANES, False, True,
+    )  # fmt: skip
+    value = values + column + at
+    tilt = slopes + column * M + tilt_at if AFFINE else slopes
     LAST: tl.constexpr = M - 1 if LANES > 1 else M
-    if not BITS[M - 1]:
-        value += lane * outs
-    if AFFINE:
-        tilt += lane * (outs * M)
     zero = tl.zeros([LANES, BLOCK, COLUMNS], values.dtype.element_ty)
     for block in range(BLOCKS):
         there = column < outs - block * COLUMNS
@@ -397,40 +441,13 @@ def grid_slope_block(
     out += first * M
     lane = tl.arange(0, LANES)[:, None, None]
     column = tl.arange(0, COLUMNS)[None, None, :]
-    axes = ()
-    away = ()
-    value = values + column
-    tilt = slopes
-    if AFFINE:
-        tilt = slopes + column * M
-    for i in tl.static_range(M):
-        x, half, cell, start = _place(points, i, rows, inside, centers[i], counts[i], rates, WIDTHS[i], WHOLE[i], M)
-        if AFFINE:
-            away = away + (x - tl.load(origin + i),)
-        near = centers[i] + start
-        if i < LOOSE:
-            least = _least(x, cell, centers[i], half, WIDTHS[i], WHOLE[i])
-            axes = axes + (_loose_axis(x, near, half, least, WIDTHS[i]),)
-        elif i < M - 1 or LANES == 1:
-            weights, turns = _held_axis(x, near, half, 0, WIDTHS[i], WIDTHS[i], True)
-            axes = axes + ((weights, turns, _to_odd(start, steps[i], units[i]) if BITS[i] else 0),)
-        else:
-            last, turn = _lane_axis(x, near, half, lane, WIDTHS[i], LANES)
-        if BITS[i]:
-            if i == M - 1:
-                start += lane
-            value += _place_in_bricks(start, steps[i], units[i], BITS[i])
-        elif not WHOLE[i]:
-            if WIDE:
-                start = start.to(tl.int64)
-            value += start * steps[i]
-            if AFFINE:
-                tilt += start * tilt_steps[i]
+    axes, away, at, tilt_at, last, turn = _windows(
+        points, rows, inside, lane, centers, counts, rates, origin, steps, tilt_steps, units, outs,
+        M, WIDTHS, WHOLE, AFFINE, WIDE, BITS, LOOSE, LANES, True, False,
+    )  # fmt: skip
+    value = values + column + at
+    tilt = slopes + column * M + tilt_at if AFFINE else slopes
     LAST: tl.constexpr = M - 1 if LANES > 1 else M
-    if not BITS[M - 1]:
-        value += lane * outs
-    if AFFINE:
-        tilt += lane * (outs * M)
     zero = tl.zeros([LANES, BLOCK, COLUMNS], values.dtype.element_ty)
     sums = ()
     for i in tl.static_range(M):
@@ -468,50 +485,39 @@ def grid_slope_block(
 
 @triton.jit(do_not_specialize=["n"])
 def grid_spread_block(
-    grad, points, centers, counts, rates, out, n, outs, size, copies, steps, units,
-    M: tl.constexpr, WIDTHS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    BITS: tl.constexpr, LOOSE: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    grad, points, order, centers, counts, rates, out, n, outs, pitch, size, copies, steps,
+    M: tl.constexpr, WIDTHS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr,
+    ORDERED: tl.constexpr, TOGETHER: tl.constexpr,
+    LOOSE: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the values, added up by atomic additions; `copies` tables share the work."""
+    """The gradient of the values, added up by atomic additions; `copies` tables of `size` numbers share the work.
+
+    With ORDERED, the queries are taken in the order of `order`.
+    """
     pid = tl.program_id(0)
     first = pid.to(tl.int64) * BLOCK
     rows = tl.arange(0, BLOCK)[None, :, None]
     inside = rows < tl.minimum(n - first, BLOCK).to(tl.int32)
-    points += first * M
-    grad += first * outs
+    if ORDERED:
+        rows = tl.load(order + first + rows, mask=inside, other=0)
+    else:
+        points += first * M
+        grad += first * outs
     lane = tl.arange(0, LANES)[:, None, None]
     column = tl.arange(0, COLUMNS)[None, None, :]
-    axes = ()
-    value = out + (pid % copies).to(tl.int64) * size + column
-    for i in tl.static_range(M):
-        x, half, cell, start = _place(points, i, rows, inside, centers[i], counts[i], rates, WIDTHS[i], WHOLE[i], M)
-        near = centers[i] + start
-        if i < LOOSE:
-            least = _least(x, cell, centers[i], half, WIDTHS[i], WHOLE[i])
-            axes = axes + (_loose_axis(x, near, half, least, WIDTHS[i]),)
-        elif i < M - 1 or LANES == 1:
-            weights, turns = _held_axis(x, near, half, 0, WIDTHS[i], WIDTHS[i], False)
-            axes = axes + ((weights, turns, _to_odd(start, steps[i], units[i]) if BITS[i] else 0),)
-        else:
-            last, _ = _lane_axis(x, near, half, lane, WIDTHS[i], LANES)
-        if BITS[i]:
-            if i == M - 1:
-                start += lane
-            value += _place_in_bricks(start, steps[i], units[i], BITS[i])
-        elif not WHOLE[i]:
-            if WIDE:
-                start = start.to(tl.int64)
-            value += start * steps[i]
-    LAST: tl.constexpr = M - 1 if LANES > 1 else M
-    if not BITS[M - 1]:
-        value += lane * outs
-    value = tl.broadcast_to(value, [LANES, BLOCK, COLUMNS])
+    axes, _, at, _, last, _ = _windows(
+        points, rows, inside, lane, centers, counts, rates, rates, steps, steps, steps, outs,
+        M, WIDTHS, WHOLE, False, WIDE, BITS, LOOSE, LANES, False, False,
+    )  # fmt: skip
+    LAST: tl.constexpr = M - 1 if LANES > 1 or TOGETHER > 1 else M
+    out += (pid % copies).to(tl.int64) * size
+    at = tl.broadcast_to(at + column, [LANES, BLOCK, COLUMNS])
     for block in range(BLOCKS):
         there = inside & (lane < WIDTHS[M - 1]) & (column < outs - block * COLUMNS)
         g = tl.load(grad + (rows * outs + column) + block * COLUMNS, mask=there, other=0.0)
         if LANES > 1:
             g = g * last
-        _spread(value + block * COLUMNS, g, there, steps, axes, 0, LAST, LOOSE, WIDTHS, BITS)
+        _spread(out, at + block * COLUMNS, g, there, steps, axes, pitch, 0, LAST, LOOSE, WIDTHS, TOGETHER)
 
 
 @triton.jit
@@ -551,7 +557,9 @@ def grid_collect_block(
         here = points + first * M
         g = tl.load(grad + first * outs + (rows * outs + output), mask=inside, other=0.0)
         if M == 1:
-            x, half, cell, start = _place(here, 0, rows, inside, centers[0], counts[0], rates, WIDTHS[0], WHOLE[0], M)
+            x = tl.load(here + rows, mask=inside, other=0.0)
+            half = tl.load(rates) * 0.5
+            cell, start = _start(x, centers[0], counts[0], WIDTHS[0], WHOLE[0])
             least = _least(x, cell, centers[0], half, WIDTHS[0], WHOLE[0])
             near = centers[0] + start
             mass = x - x
@@ -583,7 +591,9 @@ def grid_collect_block(
         else:
             axes = ()
             for i in tl.static_range(M):
-                x, half, _, start = _place(here, i, rows, inside, centers[i], counts[i], rates, WIDTHS[i], WHOLE[i], M)
+                x = tl.load(here + rows * M + i, mask=inside, other=0.0)
+                half = tl.load(rates + i) * 0.5
+                _, start = _start(x, centers[i], counts[i], WIDTHS[i], WHOLE[i])
                 weights, turns = _held_axis(x, centers[i], half, start, COUNTS[i], WIDTHS[i], False)
                 axes = axes + ((weights, turns, 0),)
             totals = _added(totals, g, axes, 0, 0, COUNTS, M)

@@ -28,6 +28,7 @@ from partita.kernels.train_torch import TrainOperands
 __all__ = ["runs_natively", "train_sum"]
 
 _OPERANDS = "Tensor points, Tensor[] centers, Tensor rates, Tensor[] cores"
+_A_WINDOW = 24  # queries, on average, from which on the loops are faster than torch
 
 
 def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
@@ -51,9 +52,14 @@ def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
 
 
 def runs_natively(points: Tensor, train: TrainOperands) -> bool:
-    """Whether a batch runs in native loops: on a CPU, if it is large enough."""
-    plain = points.device.type == "cpu" and points.dtype in (torch.float64, torch.float32)
-    return plain and native.worth_it(points.shape[0], train.reads)
+    """Whether a batch runs in native loops: on a CPU, if it is large enough.
+
+    The loops run over the queries that share a window, so there must be some for every window.
+    """
+    if points.device.type != "cpu" or points.dtype not in (torch.float64, torch.float32):
+        return False
+    shared = points.shape[0] >= _A_WINDOW * max(len(c) for c in train.centers) or native.WORTH == 0
+    return shared and native.worth_it(points.shape[0], train.reads)
 
 
 def _run(points: Tensor, train: TrainOperands) -> Tensor:
