@@ -231,7 +231,7 @@ class GridHead(FoldedHead):
             (rates * 0.5, np.concatenate(axes)),
             tuple(tables),
             ("values", "value_slopes", "origin"),
-            length=sum(widths) + m * step,
+            length=sum(widths) + m * widths[-1] * step,
             outputs=outs,
             steps=steps,
         )

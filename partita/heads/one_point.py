@@ -107,7 +107,7 @@ class _Prepared:
         self._nothing = [(where, name) for where, name, t in held if t is None]
         present = [(where, name, t) for where, name, t in held if t is not None]
         self._tensors = [
-            (where, name, t, t.data_ptr(), t.shape, t.dtype, t.is_contiguous()) for where, name, t in present
+            (where, name, t, t.data_ptr(), t.nbytes, t.dtype, t.is_contiguous()) for where, name, t in present
         ]
         self.total: PointSum | None = None
         self._views: list[Floats] = []
@@ -125,11 +125,11 @@ class _Prepared:
 
     def is_current(self) -> bool:
         """Whether the head's tensors still hold what they held."""
-        for where, name, tensor, pointer, shape, dtype, is_contiguous in self._tensors:
+        for where, name, tensor, pointer, size, dtype, is_contiguous in self._tensors:
             if (
                 where.get(name) is not tensor
                 or tensor.data_ptr() != pointer
-                or tensor.shape != shape
+                or tensor.nbytes != size
                 or tensor.dtype is not dtype
                 or tensor.is_contiguous() is not is_contiguous
             ):

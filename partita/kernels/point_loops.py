@@ -77,37 +77,46 @@ def axis_weights(x, centers, first, count, width, rate, weights, at):
 def window_sum(table, step, cell, counts, widths, scratch, end):
     """`Σ Π_i w_i·table[cell]` over a window, axis after axis, for `step` columns; the sums are left at `scratch[end]`.
 
-    The weights of the axes lie in `scratch` one after the other and end at `end`. `cell` is the first one of the window.
+    The weights of the axes lie in `scratch` one after the other and end at `end`. `cell` is the first one of the window. The last
+    axis is summed last, so that the numbers of a row are added to sums of their own, which take turns in the processor.
     """
     last = len(counts) - 1
-    width = widths[last]
-    begin, top, rows, row = end - width, end + last * step, 1, cell
+    begin, length, rows, at = end - widths[last], widths[last] * step, 1, cell * step
     for i in range(last):
         rows *= widths[i]
     for b in range(rows):
-        for o in range(step):
-            total, at = 0.0, row * step + o
-            for k in range(begin, end):
-                total += scratch[k] * table[at]
-                at += step
-            scratch[top + o] = total
-        index, axis, at, stride = b, last - 1, begin, counts[last]
+        index, axis, weights, stride, given = b, last - 1, begin, counts[last] * step, -1
         while axis >= 0:  # one entry more on this axis; its last one ends it
-            at -= widths[axis]
-            k, sums = index % widths[axis], end + axis * step
-            weight = scratch[at + k]
-            for o in range(step):
+            weights -= widths[axis]
+            k, sums = index % widths[axis], end + axis * length
+            weight = scratch[weights + k]
+            if given < 0:
                 if k == 0:
-                    scratch[sums + o] = weight * scratch[sums + step + o]
+                    for j in range(length):
+                        scratch[sums + j] = weight * table[at + j]
                 else:
-                    scratch[sums + o] += weight * scratch[sums + step + o]
+                    for j in range(length):
+                        scratch[sums + j] += weight * table[at + j]
+            elif k == 0:
+                for j in range(length):
+                    scratch[sums + j] = weight * scratch[given + j]
+            else:
+                for j in range(length):
+                    scratch[sums + j] += weight * scratch[given + j]
             if k + 1 < widths[axis]:
-                row += stride
+                at += stride
                 break
-            row -= k * stride
+            at -= k * stride
+            given = sums
             index //= widths[axis]
             stride *= counts[axis]
             axis -= 1
+    for o in range(step):
+        total = 0.0
+        for k in range(widths[last]):
+            place = k * step + o
+            total += scratch[begin + k] * (scratch[end + place] if last > 0 else table[at + place])
+        scratch[end + o] = total
 
 
 def grid_point(z, scratch, out, counts, widths, rates, centers, values, slopes, origin):
@@ -120,7 +129,7 @@ def grid_point(z, scratch, out, counts, widths, rates, centers, values, slopes, 
         values: `(cells, out)`.
         slopes: `(cells, out, m)`, or nothing.
         origin: `(m,)`, or nothing without slopes.
-        scratch: `Σ_i width_i + m·columns` numbers, columns = out, or out·m with slopes.
+        scratch: `Σ_i width_i + m·width_m·columns` numbers, columns = out, or out·m with slopes.
     """
     m, first, end, cell = len(counts), 0, 0, 0
     for i in range(m):
