@@ -220,21 +220,41 @@ def sum_on_device(
     if out.numel() == 0:
         return out
     bricks = None if slopes is not None else _bricks_for(grid, values)
-    plan, columns = _plan(grid, outs, bricked=bricks is not None), outs * (1 if slopes is None else m)
+    plan = _plan(grid, outs, bricked=bricks is not None)
+    _launch_sum(
+        *(grid_sum_block, (), grid, plan, bricks, values, slopes, origin, out),
+        HALVINGS=(grid.widths[0] - 1).bit_length(),
+        UNROLL=2 if plan.loose == m else 1,
+    )
+    return out
+
+
+def _launch_sum(
+    kernel: Any,
+    leading: tuple[Tensor, ...],
+    grid: _Grid,
+    plan: _Plan,
+    bricks: _Bricks | None,
+    values: Tensor,
+    slopes: Tensor | None,
+    origin: Tensor | None,
+    out: Tensor,
+    **constants: Any,
+) -> None:
+    """Run one of the kernels that read the table, with its own leading arguments and constants."""
+    (n, m), outs = grid.points.shape, values.shape[1]
     launch(
-        grid_sum_block,
+        kernel,
         (triton.cdiv(n, plan.block),),
-        *(grid.points, grid.centers, grid.counts, grid.rates),
+        *(*leading, grid.points, grid.centers, grid.counts, grid.rates),
         *(values.contiguous() if bricks is None else bricks.stored(values), slopes, origin, out, n, outs),
         *(grid.steps(outs) if bricks is None else bricks.steps(), grid.steps(outs * m)),
         None if bricks is None else bricks.units(),
         AFFINE=slopes is not None,
         MASKED=plan.lanes > max(grid.widths[-1], 1) or plan.columns * plan.blocks > outs,
-        HALVINGS=(grid.widths[0] - 1).bit_length(),
-        UNROLL=2 if plan.loose == m else 1,
-        **grid.constants(plan, columns, bricks),
+        **constants,
+        **grid.constants(plan, outs * (1 if slopes is None else m), bricks),
     )
-    return out
 
 
 def gradients_on_device(
@@ -286,18 +306,7 @@ def _slopes_at(grad: Tensor, grid: _Grid, values: Tensor, slopes: Tensor | None,
         return out
     bricks = None if slopes is not None else _bricks_for(grid, values)
     plan = _plan(grid, outs, bricked=bricks is not None, sloped=True)
-    columns = outs * (1 if slopes is None else m)
-    launch(
-        grid_slope_block,
-        (triton.cdiv(n, plan.block),),
-        *(grad, grid.points, grid.centers, grid.counts, grid.rates),
-        *(values.contiguous() if bricks is None else bricks.stored(values), slopes, origin, out, n, outs),
-        *(grid.steps(outs) if bricks is None else bricks.steps(), grid.steps(outs * m)),
-        None if bricks is None else bricks.units(),
-        AFFINE=slopes is not None,
-        MASKED=plan.lanes > max(grid.widths[-1], 1) or plan.columns * plan.blocks > outs,
-        **grid.constants(plan, columns, bricks),
-    )
+    _launch_sum(grid_slope_block, (grad,), grid, plan, bricks, values, slopes, origin, out)
     return out
 
 
