@@ -14,10 +14,10 @@ import triton.language as tl
 __all__ = ["axis_cell", "launch", "power", "quotient"]
 
 
-def launch(kernel: Any, blocks: tuple[int, ...], first: torch.Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run so many blocks of a kernel on the device of its first argument, in that device's current stream."""
-    with torch.cuda.device_of(first):  # Triton itself takes the current device
-        kernel[blocks](first, *arguments, **constants)
+def launch(kernel: Any, blocks: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run so many blocks of a kernel on the device of its first argument, a tensor, in that device's current stream."""
+    with torch.cuda.device_of(arguments[0]):  # Triton itself takes the current device
+        kernel[blocks](*arguments, **constants)
 
 
 @triton.jit
