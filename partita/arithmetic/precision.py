@@ -103,10 +103,30 @@ class Precision:
         return up(reach * self.value_unit) + self.value_tiniest if self.rounds_inputs else np.zeros_like(reach)
 
     def moved_by(self, reach: float, dimension: int) -> float:
-        """How far rounding may move a point of norm up to `reach`, rounded up."""
-        if not self.is_half:
+        """How far rounding may move a point of norm up to `reach`, rounded up.
+
+        A subnormal coordinate moves by up to half of the tiniest number. For float32 `u·reach` covers that too, as the others
+        move by at most `u/(1 + u)` of themselves, unless the reach is tiny.
+        """
+        if not self.is_half and reach > dimension * _SLIGHT:
             return mul_up(self.unit, reach)
         return add_up(mul_up(self.value_unit, reach), mul_up(float(dimension), self.value_tiniest))
+
+    def rounded_ends(
+        self, lo: NDArray[np.float64], hi: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The smallest box known to hold the inputs in [lo, hi] and what they are rounded to; [lo, hi] itself for float64.
+
+        Rounding keeps the order of numbers, so a rounded input lies between the rounded ends. Ends that are float32 numbers
+        stay where they are.
+
+        >>> lo, hi = SINGLE.rounded_ends(np.array([0.0, 0.7]), np.array([1.0, 0.9]))
+        >>> lo.tolist(), hi.tolist()
+        ([0.0, 0.699999988079071], [1.0, 0.9])
+        """
+        if self.is_half:
+            return self.widened(lo, hi)
+        return np.minimum(lo, self.rounded(lo)), np.maximum(hi, self.rounded(hi))
 
     def widened(
         self, lo: NDArray[np.float64], hi: NDArray[np.float64]
@@ -123,6 +143,9 @@ class Precision:
 
 
 _MOST = {name: float(np.finfo(name).max) for name in ("float64", "float32", "float16")}
+_SLIGHT = (
+    2.0**-100
+)  # times √m: `u·reach − u/(1 + u)·reach` exceeds what underflow moves m coordinates by, for a larger reach
 _BETWEEN = 2.0**-23  # a float64 number becomes a float32 number before it becomes one of a half type
 
 # name, unit, smallest, tiniest, largest, number, item_bytes, rounds_inputs; value_unit, value_tiniest, value_largest

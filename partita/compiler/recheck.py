@@ -19,7 +19,7 @@ from partita.compiler.compiled import Compiled
 from partita.errors import ExpressionError, PartitaError
 from partita.functions.curvature import Curvature
 from partita.functions.expressions import CONSTANTS, parse
-from partita.functions.regularity import Known, gather, where_rounded
+from partita.functions.regularity import Known, gather, where_planned
 from partita.functions.tails import find_singularities
 from partita.functions.target import Target, variable_names
 from partita.geometry.domains import PointCloud
@@ -179,9 +179,9 @@ def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
 
 
 def _gathered(compiled: Compiled) -> Known:
-    """The moduli of f on the domain, and where rounding may move its inputs."""
+    """The moduli of f that the head was planned with."""
     certificate = compiled.certificate
-    on = where_rounded(compiled.target, PRECISIONS[certificate.semantics])
+    on = where_planned(compiled.target, PRECISIONS[certificate.semantics])
     return gather(on, norm=_norm(certificate)).known
 
 

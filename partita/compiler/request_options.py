@@ -16,7 +16,7 @@ from partita.errors import DomainError, NothingKnownError, SizeError, ToleranceE
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
-from partita.functions.regularity import Declared, knowledge_or_obstacle, where_rounded
+from partita.functions.regularity import Declared, knowledge_or_obstacle, where_planned
 from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
@@ -104,7 +104,7 @@ def request_for(
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
     if target.excluding is None:
-        on = where_rounded(target, PRECISIONS[str(dtype)])
+        on = where_planned(target, PRECISIONS[str(dtype)])
         found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
     else:
         advice = "Use a larger tolerance, or restrict the domain to where the function has values."

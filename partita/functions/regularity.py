@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,9 @@ __all__ = [
     "RoughBoxes",
     "gather",
     "knowledge_or_obstacle",
+    "known_where_rounded",
     "sample_pairs",
+    "where_planned",
     "where_rounded",
 ]
 
@@ -235,15 +238,51 @@ class Declared:
         object.__setattr__(self, "curvature", curvature)
 
 
-def where_rounded(target: Target, precision: Precision) -> Target:
-    """The target on the boxes in which inputs lie after they were rounded to a half type; otherwise the target itself.
+def where_planned(target: Target, precision: Precision) -> Target:
+    """The target on the boxes whose moduli a head of this precision is planned with: its own, but for half types.
 
-    A half type moves inputs so far beyond the domain that f may change faster there.
+    A half type moves inputs so far beyond the domain that f may change much faster there.
     """
-    boxes = [d for d in target.domains if isinstance(d, Box)]
-    if not precision.is_half or target.graph is None or len(boxes) < len(target.domains):
+    return where_rounded(target, precision) if precision.is_half else target
+
+
+def where_rounded(target: Target, precision: Precision) -> Target:
+    """The target on the boxes in which inputs and rounded inputs lie; the target itself where those are its own boxes.
+
+    A region whose f is evaluated on the box around it (`Target.fills_box`) counts as that box. A black box has no values beyond its
+    domain, and other domains are returned as they are.
+    """
+    if target.graph is None or isinstance(target.domain, PointCloud) or not target.fills_box:
         return target
-    return replace(target, domains=tuple(box.widened(precision) for box in boxes))
+    boxes = tuple(d if isinstance(d, Box) else target.box for d in target.domains)
+    grown = tuple(Box(*precision.rounded_ends(box.lo, box.hi)) for box in boxes)
+    if all(np.array_equal(a.lo, b.lo) and np.array_equal(a.hi, b.hi) for a, b in zip(boxes, grown)):
+        return target
+    return replace(target, domains=grown)
+
+
+def known_where_rounded(target: Target, precision: Precision, known: Known, norm: float) -> Known:
+    """Moduli that bound |f(x') − f(x)| for x in the domain and x' what it is rounded to.
+
+    Moduli that are known on the domain, declared ones included, say nothing about an x' beyond its end, where f may be much
+    steeper. If there are such x', the moduli are computed from the expression on the boxes that hold them all; `Known()` if they
+    cannot be. *Theorem*: `score-rounding`.
+    """
+    on = where_rounded(target, precision)
+    if on is target:
+        return known
+    found = _BEYOND.setdefault(target, {})
+    if (precision, norm) not in found:
+        try:
+            found[precision, norm] = gather(on, norm=norm).known
+        except PartitaError:
+            found[precision, norm] = Known()
+    return found[precision, norm]
+
+
+_BEYOND: WeakKeyDictionary[Target, dict[tuple[Precision, float], Known]] = (
+    WeakKeyDictionary()
+)  # a head is proved many times
 
 
 def knowledge_or_obstacle(

@@ -14,7 +14,7 @@ from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError
 from partita.functions.probing import Calls
-from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle, where_rounded
+from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle, where_planned
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.search.averaged_values import Slopes
@@ -164,7 +164,7 @@ class Request:
     def _gathered(self) -> tuple[Knowledge | None, PartitaError | None]:
         if "knowledge" not in self._found:
             self._found["knowledge"] = knowledge_or_obstacle(
-                where_rounded(self.target, self.precision),
+                where_planned(self.target, self.precision),
                 norm=self.norm,
                 declared=self.declared,
                 progress=self.progress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from partita.functions.curvature import ANSWER, Curvature
 from partita.functions.graph import Graph
 from partita.functions.moduli import Modulus
 from partita.functions.regions import Region
-from partita.functions.regularity import Known
+from partita.functions.regularity import Known, known_where_rounded
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
@@ -70,6 +71,9 @@ class CellProof(Proof):
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
+        if given.known is not None:
+            moved = known_where_rounded(target, Precision.of(head.dtype), given.known, given.norm)
+            given = replace(given, known=moved)
         overlap = float(given.details.get("overlap", OVERLAP))
         if not 0 < overlap <= _WIDEST:
             raise UnsupportedError(f"the overlap of the cells is {overlap}; expected a number > 0, up to {_WIDEST}.")
@@ -85,6 +89,10 @@ class CurvatureProof(Proof):
     `given.details` has `curvature`, M or one number per axis; `differences`, d/h: how far from a center f was evaluated for its
     slope; `scale`, at least max |f| and what its tangents reach; and, if the cells hold no slopes along some axes, `across`, the
     largest slopes that were found there, one per axis and 0 for the others.
+
+    Inputs: f is not evaluated beyond the domain. If x is rounded to x', `|V_j(x') − f(x)| ≤ |V_j(x') − V_j(x)| + |V_j(x) − f(x)|`.
+    The first part is at most the stored slope times |x' − x|. The second is what f leaves its tangent by at x, which is at most
+    |x' − x| farther from the center than x': M times that distance more, and the slopes that the cells do not hold.
     """
 
     name = "curvature"
@@ -97,16 +105,18 @@ class CurvatureProof(Proof):
         curvature.per_axis(box.dimension)
         step, scale = float(given.details["differences"]), float(given.details["scale"])
         grid = ProductGrid(box, tuple(a.double().numpy() for a in grid_head.axes))
-        gaps = [g.gap_max if g.count > 1 else float(s) for g, s in zip(grid.geometry, box.sides)]
+        spacings = (box.sides / np.array(grid.counts)).tolist()  # `differences` and single cells are measured in these
+        gaps = [h if h > g.gap_max * (1 + 1e-10) else g.gap_max for g, h in zip(grid.geometry, spacings)]
         across = [float(x) for x in given.details.get("across", [0.0] * len(gaps))]
         if len(across) != len(gaps) or not min(across) >= 0:
             raise UnsupportedError(f"across is {across}; expected {len(gaps)} numbers ≥ 0, one per axis.")
-        error = partial(_leaves_tangent, curvature, gaps, step, scale, across)
+        facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
+        beyond = max(a.overhang / g for a, g in zip(facts.axes, gaps))
+        error = partial(_leaves_tangent, curvature, gaps, step, scale, across, beyond)
         means = partial(_mean_tangent, curvature, gaps, step, scale, across)
         sharp = is_hard(grid_head) and overlaps_for(grid_head) == [OVERLAP]
         approximation = _cell_by_cell(error) if sharp else means
         terms = _affine_terms(grid_head, approximation, box, Given(given.tolerance, given.norm))
-        facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
         factor = domain_factor(facts, given.norm)
         stored = mul_up(4.0, precision.value_unit, scale, 1.0 + len(gaps), factor)
         lost = mul_up(precision.value_tiniest, add_up(1.0, *box.sides.tolist()), factor)
@@ -117,7 +127,12 @@ class CurvatureProof(Proof):
         if precision.rounds_inputs:
             slopes = head.get_buffer("value_slopes").double().numpy()
             steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
-            turned = curvature.turning_up(1.0 + step, gaps)  # whole gaps, where half of each would do
+            moved = precision.moved(box.lo.ravel(), box.hi.ravel())
+            mean = [] if sharp else [terms[0].inputs[f"distance{i}"] / g for i, g in enumerate(gaps)]
+            away = (
+                max(mean or (0.5 + OVERLAP, beyond)) + float((moved / gaps).max()) / 2
+            )  # spacings; mostly half of one
+            turned = curvature.turning_up(max(1.0, away * (1 + 1e-9)) + step, gaps)
             known = Known(Modulus(add_up(steepest, *across, turned)))
             terms.append(input_rounding(facts, known, given.norm))
         return Proved(terms, {"method": self.name, "boxes": grid.num_cells})
@@ -135,12 +150,20 @@ def is_hard(head: GridHead) -> bool:
 
 
 def _leaves_tangent(
-    curvature: Curvature, gaps: list[float], step: float, scale: float, across: list[float], widths: float, _: float
+    curvature: Curvature,
+    gaps: list[float],
+    step: float,
+    scale: float,
+    across: list[float],
+    beyond: float,
+    widths: float,
+    _: float,
 ) -> float:
     """`½ Σ M_i(w h_i)² + Σ(½M_i d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i.
 
-    A slope that the cells do not hold adds itself times `w h_i`.
+    A slope that the cells do not hold adds itself times `w h_i`. The domain reaches up to `beyond` spacings from the last centers.
     """
+    widths = max(widths, beyond * (1 + 1e-9))
     wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
     bent = curvature.form_up(0.5, wide, wide)
     tilted = curvature.form_up(0.5 * (1 + 1e-9), [step] * len(gaps), gaps, wide)
@@ -191,7 +214,8 @@ def _cell_by_cell(cell_error: CellError, overlap: float = OVERLAP) -> Callable[[
     formula = "(max_j sup |f − V_j| on its cell + mass beyond · two cells away) · factor"
 
     def mean(facts: GridFacts, goal: float) -> _Mean:
-        far = cell_error(1.6, math.inf)
+        outward = max((a.overhang / a.gap_max for a in facts.axes if a.count > 1), default=0.0)
+        far = cell_error(max(1.6, (1 + outward) * (1 + 1e-9)), math.inf)
         split = [(r, a.gap_min) for r, a in zip(facts.rates, facts.axes) if a.count > 1]
         beyond = add_up(*(_beyond_overlap(r, g, overlap) for r, g in split))
         if overlap != OVERLAP:  # what lies beyond takes its part of the goal
@@ -299,6 +323,7 @@ def _graph_cells(
 ) -> float:
     """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
 
+    The first and the last cell of an axis reach to the end of the domain, however coarsely the centers are rounded.
     Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if
     progress stops it before all cells were looked at.
     """
@@ -307,6 +332,7 @@ def _graph_cells(
     gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
     lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
     shift = Precision.of(head.dtype).moved(box.lo.ravel(), box.hi.ravel())
+    ends = [np.array([a[k] for a in axes]) for k in (0, -1)]
     values = head.values.detach().double().numpy()
     slopes = head.get_buffer("value_slopes").double().numpy()
     origin = head.get_buffer("origin").double().numpy()
@@ -314,7 +340,8 @@ def _graph_cells(
     for start in range(0, grid.num_cells, _CELLS_AT_ONCE):
         cells = np.arange(start, min(start + _CELLS_AT_ONCE, grid.num_cells))
         centers = grid.centers_of(cells)
-        left, right = np.maximum(centers - widths * gaps, lo), np.minimum(centers + widths * gaps, hi)
+        left = np.where(centers == ends[0], lo, np.maximum(centers - widths * gaps, lo))
+        right = np.where(centers == ends[1], hi, np.minimum(centers + widths * gaps, hi))
         if region is not None:
             kept = ~region.outside(left - shift, right + shift)
             cells, left, right = cells[kept], left[kept], right[kept]

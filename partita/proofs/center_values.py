@@ -435,7 +435,7 @@ def deployment_terms(facts: GridFacts, known: Known, norm: float, approximation:
         factor=factor,
     )
     if facts.semantics != "float64":
-        terms.append(input_rounding(facts, known, norm))
+        terms.append(input_rounding(facts, replace(known, jumps=None), norm))  # jumps have a term of their own
     return terms
 
 
@@ -503,14 +503,23 @@ def _lattice_error(facts: GridFacts) -> float:
 
 
 def input_rounding(facts: GridFacts, known: Known, norm: float) -> Term:
-    """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|."""
+    """Inputs given in float64 are rounded to the head's dtype first: f may move by its modulus at distance u|z|.
+
+    Let x' be what x is rounded to. Values of f at centers in the domain need the moduli on the domain, as
+    `|V_j − f(x)| ≤ ω(|v_j − x|) ≤ ω(|v_j − x'|) + ω(|x' − x|)` and f is not evaluated at x'. Other proofs compare the head with
+    f at x', which may lie beyond the end of the domain: they need moduli that hold there (`known_where_rounded`). If f jumps, x and
+    x' may lie on different sides. The term is infinite if nothing is known. *Theorem*: `score-rounding`.
+    """
     precision, factor = PRECISIONS[facts.semantics], domain_factor(facts, norm)
     distance, moves = precision.moved_by(facts.reach, len(facts.axes)), []
     if known.modulus is not None:
         moves.append(known.modulus.above(distance))
     if known.per_axis is not None:
         moves.append(mul_up(add_up(*known.per_axis.constants), distance))
-    value = mul_up(min(moves), factor)
+    value = mul_up(min(moves, default=math.inf), factor)
+    if known.jumps is not None:
+        height, measure = known.jumps.near([distance] * len(facts.axes), norm, facts.volume)
+        value = add_up(value, mul_up(height, _root_up(mul_up(float(facts.outputs), measure), norm)))
     return Term("input rounding", value, "ω(u·max|z|)", "score-rounding", {"distance": distance}, source="input")
 
 

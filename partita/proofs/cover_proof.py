@@ -189,7 +189,7 @@ def scattered_facts(
     farthest_end = np.abs(ends).max(axis=0) if isinstance(domain, Region) else ends
     reach = float(up(np.sqrt((np.atleast_2d(farthest_end) ** 2).sum(axis=1)).max(), 8)) + fill
     moved = float(up(np.sqrt(((centers - cover.centers) ** 2).sum(axis=1)).max(), 8)) if rounds else 0.0
-    radius = add_up(cover.radius, fill, moved, 2 * precision.unit * reach if rounds else 0.0)
+    radius = add_up(cover.radius, fill, moved, 2 * precision.moved_by(reach, domain.dimension) if rounds else 0.0)
     near_exponent = math.log(len(centers)) + (20.0 if rounds else 40.0)
     near = 2 * radius + math.sqrt(2 * near_exponent / rate)
     count = (
@@ -267,14 +267,14 @@ def scattered_terms(facts: ScatteredFacts, modulus: Modulus) -> list[Term]:
             )
         )
     if facts.semantics != "float64":
-        moved = modulus.above(mul_up(u, facts.reach))
+        distance = Precision.of(facts.semantics).moved_by(facts.reach, facts.dimension)
         terms.append(
             Term(
                 "input rounding",
-                moved,
+                modulus.above(distance),
                 "ω(u·max|z|)",
                 "score-rounding",
-                {"distance": mul_up(u, facts.reach)},
+                {"distance": distance},
                 source="input",
             )
         )

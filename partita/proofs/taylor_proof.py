@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from partita.arithmetic.precision import PRECISIONS
+from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
 from partita.errors import BudgetSpentError, UnsupportedError
-from partita.functions.regularity import Known
+from partita.functions.regularity import Known, known_where_rounded
 from partita.functions.target import Target
 from partita.geometry.domains import Box
 from partita.heads.grid_head import GridHead
@@ -35,7 +35,7 @@ class TaylorProof(Proof):
     Values may be affine. Where they are, and the head is hard, `CellProof` comes first: it needs fewer boxes.
 
     The proof aims at what the tolerance leaves after the running terms. Below float64 an input is rounded before the head sees
-    it, perhaps across the end of the domain, so the box is widened by that.
+    it, perhaps across the end of the domain, so the box is widened by that, and so is the box for the slopes of f.
     """
 
     name = "taylor"
@@ -46,10 +46,11 @@ class TaylorProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
             raise UnsupportedError("a Taylor proof needs a grid head and an expression.")
-        box = target.box
-        lo, hi = PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel())
+        box, precision = target.box, Precision.of(head.dtype)
+        lo, hi = precision.widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box, volume=target.volume)
-        running, factor = running_soft(head, box, given.known, given.norm, facts), domain_factor(facts, given.norm)
+        known = given.known and known_where_rounded(target, precision, given.known, given.norm)
+        running, factor = running_soft(head, box, known, given.norm, facts), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))
         aim = sub_down(given.tolerance, added) if given.aim is None else given.aim
         goal = div_down(max(aim, 0.0), factor)
@@ -60,7 +61,7 @@ class TaylorProof(Proof):
             lo,
             hi,
             region=target.region,
-            shift=None if target.region is None else PRECISIONS[str(head.dtype)].moved(box.lo.ravel(), box.hi.ravel()),
+            shift=None if target.region is None else precision.moved(box.lo.ravel(), box.hi.ravel()),
             progress=given.progress,
             **({} if given.max_boxes is None else {"max_boxes": given.max_boxes}),
         )
