@@ -494,6 +494,28 @@ def test_moved_inputs_are_counted_where_f_is_steep(monkeypatch, tmp_path):
     assert run(forged, budget=10.0)[1] == VERIFIED
 
 
+def test_slopes_are_taken_where_stored_inputs_lie(monkeypatch, tmp_path):
+    """float32 numbers are 1/8 apart here: the lower end of the box is stored as 2²⁰, where f is steeper than in the box."""
+    text, box = "tanh(5*(x - 1048576))", pa.Box([2**20 + 0.0624], [2**20 + 4])
+    source = pa.compile(text, box, tolerance=0.6, dtype=torch.float32, method="fitted").save(tmp_path / "source")
+    assert run(source, budget=10.0)[1] == VERIFIED
+
+    def lower(files: Files) -> None:
+        files.bound, files.certificate["witness"] = 0.3118, None  # an error of 0.3127 is attained
+
+    forged = forge(source, tmp_path / "forged", lower)
+    assert run(forged, budget=0.5)[1] != VERIFIED
+    moved = verdict.Checker.moved_by_inputs
+
+    def over_the_box(checker: verdict.Checker) -> verdict.arb:
+        ends, checker.ends = checker.ends, tuple(zip(checker.stored.lo, checker.stored.hi))
+        found, checker.ends = moved(checker), ends
+        return found
+
+    monkeypatch.setattr(verdict.Checker, "moved_by_inputs", over_the_box)  # the control
+    assert run(forged, budget=10.0)[1] == VERIFIED
+
+
 def test_keys_that_read_backwards_are_not_believed(monkeypatch, tmp_path):
     """`sup |p tanh(tilt·z) − z|` was bounded for tilt > 0 only: keys with their places exchanged got a bound that is too low."""
     interval = pa.Box([-1], [1])

@@ -91,8 +91,9 @@ class CurvatureProof(Proof):
     largest slopes that were found there, one per axis and 0 for the others.
 
     Inputs: f is not evaluated beyond the domain. If x is rounded to x', `|V_j(x') − f(x)| ≤ |V_j(x') − V_j(x)| + |V_j(x) − f(x)|`.
-    The first part is at most the stored slope times |x' − x|. The second is what f leaves its tangent by at x, which is at most
-    |x' − x| farther from the center than x': M times that distance more, and the slopes that the cells do not hold.
+    The first part is at most the stored slope times |x' − x|. The second is what f leaves its tangent by at x. Storing moves x away
+    from a center by at most `u max|z_i|`, and the last centers away from the end of the domain. That adds as much times M times
+    the distance from the center, and times the slopes that the cells do not hold.
     """
 
     name = "curvature"
@@ -111,7 +112,8 @@ class CurvatureProof(Proof):
         if len(across) != len(gaps) or not min(across) >= 0:
             raise UnsupportedError(f"across is {across}; expected {len(gaps)} numbers ≥ 0, one per axis.")
         facts, precision = GridFacts.of(grid_head, box), Precision.of(head.dtype)
-        beyond = max(a.overhang / g for a, g in zip(facts.axes, gaps))
+        moved = precision.moved(box.lo.ravel(), box.hi.ravel())
+        beyond = max((g.overhang - d) / gap for g, d, gap in zip(grid.geometry, moved, gaps))
         error = partial(_leaves_tangent, curvature, gaps, step, scale, across, beyond)
         means = partial(_mean_tangent, curvature, gaps, step, scale, across)
         sharp = is_hard(grid_head) and overlaps_for(grid_head) == [OVERLAP]
@@ -127,7 +129,6 @@ class CurvatureProof(Proof):
         if precision.rounds_inputs:
             slopes = head.get_buffer("value_slopes").double().numpy()
             steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
-            moved = precision.moved(box.lo.ravel(), box.hi.ravel())
             mean = [] if sharp else [terms[0].inputs[f"distance{i}"] / g for i, g in enumerate(gaps)]
             away = (
                 max(mean or (0.5 + OVERLAP, beyond)) + float((moved / gaps).max()) / 2
@@ -161,7 +162,7 @@ def _leaves_tangent(
 ) -> float:
     """`½ Σ M_i(w h_i)² + Σ(½M_i d_i + noise/d_i) w h_i`: how far f may be from its tangent w spacings away, d_i = step · h_i.
 
-    A slope that the cells do not hold adds itself times `w h_i`. The domain reaches up to `beyond` spacings from the last centers.
+    A slope that the cells do not hold adds itself times `w h_i`. Domains reach up to `beyond` spacings beyond the last centers.
     """
     widths = max(widths, beyond * (1 + 1e-9))
     wide = [mul_up(widths * (1 + 1e-9), g) for g in gaps]
@@ -323,7 +324,6 @@ def _graph_cells(
 ) -> float:
     """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
 
-    The first and the last cell of an axis reach to the end of the domain, however coarsely the centers are rounded.
     Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if
     progress stops it before all cells were looked at.
     """
@@ -332,7 +332,6 @@ def _graph_cells(
     gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
     lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
     shift = Precision.of(head.dtype).moved(box.lo.ravel(), box.hi.ravel())
-    ends = [np.array([a[k] for a in axes]) for k in (0, -1)]
     values = head.values.detach().double().numpy()
     slopes = head.get_buffer("value_slopes").double().numpy()
     origin = head.get_buffer("origin").double().numpy()
@@ -340,8 +339,7 @@ def _graph_cells(
     for start in range(0, grid.num_cells, _CELLS_AT_ONCE):
         cells = np.arange(start, min(start + _CELLS_AT_ONCE, grid.num_cells))
         centers = grid.centers_of(cells)
-        left = np.where(centers == ends[0], lo, np.maximum(centers - widths * gaps, lo))
-        right = np.where(centers == ends[1], hi, np.minimum(centers + widths * gaps, hi))
+        left, right = _cell_boxes(centers, widths * gaps, axes, lo, hi)
         if region is not None:
             kept = ~region.outside(left - shift, right + shift)
             cells, left, right = cells[kept], left[kept], right[kept]
@@ -368,6 +366,16 @@ def _graph_cells(
         except BudgetSpentError:
             return worst if start + _CELLS_AT_ONCE >= grid.num_cells else math.inf
     return worst
+
+
+def _cell_boxes(centers: Array, reach: Array, axes: tuple[Array, ...], lo: Array, hi: Array) -> tuple[Array, Array]:
+    """The boxes that reach so far to each side of the centers, cut to [lo, hi], `(cells, m)` each.
+
+    The first and the last cell of an axis reach to the end, which may be farther where centers and inputs are rounded coarsely.
+    """
+    first, last = (np.array([a[k] for a in axes]) for k in (0, -1))
+    left = np.where(centers == first, lo, np.maximum(centers - reach, lo))
+    return left, np.where(centers == last, hi, np.minimum(centers + reach, hi))
 
 
 def _minus_affine(
