@@ -130,14 +130,11 @@ class KeyIndex:
     def nodes(self) -> Nodes:
         """For plain torch operations."""
         tree, device = self.tree, self.keys.device
-        level = min(1, len(tree.levels) - 2)
+        level = min(1, len(tree.sizes) - 1)
         size = LEAF if level == 0 else _NODE
-        some = slice(int(tree.levels[level]), int(tree.levels[level + 1]))
-        order = np.full((some.stop - some.start) * size, -1)
+        order = np.full(int(tree.sizes[level]) * size, -1)
         order[: len(tree.order)] = tree.order
-        lo, hi, top = (
-            torch.from_numpy(np.ascontiguousarray(a[..., some])).to(device) for a in (tree.lo, tree.hi, tree.top)
-        )
+        lo, hi, top = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in tree.level(level))
         return Nodes(torch.from_numpy(order).to(device).view(-1, size), lo, hi, top)
 
 

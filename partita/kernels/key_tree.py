@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,68 +22,82 @@ class KeyTree:
 
     Attributes:
         order: `(N,)`, the key at each place.
-        keys: `(leaves + 1, m, LEAF)`. powers: `(leaves + 1, LEAF)`, −inf for places without a key: the last leaf has none.
-        lo, hi: boxes, `(m, nodes)`, level after level from the leaves up. top: the largest power of each node.
-        levels: where each level starts, and the end. The last level has at most eight nodes.
-        cuts, cut_axes, cut_places, children: the planes between the leaves (`scattered_loops.order_by_cells`); none without numba.
+        keys: `(leaves + 1, 1 + m, LEAF)`: −p, then the coordinates. −p is inf for places without a key: the last leaf has none.
+        boxes: `(groups, 1 + 2m, LEAF)`: minus the largest power of each node, the lower and the upper ends of its box. The eight
+            nodes of a group have one parent; groups go level after level from the leaves up, the last one is the top.
+        levels: the group that each level starts with, and their number. sizes: nodes of each level.
+        slack: what rounding may change of `|q − box|² − max p` besides its relative error: some units of the largest |p|.
+        cuts: `(leaves, 4)`, the planes between the leaves (`scattered_loops.order_by_cells`); their number is `planes`, none
+            without numba.
     """
 
     order: Integers
     keys: Array
-    powers: Array
-    lo: Array
-    hi: Array
-    top: Array
+    boxes: Array
     levels: Integers
-    cuts: int
-    cut_axes: Integers
-    cut_places: Array
-    children: Integers
+    sizes: Integers
+    slack: float
+    planes: int
+    cuts: Integers
 
     @classmethod
     def of(cls, keys: Array, powers: Array | None) -> KeyTree:
         """Sort keys `(N, m)`, N ≥ 1, all finite."""
         count, m = keys.shape
         leaves = -(-count // LEAF)
-        order, cuts, axes, cut_places, children = _sorted(np.ascontiguousarray(keys), leaves)
+        order, planes, cuts = _sorted(np.ascontiguousarray(keys), leaves)
         places = (leaves + 1) * LEAF
         filled = np.concatenate([order, np.repeat(order[-1:], places - count)])
-        placed = np.zeros(count) if powers is None else powers[order]
-        bias = np.concatenate([placed, np.full(places - count, -np.inf)]).reshape(-1, LEAF)
-        table = np.ascontiguousarray(keys[filled].reshape(-1, LEAF, m).transpose(0, 2, 1))
-        lo, hi, top = [table[:-1].min(axis=2).T], [table[:-1].max(axis=2).T], [bias[:-1].max(axis=1)]
-        while lo[-1].shape[1] > LEAF:
-            starts = np.arange(0, lo[-1].shape[1], LEAF)
-            lo.append(np.minimum.reduceat(lo[-1], starts, axis=1))
-            hi.append(np.maximum.reduceat(hi[-1], starts, axis=1))
-            top.append(np.maximum.reduceat(top[-1], starts))
-        levels = np.cumsum([0, *(len(t) for t in top)])
-        boxes = [np.ascontiguousarray(np.concatenate(some, axis=-1)) for some in (lo, hi, top)]
-        return cls(order, table, bias, boxes[0], boxes[1], boxes[2], levels, cuts, axes, cut_places, children)
+        table = np.empty((leaves + 1, 1 + m, LEAF))
+        table[:, 1:] = keys[filled].reshape(-1, LEAF, m).transpose(0, 2, 1)
+        bias = np.full(places, np.inf)
+        bias[:count] = 0.0 if powers is None else -powers[order]
+        table[:, 0] = bias.reshape(-1, LEAF)
+        nodes, levels = np.concatenate([table[:-1].min(axis=2), table[:-1, 1:].max(axis=2)], axis=1), []
+        while True:
+            groups = np.zeros((-(-len(nodes) // LEAF), LEAF, 1 + 2 * m))
+            groups[:, :, 0] = np.inf
+            groups.reshape(-1, 1 + 2 * m)[: len(nodes)] = nodes
+            levels.append((np.ascontiguousarray(groups.transpose(0, 2, 1)), len(nodes)))
+            if len(groups) == 1:
+                break
+            starts = np.arange(0, len(nodes), LEAF)
+            low = np.minimum.reduceat(nodes[:, : 1 + m], starts)
+            nodes = np.concatenate([low, np.maximum.reduceat(nodes[:, 1 + m :], starts)], axis=1)
+        slack = 0.0 if powers is None else 2.0**-48 * float(np.abs(powers).max())
+        boxes, sizes = np.concatenate([g for g, _ in levels]), np.array([n for _, n in levels])
+        return cls(order, table, boxes, np.cumsum([0, *(len(g) for g, _ in levels)]), sizes, slack, planes, cuts)
 
-    @cached_property
-    def slack(self) -> float:
-        """What rounding may change of `|q − box|² − max p` besides its relative error: some units of the largest |p|."""
-        return 2.0**-48 * float(np.abs(self.powers[np.isfinite(self.powers)]).max())
+    @property
+    def leaves(self) -> int:
+        """How many leaves hold keys."""
+        return len(self.keys) - 1
+
+    def level(self, number: int) -> tuple[Array, Array, Array]:
+        """Lower and upper ends `(m, nodes)` and largest powers `(nodes,)` of a level, 0 for the leaves."""
+        some = self.boxes[self.levels[number] : self.levels[number + 1]]
+        flat = some.transpose(1, 0, 2).reshape(some.shape[1], -1)[:, : self.sizes[number]]
+        m = len(flat) // 2
+        return flat[1 : 1 + m], flat[1 + m :], -flat[0]
 
     def placed(self, table: Array, columns: int) -> Array:
         """`(N, …)` as `(leaves + 1, columns, LEAF)` in the order of the keys, zeros where there is no key or column."""
-        count, leaves = len(self.order), len(self.powers)
+        count, leaves = len(self.order), len(self.keys)
         flat = table.reshape(count, -1)
         out = np.zeros((leaves * LEAF, columns))
         out[:count, : flat.shape[1]] = flat[self.order]
         return np.ascontiguousarray(out.reshape(leaves, LEAF, columns).transpose(0, 2, 1))
 
 
-def _sorted(keys: Array, leaves: int) -> tuple[Integers, int, Integers, Array, Integers]:
-    """Row numbers of the keys, leaf after leaf, and the cuts between them."""
-    order, cuts = np.arange(len(keys)), (np.zeros(leaves, np.int64), np.zeros(leaves), np.zeros((leaves, 2), np.int64))
+def _sorted(keys: Array, leaves: int) -> tuple[Integers, int, Integers]:
+    """Row numbers of the keys, leaf after leaf, and the planes between them."""
+    order, cuts = np.arange(len(keys)), np.zeros((leaves, 4), np.int64)
     if native.AVAILABLE:
         from partita.kernels.scattered_loops import order_by_cells
 
         along = np.empty(len(keys))
-        native.compiled_once("cells", lambda: order_by_cells(keys[:1], order[:1], along[:1], *cuts))
-        return order, order_by_cells(keys, order, along, *cuts), *cuts
+        native.compiled_once("cells", lambda: order_by_cells(keys[:1], order[:1], along[:1], cuts))
+        return order, order_by_cells(keys, order, along, cuts), cuts
     parts = [(0, len(keys))]
     while parts:  # the same tree, cut by numpy
         first, last = parts.pop()
@@ -98,4 +111,4 @@ def _sorted(keys: Array, leaves: int) -> tuple[Integers, int, Integers, Array, I
         middle = max(1, -(-(last - first) // unit) // 2) * unit
         order[first:last] = order[first:last][np.argpartition(some[:, sides.argmax()], middle)]
         parts += [(first, first + middle), (first + middle, last)]
-    return order, 0, *cuts
+    return order, 0, cuts

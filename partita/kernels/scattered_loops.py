@@ -2,7 +2,10 @@
 
 Keys lie in leaves of eight (`LEAF`), leaves in nodes of eight, and so on; a node is known by its box and by the largest power in
 it. What is left out is decided for whole leaves by `|q − box|² − max p`, a lower bound of `|q − k|² − p`. Inner loops run over
-the eight keys of a leaf and over the axes, whose number is the length of the tuple `axes`: the compiler knows it.
+the axes, whose number is the length of the tuple `axes`: the compiler knows it; the eight keys of a leaf are two vectors of four.
+
+Leaves that trail the best score by more than `_FAR + m` are far. Their weights are within 6·10⁻⁹, not 2 ulp: they are added up by
+themselves, and once more with exact ones if they exceed 2⁻²⁸ of the others. So they move a sum by less than 2⁻⁵⁵ of it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,24 @@ import math
 
 import numpy as np
 
-from partita.kernels.native_code import exp2_native, fused_part, least_part, loop, part, summed_part
+from partita.kernels.native_code import (
+    append_set,
+    at_most,
+    exp2_four,
+    exp2_short,
+    four,
+    fours_from,
+    fused_part,
+    larger_four,
+    least_of,
+    least_part,
+    loop,
+    part,
+    put_four,
+    smaller_four,
+    summed_part,
+    total_of,
+)
 
 __all__ = [
     "LEAF",
@@ -24,6 +44,9 @@ __all__ = [
 ]
 
 LEAF = 8  # keys in a leaf, and nodes in a node: two vectors of four, one of eight
+_FAR = 18.0  # scores that trail by this and one per axis: the weights beyond sum up to some 2⁻²⁸ of all where keys are dense
+_NEGLIGIBLE = 2.0**-28
+_EXACT, _SHORT = (), (0,)  # exponentials: the compiler knows the length of a tuple
 _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the reference score
 _NEIGHBOURS = 4  # leaves in a row whose queries share a list
 _LOG_2 = math.log(2.0)
@@ -57,23 +80,26 @@ def _select(along, order, first, last, middle):
 
 
 @loop
-def order_by_cells(points, order, along, cut_axes, cut_places, children):
+def order_by_cells(points, order, along, cuts):
     """Sort row numbers into the leaves of a k-d tree, in place: every node is cut across its longest side.
 
     Cuts fall between whole nodes of the next level, so that leaves, and nodes of eight, of 64, … leaves are runs of the order.
 
     Args:
         points: `(n, m)`. order: `arange(n)` at first. along: scratch `(n,)`.
-        cut_axes, cut_places, children: filled with the cuts, `(leaves,)`, `(leaves,)` and `(leaves, 2)`: points with a smaller
-            coordinate belong to the first child. A child c < 0 is the leaf −1 − c. Cut 0 is the first, if there is any.
+        cuts: `(leaves, 4)`, filled with the planes: the first child, the second one, the axis, the bits of the place. Points
+            with a smaller coordinate belong to the first child. A child c < 0 is the leaf −1 − c. Plane 0 is the first, if any.
+
+    Returns:
+        How many planes there are.
     """
-    starts, ends, above, held, cuts = np.empty(128, np.int64), np.empty(128, np.int64), np.empty(128, np.int64), 1, 0
+    starts, ends, above, held, planes = np.empty(128, np.int64), np.empty(128, np.int64), np.empty(128, np.int64), 1, 0
     starts[0], ends[0], above[0] = 0, len(order), -1
     while held > 0:
         held -= 1
         first, last, parent = starts[held], ends[held], above[held]
         if parent >= 0:
-            children[parent // 2, parent % 2] = -1 - first // LEAF
+            cuts[parent // 2, parent % 2] = -1 - first // LEAF
         if last - first <= LEAF:
             continue
         axis, widest = 0, -1.0
@@ -93,40 +119,40 @@ def order_by_cells(points, order, along, cut_axes, cut_places, children):
             unit *= LEAF
         middle = first + max(1, (last - first + unit - 1) // unit // 2) * unit
         _select(along, order, first, last, middle)
-        cut_axes[cuts], cut_places[cuts] = axis, along[middle]
+        cuts[planes, 2], cuts[planes, 3] = axis, np.float64(along[middle]).view(np.int64)
         if parent >= 0:
-            children[parent // 2, parent % 2] = cuts
-        starts[held], ends[held], above[held] = first, middle, 2 * cuts
-        starts[held + 1], ends[held + 1], above[held + 1] = middle, last, 2 * cuts + 1
+            cuts[parent // 2, parent % 2] = planes
+        starts[held], ends[held], above[held] = first, middle, 2 * planes
+        starts[held + 1], ends[held + 1], above[held + 1] = middle, last, 2 * planes + 1
         held += 2
-        cuts += 1
-    return cuts
+        planes += 1
+    return planes
 
 
-@fused_part
-def _box_distances(axes, low, high, at, lo, hi, top, first, count, out):
-    """`|[low, high] − box|² − max p` for `count` nodes from `first` on; low and high are read from `at` on."""
-    for j in range(count):
-        total = 0.0
-        for d in range(len(axes)):
-            below, above = (
-                lo[d, np.uint64(first + j)] - high[np.uint64(at + d)],
-                low[np.uint64(at + d)] - hi[d, np.uint64(first + j)],
-            )
-            gap = max(max(below, above), 0.0)
-            total += gap * gap
-        out[j] = total - top[np.uint64(first + j)]
+@part
+def _box_distance(axes, low, high, at, boxes, lane):
+    """`|[low, high] − box|² − max p` for four nodes, whose first row starts at `lane`; low and high are read from `at` on."""
+    m = len(axes)
+    total = fours_from(boxes, lane)
+    for d in range(len(axes)):
+        below = fours_from(boxes, lane + (1 + d) * LEAF) - four(high[np.uint64(at + d)])
+        above = four(low[np.uint64(at + d)]) - fours_from(boxes, lane + (1 + m + d) * LEAF)
+        gap = larger_four(larger_four(below, above), four(0.0))
+        total = gap * gap + total
+    return total
 
 
 @loop
-def home_leaves(axes, points, order, nodes, steps, cut_axes, cut_places, children):
-    """Move every point `steps` cuts down the tree, from the cut in `nodes`; a leaf l is −1 − l, and stays. Points go in `order`."""
+def home_leaves(axes, points, order, nodes, steps, cuts):
+    """Move every point `steps` cuts down the tree, from the plane in `nodes`; a leaf l is −1 − l, and stays. Points go in `order`."""
     for k in range(len(order)):
         i = order[k]
         at, node, left = i * len(axes), nodes[i], steps
         while node >= 0 and left > 0:
-            side = 0 if points[np.uint64(at + cut_axes[np.uint64(node)])] < cut_places[np.uint64(node)] else 1
-            node, left = children[np.uint64(node), np.uint64(side)], left - 1
+            plane = np.uint64(node)
+            place = np.int64(cuts[plane, 3]).view(np.float64)
+            side = 0 if points[np.uint64(at + cuts[plane, 2])] < place else 1
+            node, left = cuts[plane, np.uint64(side)], left - 1
         nodes[i] = node
 
 
@@ -153,23 +179,50 @@ def sort_by_number(numbers, least, most, order):
         starts[numbers[i] - least] += 1
 
 
-@fused_part
-def _descend(axes, low, high, lo, hi, top, levels, limit, here, below, distances):
-    """The leaves within `limit` of the box [low, high]: their number, and whether `here` lists them (else `below` does)."""
-    here[0], held = 0, 1  # the root, whose children are the top level
-    for level in range(len(levels) - 2, -1, -1):
-        size, found = levels[level + 1] - levels[level], 0
+@part
+def _descend(axes, low, high, boxes, levels, sizes, limit, here, below):
+    """The leaves within `limit` of the box [low, high], in `here`, and their number."""
+    here[0], held, size = 0, 1, (1 + 2 * len(axes)) * LEAF  # the root, whose children are the top level
+    bound = four(limit)
+    for level in range(len(sizes) - 1, -1, -1):
+        found = 0
         for i in range(held):
-            first = here[i] * LEAF
-            count = min(LEAF, size - first)
-            _box_distances(axes, low, high, 0, lo, hi, top, levels[level] + first, count, distances)
-            for j in range(count):
-                below[found] = first + j
-                found += 1 if distances[j] <= limit else 0
+            at, first = (levels[level] + here[i]) * size, here[i] * LEAF
+            count = min(LEAF, sizes[level] - first)
+            bits = at_most(_box_distance(axes, low, high, 0, boxes, at), bound)
+            bits |= at_most(_box_distance(axes, low, high, 0, boxes, at + 4), bound) << 4
+            bits &= (1 << count) - 1
+            found = append_set(below, found, first, bits & 15)
+            found = append_set(below, found, first + 4, bits >> 4)
         held = found
         for i in range(held):
             here[i] = below[i]
     return held
+
+
+@part
+def _copy_boxes(boxes, here, count, copy, rows):
+    """The boxes of some leaves, side by side; the last four are filled up with boxes that are infinitely far."""
+    for k in range(count):
+        into, at = k // LEAF * rows * LEAF + k % LEAF, here[k] // LEAF * rows * LEAF + here[k] % LEAF
+        for row in range(rows):
+            copy[np.uint64(into + row * LEAF)] = boxes[np.uint64(at + row * LEAF)]
+    for k in range(count, count + 3):
+        copy[k // LEAF * rows * LEAF + k % LEAF] = np.inf
+
+
+@part
+def _choose(axes, points, at, boxes, count, near_limit, limit, near, far):
+    """Numbers of the boxes within the first limit of a point, and of those within the second one only; how many of each."""
+    size, held, more = (1 + 2 * len(axes)) * LEAF, 0, 0
+    inner, outer = four(near_limit), four(limit)
+    for k in range(0, count, 4):
+        distance = _box_distance(axes, points, points, at, boxes, k // LEAF * size + k % LEAF)
+        valid = (1 << min(4, count - k)) - 1
+        bits = at_most(distance, inner) & valid
+        held = append_set(near, held, k, bits)
+        more = append_set(far, more, k, at_most(distance, outer) & valid & ~bits)
+    return held, more
 
 
 @part
@@ -187,111 +240,90 @@ def _end_of_block(order, homes, first, block):
     return last
 
 
-@least_part
-def _nearest_in(axes, points, row, keys, powers, leaf, best):
-    """The least `|q − k|² − p` in a leaf, or `best` if that is less."""
-    at, base, q = leaf * LEAF, leaf * LEAF * len(axes), row * len(axes)
-    for j in range(LEAF):
-        t = -powers[np.uint64(at + j)]
-        for d in range(len(axes)):
-            x = points[np.uint64(q + d)] - keys[np.uint64(base + d * LEAF + j)]
-            t += x * x
-        best = min(best, t)
-    return best
-
-
-@fused_part
-def _weight(axes, points, q, keys, base, powers, at, j, scale, near):
-    """`2^{scale (near − |q − k|² + p)}` for the key j of a leaf."""
-    t = -powers[np.uint64(at + j)]
+@part
+def _excess(axes, points, q, keys, at):
+    """`|q − k|² − p` for four keys, whose row −p starts at `at`."""
+    t = fours_from(keys, at)
     for d in range(len(axes)):
-        x = points[np.uint64(q + d)] - keys[np.uint64(base + d * LEAF + j)]
-        t += x * x
-    return exp2_native(scale * (near - t))
-
-
-@summed_part
-def _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near):
-    """`Σ 2^{scale (near − |q − k|² + p)}` over some leaves, and the same with one value per key; leaves go in pairs."""
-    m, q, total, first = len(axes), row * len(axes), 0.0, 0.0
-    for k in range(0, count, 2):
-        one, two = leaves[k] * LEAF, leaves[k + 1] * LEAF
-        a, b = 0.0, 0.0
-        for j in range(LEAF):
-            e = _weight(axes, points, q, keys, one * m, powers, one, j, scale, near)
-            f = _weight(axes, points, q, keys, two * m, powers, two, j, scale, near)
-            a += e + f
-            b += e * values[np.uint64(one + j)] + f * values[np.uint64(two + j)]
-        total += a
-        first += b
-    return total, first
-
-
-@summed_part
-def _sum_four(axes, points, row, keys, powers, values, stride, column, leaves, count, scale, near):
-    """The same with four of the values of each key: values of a leaf are `(stride, LEAF)`, here columns from `column` on."""
-    m, q = len(axes), row * len(axes)
-    total, s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0, 0.0
-    for k in range(count):
-        at, v = leaves[k] * LEAF, (leaves[k] * stride + column) * LEAF
-        a, b0, b1, b2, b3 = 0.0, 0.0, 0.0, 0.0, 0.0
-        for j in range(LEAF):
-            e = _weight(axes, points, q, keys, at * m, powers, at, j, scale, near)
-            a += e
-            b0 += e * values[np.uint64(v + j)]
-            b1 += e * values[np.uint64(v + LEAF + j)]
-            b2 += e * values[np.uint64(v + 2 * LEAF + j)]
-            b3 += e * values[np.uint64(v + 3 * LEAF + j)]
-        total += a
-        s0, s1, s2, s3 = s0 + b0, s1 + b1, s2 + b2, s3 + b3
-    return total, s0, s1, s2, s3
-
-
-@summed_part
-def _sum_tilted(axes, points, row, keys, powers, slopes, stride, column, leaves, count, scale, near):
-    """`Σ_j w_j J_j·(q − k_j)` for one output; slopes of a leaf are `(stride, m, LEAF)`."""
-    m, q, total = len(axes), row * len(axes), 0.0
-    for k in range(count):
-        at, v = leaves[k] * LEAF, (leaves[k] * stride + column) * m * LEAF
-        a = 0.0
-        for j in range(LEAF):
-            tilt = 0.0
-            for d in range(len(axes)):
-                x = points[np.uint64(q + d)] - keys[np.uint64(at * m + d * LEAF + j)]
-                tilt += slopes[np.uint64(v + d * LEAF + j)] * x
-            a += _weight(axes, points, q, keys, at * m, powers, at, j, scale, near) * tilt
-        total += a
-    return total
+        x = four(points[np.uint64(q + d)]) - fours_from(keys, at + (1 + d) * LEAF)
+        t = x * x + t
+    return t
 
 
 @part
-def _write(axes, points, row, keys, powers, values, slopes, leaves, count, scale, near, out):
-    """All outputs of one query from its leaves; returns the sum of its weights."""
-    stride, outputs = len(values) // len(powers), out.shape[1]
-    total = 0.0
-    if stride == 1:
-        total, s0 = _sum_one(axes, points, row, keys, powers, values, leaves, count, scale, near)
-        out[row, 0] = s0 / total
-    else:
-        for column in range(0, stride, 4):
-            total, s0, s1, s2, s3 = _sum_four(
-                axes, points, row, keys, powers, values, stride, column, leaves, count, scale, near
-            )
-            sums = (s0, s1, s2, s3)
-            for o in range(min(4, outputs - column)):
-                out[row, column + o] = sums[o] / total
-    if len(slopes):
-        for column in range(outputs):
-            tilt = _sum_tilted(axes, points, row, keys, powers, slopes, outputs, column, leaves, count, scale, near)
-            out[row, column] += tilt / total
-    return total
+def _nearest_in(axes, points, row, keys, leaf, best):
+    """The least `|q − k|² − p` in a leaf, or `best` if that is less."""
+    at, q = leaf * LEAF * (1 + len(axes)), row * len(axes)
+    least = smaller_four(_excess(axes, points, q, keys, at), _excess(axes, points, q, keys, at + 4))
+    return min(best, least_of(least))
 
 
-@least_part
-def _least(distances, count, least):
+@part
+def _nearest_near(axes, points, row, keys, boxes, here, count, best, bearable):
+    """The least `|q − k|² − p` in the leaves `here` if a box undercuts `best` by more than is bearable, else `best`."""
+    size, q, least = (1 + 2 * len(axes)) * LEAF, row * len(axes), four(best)
+    for k in range(0, count, 4):
+        least = smaller_four(_box_distance(axes, points, points, q, boxes, k // LEAF * size + k % LEAF), least)
+    if best - least_of(least) > bearable:
+        for k in range(count):
+            best = _nearest_in(axes, points, row, keys, here[k], best)
+    return best
+
+
+@part
+def _exp2(short, x):
+    return exp2_short(x) if len(short) else exp2_four(x)
+
+
+@part
+def _sum_one(short, axes, points, row, keys, values, here, chosen, count, scale, near):
+    """`Σ 2^{scale (near − |q − k|² + p)}` over chosen leaves, and the same with one value per key; leaves go in pairs."""
+    size, q, rate, shift = (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
+    total, one, two = four(0.0), four(0.0), four(0.0)
+    for k in range(0, count, 2):
+        a, b = here[np.uint64(chosen[np.uint64(k)])], here[np.uint64(chosen[np.uint64(k + 1)])]
+        e = _exp2(short, rate * (shift - _excess(axes, points, q, keys, a * size)))
+        f = _exp2(short, rate * (shift - _excess(axes, points, q, keys, a * size + 4)))
+        g = _exp2(short, rate * (shift - _excess(axes, points, q, keys, b * size)))
+        h = _exp2(short, rate * (shift - _excess(axes, points, q, keys, b * size + 4)))
+        total = total + ((e + f) + (g + h))
+        one = g * fours_from(values, b * LEAF) + (e * fours_from(values, a * LEAF) + one)
+        two = h * fours_from(values, b * LEAF + 4) + (f * fours_from(values, a * LEAF + 4) + two)
+    return total_of(total), total_of(one + two)
+
+
+@part
+def _sum_four(short, axes, points, row, keys, values, stride, column, here, chosen, count, scale, near):
+    """The same with four of the values of each key: values of a leaf are `(stride, LEAF)`, here columns from `column` on."""
+    size, q, rate, shift = (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
+    total, s0, s1, s2, s3 = four(0.0), four(0.0), four(0.0), four(0.0), four(0.0)
     for k in range(count):
-        least = min(least, distances[k])
-    return least
+        leaf = here[np.uint64(chosen[np.uint64(k)])]
+        v = (leaf * stride + column) * LEAF
+        e = _exp2(short, rate * (shift - _excess(axes, points, q, keys, leaf * size)))
+        f = _exp2(short, rate * (shift - _excess(axes, points, q, keys, leaf * size + 4)))
+        total = total + (e + f)
+        s0 = s0 + (e * fours_from(values, v) + f * fours_from(values, v + 4))
+        s1 = s1 + (e * fours_from(values, v + LEAF) + f * fours_from(values, v + LEAF + 4))
+        s2 = s2 + (e * fours_from(values, v + 2 * LEAF) + f * fours_from(values, v + 2 * LEAF + 4))
+        s3 = s3 + (e * fours_from(values, v + 3 * LEAF) + f * fours_from(values, v + 3 * LEAF + 4))
+    return total_of(total), total_of(s0), total_of(s1), total_of(s2), total_of(s3)
+
+
+@part
+def _sum_tilted(short, axes, points, row, keys, slopes, stride, column, here, chosen, count, scale, near):
+    """`Σ_j w_j J_j·(q − k_j)` for one output; slopes of a leaf are `(stride, m, LEAF)`."""
+    m, size, q, rate, shift = len(axes), (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
+    total = four(0.0)
+    for k in range(2 * count):
+        leaf = here[np.uint64(chosen[np.uint64(k // 2)])]
+        at, v = leaf * size + k % 2 * 4, (leaf * stride + column) * m * LEAF + k % 2 * 4
+        tilt = four(0.0)
+        for d in range(len(axes)):
+            x = four(points[np.uint64(q + d)]) - fours_from(keys, at + (1 + d) * LEAF)
+            tilt = fours_from(slopes, v + d * LEAF) * x + tilt
+        total = _exp2(short, rate * (shift - _excess(axes, points, q, keys, at))) * tilt + total
+    return total_of(total)
 
 
 @loop
@@ -301,11 +333,9 @@ def sum_scattered(
     order,
     homes,
     keys,
-    powers,
-    lo,
-    hi,
-    top,
+    boxes,
     levels,
+    sizes,
     values,
     slopes,
     half,
@@ -319,28 +349,27 @@ def sum_scattered(
 ):
     """Outputs, log-sum-exp and the share left out, for the queries `order`, at most `block` of them at a time.
 
-    Arrays are passed one by one and rows by number: slices and tuples of arrays would be counted as references, query by query.
+    Arrays are passed one by one and rows by number, and functions called for every query call none that is not inlined: arrays
+    would be counted as references, query by query.
 
     Args:
         axes: a tuple of m numbers.
         points: `(n, m)` queries, flat; homes: `(n,)` their leaves, or −1 for NaN.
-        keys: `(leaves + 1, m, LEAF)`, flat; powers: `(leaves + 1, LEAF)`, flat, −inf for places without a key. The last leaf has
-            none.
-        lo, hi, top: boxes `(m, nodes)` and largest powers `(nodes,)`, level after level from the leaves up; levels: where each
-            level starts, and the end.
+        keys, boxes, levels, sizes: see `key_tree.KeyTree`; tables are flat.
         values: `(leaves + 1, outputs or more, LEAF)`, flat; slopes: `(leaves + 1, outputs, m, LEAF)`, flat, or empty.
         half: R/2; reach: leaves whose bound exceeds the best by more are left out; slack: what rounding may change of a bound,
             besides its relative error.
         out: `(n, outputs)`; lse: `(n,)`; dropped: `(n,)`, the log of a bound on the share of the weights left out;
             depth: `(n,)`, how many additions a weight passes through, at most.
     """
-    m, size, scale = len(axes), levels[1] + LEAF, half / _LOG_2
-    here, below, chosen = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
-    distances, clo, chi, ctop = np.empty(size), np.empty((m, size)), np.empty((m, size)), np.empty(size)
-    near, low, high = np.empty(block), np.empty(m), np.empty(m)
-    highest = -np.inf  # the largest power: `|q − k|² − p` is at least −highest
-    for node in range(levels[len(levels) - 2], levels[len(levels) - 1]):
-        highest = max(highest, top[node])
+    m, rows, leaves, scale = len(axes), 1 + 2 * len(axes), sizes[0], half / _LOG_2
+    size, stride, outputs = leaves + 2 * LEAF, len(values) // (leaves + 1) // LEAF, out.shape[1]
+    close = (_FAR + m) / half if stride == 1 and not len(slopes) else np.inf  # sums of several numbers gain little by it
+    here, below, chosen, distant = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    nearby, near, low, high = np.empty(rows * size), np.empty(block), np.empty(m), np.empty(m)
+    highest = np.inf  # minus the largest power: `|q − k|² − p` is at least this
+    for j in range(sizes[len(sizes) - 1]):
+        highest = min(highest, boxes[levels[len(sizes) - 1] * rows * LEAF + j])
     begin = 0
     while begin < len(order) and homes[order[begin]] < 0:  # NaN queries come first
         for o in range(out.shape[1]):
@@ -355,36 +384,61 @@ def sum_scattered(
         last = _end_of_block(order, homes, first, block)
         for d in range(m):
             low[d], high[d] = np.inf, -np.inf
-        far = -np.inf
+        worst = -np.inf
         for i in range(first, last):
             row = order[i]
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
-            near[i - first] = _nearest_in(axes, points, row, keys, powers, homes[row], np.inf)
-            far = max(far, near[i - first])
-        count = _descend(axes, low, high, lo, hi, top, levels, _limit(far, reach, slack), here, below, distances)
-        for k in range(count):
-            for d in range(m):
-                clo[d, k], chi[d, k] = lo[d, here[k]], hi[d, here[k]]
-            ctop[k] = top[here[k]]
+            near[i - first] = _nearest_in(axes, points, row, keys, homes[row], np.inf)
+            worst = max(worst, near[i - first])
+        count = _descend(axes, low, high, boxes, levels, sizes, _limit(worst, reach, slack), here, below)
+        _copy_boxes(boxes, here, count, nearby, rows)
+        here[count] = leaves  # the leaf without keys: leaves go in pairs
         for i in range(first, last):
             row, best = order[i], near[i - first]
-            _box_distances(axes, points, points, row * m, clo, chi, ctop, 0, count, distances)
-            # the best key may be so much nearer than the one seen that weights would overflow
-            if half * (best + highest) > _OVERSHOOT and half * (best - _least(distances, count, best)) > _OVERSHOOT:
-                for k in range(count):
-                    if distances[k] < best:
-                        best = _nearest_in(axes, points, row, keys, powers, here[k], best)
-            limit, held = _limit(best, reach, slack), 0
-            for k in range(count):
-                chosen[held] = here[k]
-                held += 1 if distances[k] <= limit else 0
-            chosen[held] = levels[1]  # the leaf without keys: leaves go in pairs
-            total = _write(axes, points, row, keys, powers, values, slopes, chosen, held, scale, best, out)
+            if half * (best - highest) > _OVERSHOOT:  # a key may be so much nearer than the one seen that weights would overflow
+                best = _nearest_near(axes, points, row, keys, nearby, here, count, best, _OVERSHOOT / half)
+            limits = _limit(best, min(close, reach), slack), _limit(best, reach, slack)
+            held, more = _choose(axes, points, row * m, nearby, count, limits[0], limits[1], chosen, distant)
+            chosen[held] = distant[more] = count
+            total = 0.0
+            if stride == 1:
+                total, s0 = _sum_one(_EXACT, axes, points, row, keys, values, here, chosen, held, scale, best)
+                if more > 0:
+                    beyond, s1 = _sum_one(
+                        _SHORT, axes, points, row, keys, values, here, distant, more, scale, best
+                    )
+                    if beyond > _NEGLIGIBLE * total:
+                        beyond, s1 = _sum_one(
+                            _EXACT, axes, points, row, keys, values, here, distant, more, scale, best
+                        )
+                    total, s0 = total + beyond, s0 + s1
+                out[row, 0] = s0 / total
+            else:
+                for column in range(0, stride, 4):
+                    total, s0, s1, s2, s3 = _sum_four(
+                        _EXACT, axes, points, row, keys, values, stride, column, here, chosen, held, scale, best
+                    )
+                    sums = (s0, s1, s2, s3)
+                    for o in range(min(4, outputs - column)):
+                        out[row, column + o] = sums[o] / total
+            if len(slopes):
+                for column in range(outputs):
+                    tilt = _sum_tilted(
+                        _EXACT, axes, points, row, keys, slopes, outputs, column, here, chosen, held, scale, best
+                    )
+                    out[row, column] += tilt / total
             lse[row] = math.log(total) - half * best
-            left = (levels[1] - held) * LEAF
-            depth[row] = held + LEAF
+            left = (leaves - held - more) * LEAF
+            depth[row] = held + more + LEAF
             dropped[row] = math.log(left) - half * reach - math.log(total) if left > 0 else -np.inf
+
+
+@least_part
+def _least(distances, count, least):
+    for k in range(count):
+        least = min(least, distances[k])
+    return least
 
 
 @summed_part
@@ -415,7 +469,7 @@ def _add_product(out, scale, a, b, count):
         out[k] += scale * a[k] * b[k]
 
 
-@fused_part
+@part
 def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, weights):
     """`q − k`, `|q − k|² − p` and the softmax of `−scale (|q − k|² − p) ln 2` for keys side by side, `(m, count)`."""
     for d in range(len(axes)):
@@ -427,8 +481,8 @@ def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, 
             t += offsets[d, k] * offsets[d, k]
         scores[k] = t
     best = _least(scores, count, np.inf)
-    for k in range(count):
-        weights[k] = exp2_native(scale * (best - scores[k]))
+    for k in range(0, count, 4):
+        put_four(weights, k, exp2_four(four(scale) * (four(best) - fours_from(scores, k))))
     share = 1 / _total(weights, count)
     for k in range(count):
         weights[k] *= share
@@ -436,18 +490,19 @@ def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, 
 
 @part
 def _copy_block(
-    axes, here, count, held, keys, powers, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
+    axes, here, count, held, keys, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
 ):
     """Keys, powers, values and slopes of some leaves side by side, one row per coordinate; how many keys there are."""
-    m, stride, n = len(axes), len(values) // len(powers), 0
+    m, n = len(axes), 0
+    stride = len(values) * (1 + m) // len(keys)
     for c in range(count):
         for j in range(LEAF):
             if here[c] * LEAF + j < held:
                 at = here[c]
                 places[n] = at * LEAF + j
-                cpowers[n] = powers[at * LEAF + j]
+                cpowers[n] = -keys[at * (1 + m) * LEAF + j]
                 for d in range(m):
-                    ckeys[d, n] = keys[(at * m + d) * LEAF + j]
+                    ckeys[d, n] = keys[(at * (1 + m) + 1 + d) * LEAF + j]
                 for o in range(outputs):
                     cvalues[o, n] = values[(at * stride + o) * LEAF + j]
                 if len(slopes):
@@ -464,11 +519,9 @@ def scattered_gradients(
     order,
     homes,
     keys,
-    powers,
-    lo,
-    hi,
-    top,
+    boxes,
     levels,
+    sizes,
     values,
     slopes,
     half,
@@ -500,8 +553,8 @@ def scattered_gradients(
         in_keys, in_values, in_powers, in_slopes, in_rate: `(m, N)`, `(outputs, N)`, `(N,)`, `(outputs·m, N)`, `(1,)`, added to, in
             the order of the tree.
     """
-    m, size, scale, outputs = len(axes), levels[1] + LEAF, half / _LOG_2, grad.shape[1]
-    here, below, distances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
+    m, size, scale, outputs = len(axes), sizes[0] + LEAF, half / _LOG_2, grad.shape[1]
+    here, below = np.empty(size, np.int64), np.empty(size, np.int64)
     low, high, places = np.empty(m), np.empty(m), np.empty(held, np.int64)
     ckeys, cpowers, cvalues = np.empty((m, held)), np.empty(held), np.empty((outputs, held))
     cslopes = np.empty((outputs * m if len(slopes) else 0, held))
@@ -513,8 +566,8 @@ def scattered_gradients(
     )
     offsets, scores, weights, pulls, tilts = (
         np.empty((m, held)),
-        np.empty(held),
-        np.empty(held),
+        np.empty(held + 4),
+        np.empty(held + 4),
         np.empty(held),
         np.empty((m if len(slopes) else 0, held)),
     )
@@ -534,10 +587,10 @@ def scattered_gradients(
             row = order[i]
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
-            far = max(far, _nearest_in(axes, points, row, keys, powers, homes[row], np.inf))
-        count = _descend(axes, low, high, lo, hi, top, levels, _limit(far, reach, slack), here, below, distances)
+            far = max(far, _nearest_in(axes, points, row, keys, homes[row], np.inf))
+        count = _descend(axes, low, high, boxes, levels, sizes, _limit(far, reach, slack), here, below)
         n = _copy_block(
-            axes, here, count, held, keys, powers, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
+            axes, here, count, held, keys, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
         )
         for k in range(n):
             gpowers[k] = 0.0

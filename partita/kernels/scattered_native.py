@@ -62,8 +62,8 @@ class _Batch(NamedTuple):
 
 def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: float) -> _Batch:
     homes = _homes(queries, tree)
-    order = _sorted(homes, -1, len(tree.powers) - 2)
-    keys = tree.keys.reshape(-1), tree.powers.reshape(-1), tree.lo, tree.hi, tree.top, tree.levels
+    order = _sorted(homes, -1, tree.leaves - 1)
+    keys = tree.keys.reshape(-1), tree.boxes.reshape(-1), tree.levels, tree.sizes
     scale = rate / 2, 2 * cut / rate, tree.slack, _BLOCK
     return _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, *scale))
 
@@ -76,13 +76,12 @@ def _homes(queries: Array, tree: KeyTree) -> Integers:
     """
     from partita.kernels.scattered_loops import home_leaves, settle_leaves
 
-    axes, flat, leaves = tuple(range(queries.shape[1])), queries.reshape(-1), len(tree.powers) - 1
-    nodes = np.full(len(queries), 0 if tree.cuts else -1, np.int64)
+    axes, flat, leaves = tuple(range(queries.shape[1])), queries.reshape(-1), tree.leaves
+    nodes = np.full(len(queries), 0 if tree.planes else -1, np.int64)
     order, deepest = np.arange(len(queries)), 64 * leaves.bit_length()
 
     def descend(order: Integers, steps: int) -> None:
-        cuts = tree.cut_axes, tree.cut_places, tree.children
-        native.in_parts(len(order), lambda rows: home_leaves(axes, flat, order[rows], nodes, steps, *cuts))
+        native.in_parts(len(order), lambda rows: home_leaves(axes, flat, order[rows], nodes, steps, tree.cuts))
 
     native.compiled_once(("homes", len(axes)), lambda: descend(order[:0], 1))
     if leaves > _LEAVES_IN_CACHE:
