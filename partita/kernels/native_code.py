@@ -31,6 +31,7 @@ __all__ = [
     "least_part",
     "loop",
     "part",
+    "prefetch",
     "put_four",
     "smaller_four",
     "summed_part",
@@ -198,6 +199,21 @@ def put_four(typing, array, index, x):
         builder.store(args[2], _place(context, builder, signature.args[0], *args[:2], _VECTOR), align=8)
 
     return types.void(array, types.int64, _FOUR), lowered
+
+
+@intrinsic
+def prefetch(typing, array, index):
+    """Start to read `array[index]` into the cache; an index beyond the array does no harm."""
+
+    def lowered(context, builder, signature, args):
+        data = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [place, number(0), number(3), number(1)])
+
+    return types.void(array, types.int64), lowered
 
 
 def _chosen_by(comparison: str) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from partita.kernels.native_code import (
     least_part,
     loop,
     part,
+    prefetch,
     put_four,
     smaller_four,
     summed_part,
@@ -48,7 +49,10 @@ _FAR = 18.0  # scores that trail by this and one per axis: the weights beyond su
 _NEGLIGIBLE = 2.0**-28
 _EXACT, _SHORT = (), (0,)  # exponentials: the compiler knows the length of a tuple
 _OVERSHOOT = 30.0  # e to this power is the largest weight relative to the reference score
-_NEIGHBOURS = 4  # leaves in a row whose queries share a list
+_IN_CACHE = 64  # leaves, whose keys the nearest cache holds
+_AHEAD = 8  # queries, whose keys are read into the cache
+_TOGETHER = 8  # queries that go down the tree side by side
+_NEIGHBOURS = 2  # leaves in a row whose queries share a list
 _LOG_2 = math.log(2.0)
 _ROUNDINGS = 2.0**-48  # that bounds and squares pass through, in units of float64
 
@@ -145,15 +149,23 @@ def _box_distance(axes, low, high, at, boxes, lane):
 @loop
 def home_leaves(axes, points, order, nodes, steps, cuts):
     """Move every point `steps` cuts down the tree, from the plane in `nodes`; a leaf l is −1 − l, and stays. Points go in `order`."""
-    for k in range(len(order)):
-        i = order[k]
-        at, node, left = i * len(axes), nodes[i], steps
-        while node >= 0 and left > 0:
-            plane = np.uint64(node)
-            place = np.int64(cuts[plane, 3]).view(np.float64)
-            side = 0 if points[np.uint64(at + cuts[plane, 2])] < place else 1
-            node, left = cuts[plane, np.uint64(side)], left - 1
-        nodes[i] = node
+    now, rows, last = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64), len(order) - 1
+    for k in range(0, len(order), _TOGETHER):  # so many at a time: none waits for what another one reads
+        for j in range(_TOGETHER):
+            rows[j] = order[min(k + j, last)]
+            now[j] = nodes[rows[j]]
+        for _ in range(steps):
+            open_ends = 0
+            for j in range(_TOGETHER):
+                plane = np.uint64(max(now[j], 0))
+                place = np.int64(cuts[plane, 3]).view(np.float64)
+                side = 0 if points[np.uint64(rows[j] * len(axes) + cuts[plane, 2])] < place else 1
+                now[j] = cuts[plane, np.uint64(side)] if now[j] >= 0 else now[j]
+                open_ends += 1 if now[j] >= 0 else 0
+            if open_ends == 0:
+                break
+        for j in range(_TOGETHER):
+            nodes[rows[j]] = now[j]
 
 
 @loop
@@ -238,6 +250,13 @@ def _end_of_block(order, homes, first, block):
     while last < len(order) and last - first < block and homes[order[last]] - home < _NEIGHBOURS:
         last += 1
     return last
+
+
+@part
+def _prefetch_rows(table, first, count):
+    """Start to read rows of eight numbers."""
+    for row in range(first, first + count):
+        prefetch(table, row * LEAF)
 
 
 @part
@@ -387,11 +406,18 @@ def sum_scattered(
         worst = -np.inf
         for i in range(first, last):
             row = order[i]
+            if i + _AHEAD < len(order):
+                ahead = homes[order[i + _AHEAD]]
+                _prefetch_rows(boxes, ahead // LEAF * rows, rows)
+                _prefetch_rows(keys, ahead * (1 + m), 1 + m)
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
             near[i - first] = _nearest_in(axes, points, row, keys, homes[row], np.inf)
             worst = max(worst, near[i - first])
         count = _descend(axes, low, high, boxes, levels, sizes, _limit(worst, reach, slack), here, below)
+        for k in range(min(count, _IN_CACHE)):
+            _prefetch_rows(keys, here[k] * (1 + m), 1 + m)
+            _prefetch_rows(values, here[k] * stride, 1)
         _copy_boxes(boxes, here, count, nearby, rows)
         here[count] = leaves  # the leaf without keys: leaves go in pairs
         for i in range(first, last):
