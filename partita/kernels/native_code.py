@@ -26,6 +26,7 @@ __all__ = [
     "fours_from",
     "fused",
     "fused_part",
+    "inlined_part",
     "larger_four",
     "least_of",
     "least_part",
@@ -79,6 +80,7 @@ _INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 loop: Callable[..., Any] = njit(cache=CACHED, **_PLAIN)
 fused: Callable[..., Any] = njit(cache=CACHED, **_FUSED)
 part: Callable[..., Any] = njit(**_PLAIN, **_INNER)
+inlined_part: Callable[..., Any] = njit(forceinline=True, **_PLAIN, **_INNER)
 fused_part: Callable[..., Any] = njit(**_FUSED, **_INNER)
 summed_part: Callable[..., Any] = njit(**_SUMMED, **_INNER)
 least_part: Callable[..., Any] = njit(**_LEAST_OF, **_INNER)

@@ -21,6 +21,7 @@ from partita.kernels.native_code import (
     exp2_short,
     four,
     fours_from,
+    inlined_part,
     fused_part,
     larger_four,
     least_of,
@@ -244,10 +245,10 @@ def _limit(best, reach, slack):
 
 
 @part
-def _end_of_block(order, homes, first, block):
+def _end_of_block(homes, first, block):
     """The end of a run of at most `block` queries from `first` on whose leaves are neighbours."""
-    last, home = first + 1, homes[order[first]]
-    while last < len(order) and last - first < block and homes[order[last]] - home < _NEIGHBOURS:
+    last, home = first + 1, homes[first]
+    while last < len(homes) and last - first < block and homes[last] - home < _NEIGHBOURS:
         last += 1
     return last
 
@@ -294,7 +295,7 @@ def _exp2(short, x):
     return exp2_short(x) if len(short) else exp2_four(x)
 
 
-@part
+@inlined_part
 def _sum_one(short, axes, points, row, keys, values, here, chosen, count, scale, near):
     """`Σ 2^{scale (near − |q − k|² + p)}` over chosen leaves, and the same with one value per key; leaves go in pairs."""
     size, q, rate, shift = (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
@@ -373,7 +374,7 @@ def sum_scattered(
 
     Args:
         axes: a tuple of m numbers.
-        points: `(n, m)` queries, flat; homes: `(n,)` their leaves, or −1 for NaN.
+        points: `(n, m)` queries, flat; homes: the leaves of the queries `order`, or −1 for NaN.
         keys, boxes, levels, sizes: see `key_tree.KeyTree`; tables are flat.
         values: `(leaves + 1, outputs or more, LEAF)`, flat; slopes: `(leaves + 1, outputs, m, LEAF)`, flat, or empty.
         half: R/2; reach: leaves whose bound exceeds the best by more are left out; slack: what rounding may change of a bound,
@@ -390,7 +391,7 @@ def sum_scattered(
     for j in range(sizes[len(sizes) - 1]):
         highest = min(highest, boxes[levels[len(sizes) - 1] * rows * LEAF + j])
     begin = 0
-    while begin < len(order) and homes[order[begin]] < 0:  # NaN queries come first
+    while begin < len(order) and homes[begin] < 0:  # NaN queries come first
         for o in range(out.shape[1]):
             out[order[begin], o] = np.nan
         lse[order[begin]] = np.nan
@@ -400,19 +401,20 @@ def sum_scattered(
     last = begin
     while last < len(order):
         first = last
-        last = _end_of_block(order, homes, first, block)
+        last = _end_of_block(homes, first, block)
         for d in range(m):
             low[d], high[d] = np.inf, -np.inf
         worst = -np.inf
         for i in range(first, last):
             row = order[i]
             if i + _AHEAD < len(order):
-                ahead = homes[order[i + _AHEAD]]
+                ahead = homes[i + _AHEAD]
+                prefetch(points, order[i + _AHEAD] * m)
                 _prefetch_rows(boxes, ahead // LEAF * rows, rows)
                 _prefetch_rows(keys, ahead * (1 + m), 1 + m)
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
-            near[i - first] = _nearest_in(axes, points, row, keys, homes[row], np.inf)
+            near[i - first] = _nearest_in(axes, points, row, keys, homes[i], np.inf)
             worst = max(worst, near[i - first])
         count = _descend(axes, low, high, boxes, levels, sizes, _limit(worst, reach, slack), here, below)
         for k in range(min(count, _IN_CACHE)):
@@ -424,23 +426,22 @@ def sum_scattered(
             row, best = order[i], near[i - first]
             if half * (best - highest) > _OVERSHOOT:  # a key may be so much nearer than the one seen that weights would overflow
                 best = _nearest_near(axes, points, row, keys, nearby, here, count, best, _OVERSHOOT / half)
-            limits = _limit(best, min(close, reach), slack), _limit(best, reach, slack)
-            held, more = _choose(axes, points, row * m, nearby, count, limits[0], limits[1], chosen, distant)
-            chosen[held] = distant[more] = count
-            total = 0.0
-            if stride == 1:
+            limit = _limit(best, reach, slack)
+            inner, total = min(_limit(best, close, slack), limit), 0.0
+            while True:
+                held, more = _choose(axes, points, row * m, nearby, count, inner, limit, chosen, distant)
+                chosen[held] = distant[more] = count
+                if stride > 1:
+                    break
                 total, s0 = _sum_one(_EXACT, axes, points, row, keys, values, here, chosen, held, scale, best)
                 if more > 0:
-                    beyond, s1 = _sum_one(
-                        _SHORT, axes, points, row, keys, values, here, distant, more, scale, best
-                    )
-                    if beyond > _NEGLIGIBLE * total:
-                        beyond, s1 = _sum_one(
-                            _EXACT, axes, points, row, keys, values, here, distant, more, scale, best
-                        )
-                    total, s0 = total + beyond, s0 + s1
+                    beyond, s1 = _sum_one(_SHORT, axes, points, row, keys, values, here, distant, more, scale, best)
+                    total, s0, inner = total + beyond, s0 + s1, limit
+                    if beyond > _NEGLIGIBLE * total:  # once more, all of them exact
+                        continue
                 out[row, 0] = s0 / total
-            else:
+                break
+            if stride > 1:
                 for column in range(0, stride, 4):
                     total, s0, s1, s2, s3 = _sum_four(
                         _EXACT, axes, points, row, keys, values, stride, column, here, chosen, held, scale, best
@@ -598,14 +599,14 @@ def scattered_gradients(
         np.empty((m if len(slopes) else 0, held)),
     )
     begin = 0
-    while begin < len(order) and homes[order[begin]] < 0:  # NaN queries come first
+    while begin < len(order) and homes[begin] < 0:  # NaN queries come first
         for d in range(m):
             in_points[order[begin], d] = np.nan
         begin += 1
     last = begin
     while last < len(order):
         first = last
-        last = _end_of_block(order, homes, first, block)
+        last = _end_of_block(homes, first, block)
         for d in range(m):
             low[d], high[d] = np.inf, -np.inf
         far = -np.inf
@@ -613,7 +614,7 @@ def scattered_gradients(
             row = order[i]
             for d in range(m):
                 low[d], high[d] = min(low[d], points[row * m + d]), max(high[d], points[row * m + d])
-            far = max(far, _nearest_in(axes, points, row, keys, homes[row], np.inf))
+            far = max(far, _nearest_in(axes, points, row, keys, homes[i], np.inf))
         count = _descend(axes, low, high, boxes, levels, sizes, _limit(far, reach, slack), here, below)
         n = _copy_block(
             axes, here, count, held, keys, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places

@@ -57,7 +57,7 @@ class _Batch(NamedTuple):
     def run(self, loop: Callable[..., object], rows: slice, *more: Any) -> None:
         """Call a loop for some queries; `more` are its last arguments."""
         homes, *others = self.loop_arguments
-        loop(self.axes, self.queries.reshape(-1), self.order[rows], homes, *others, *more)
+        loop(self.axes, self.queries.reshape(-1), self.order[rows], homes[rows], *others, *more)
 
 
 def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: float) -> _Batch:
@@ -65,7 +65,7 @@ def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: floa
     order = _sorted(homes, -1, tree.leaves - 1)
     keys = tree.keys.reshape(-1), tree.boxes.reshape(-1), tree.levels, tree.sizes
     scale = rate / 2, 2 * cut / rate, tree.slack, _BLOCK
-    return _Batch(queries, order, (homes, *keys, tables.values, tables.slopes, *scale))
+    return _Batch(queries, order, (homes[order], *keys, tables.values, tables.slopes, *scale))
 
 
 def _homes(queries: Array, tree: KeyTree) -> Integers:
