@@ -247,3 +247,18 @@ def test_bad_input_says_what_is_wrong(error, match, change):
     given |= {"inverse_temperature": 1.0, "tolerance": 1e-3} | change
     with pytest.raises(error, match=match):
         pa.attend(given.pop("queries"), given.pop("keys"), given.pop("values"), **given)
+
+
+def test_many_keys_that_trail_far_are_as_exact_as_the_best(path):
+    """Their weights sum up to 10⁻⁶ of the best: the short exponential that far keys get by themselves would be off by 10⁻¹⁴."""
+    rate, away = 1e4, math.sqrt(2 * 24 / 1e4)  # every key there trails by 24
+    keys = torch.cat([torch.zeros(8, 2, dtype=torch.float64), 1e-5 * uniform(30_000, 2)])
+    keys[8:, 0] += away
+    values = torch.zeros(len(keys), 1, dtype=torch.float64)
+    values[8:] = 1.0
+    queries = torch.zeros(20, 2, dtype=torch.float64)
+    found = pa.attend(queries, pa.KeyIndex(keys), values, inverse_temperature=rate, tolerance=1e-18)
+    expected, lse = dense(queries[:1], keys, values, rate)
+    assert 1e-8 < float(expected) < 1e-5
+    assert float((found.output / expected - 1).abs().max()) < 1e-12
+    assert float((found.lse - lse).abs().max()) < 1e-14

@@ -136,6 +136,7 @@ def _exp_single(x):
 _LANES = 4
 _VECTOR, _WHOLE = ir.VectorType(ir.DoubleType(), _LANES), ir.VectorType(ir.IntType(64), _LANES)
 _INT = ir.IntType(64)
+_primitive: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
 class _Four(types.Type):
@@ -171,7 +172,7 @@ def _place(context, builder, array_type, array, index, kind):
     return builder.bitcast(builder.gep(data, [index], inbounds=True), kind.as_pointer())
 
 
-@intrinsic
+@_primitive
 def four(typing, x):
     """The same number four times."""
 
@@ -183,27 +184,27 @@ def four(typing, x):
     return _FOUR(types.float64), lowered
 
 
-@intrinsic
+@_primitive
 def fours_from(typing, array, index):
     """`array[index : index + 4]` of a flat array, without a check."""
 
     def lowered(context, builder, signature, args):
-        return builder.load(_place(context, builder, signature.args[0], *args, _VECTOR), align=8)
+        return builder.load(_place(context, builder, signature.args[0], args[0], args[1], _VECTOR), align=8)
 
     return _FOUR(array, types.int64), lowered
 
 
-@intrinsic
+@_primitive
 def put_four(typing, array, index, x):
     """`array[index : index + 4] = x`, without a check."""
 
     def lowered(context, builder, signature, args):
-        builder.store(args[2], _place(context, builder, signature.args[0], *args[:2], _VECTOR), align=8)
+        builder.store(args[2], _place(context, builder, signature.args[0], args[0], args[1], _VECTOR), align=8)
 
     return types.void(array, types.int64, _FOUR), lowered
 
 
-@intrinsic
+@_primitive
 def prefetch(typing, array, index):
     """Start to read `array[index]` into the cache; an index beyond the array does no harm."""
 
@@ -225,7 +226,7 @@ def _chosen_by(comparison: str) -> Callable[..., Any]:
 
         return _FOUR(_FOUR, _FOUR), lowered
 
-    return intrinsic(chosen)
+    return _primitive(chosen)
 
 
 larger_four = _chosen_by(">")  # lane by lane; the second one where either is NaN
@@ -240,14 +241,14 @@ def _gathered(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
 
         return types.float64(_FOUR), lowered
 
-    return intrinsic(gathered)
+    return _primitive(gathered)
 
 
 total_of = _gathered(lambda builder, a, b: builder.fadd(a, b))
 least_of = _gathered(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 
 
-@intrinsic
+@_primitive
 def at_most(typing, a, b):
     """The set of lanes where a ≤ b, as the bits of an integer."""
 
@@ -258,7 +259,7 @@ def at_most(typing, a, b):
     return types.int64(_FOUR, _FOUR), lowered
 
 
-@intrinsic
+@_primitive
 def append_set(typing, array, held, first, bits):
     """Write `first + j` for the elements j of a set of lanes to `array[held:]`, without a branch; four places may be written.
 
@@ -282,7 +283,7 @@ def append_set(typing, array, held, first, bits):
     return types.int64(array, types.int64, types.int64, types.int64), lowered
 
 
-@intrinsic
+@_primitive
 def _times_power(typing, x, shifted):
     """`x·2ⁿ` for an n that was rounded by adding `_SHIFTER`; x and the product are normal numbers."""
 

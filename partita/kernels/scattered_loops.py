@@ -21,8 +21,8 @@ from partita.kernels.native_code import (
     exp2_short,
     four,
     fours_from,
-    inlined_part,
     fused_part,
+    inlined_part,
     larger_four,
     least_of,
     least_part,
@@ -40,7 +40,6 @@ __all__ = [
     "home_leaves",
     "order_by_cells",
     "scattered_gradients",
-    "settle_leaves",
     "sort_by_number",
     "sum_scattered",
 ]
@@ -148,35 +147,25 @@ def _box_distance(axes, low, high, at, boxes, lane):
 
 
 @loop
-def home_leaves(axes, points, order, nodes, steps, cuts):
-    """Move every point `steps` cuts down the tree, from the plane in `nodes`; a leaf l is −1 − l, and stays. Points go in `order`."""
-    now, rows, last = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64), len(order) - 1
-    for k in range(0, len(order), _TOGETHER):  # so many at a time: none waits for what another one reads
-        for j in range(_TOGETHER):
-            rows[j] = order[min(k + j, last)]
-            now[j] = nodes[rows[j]]
-        for _ in range(steps):
-            open_ends = 0
+def home_leaves(axes, points, first, last, planes, cuts, homes):
+    """The leaf that each of the points from `first` to `last` lies in, −1 for NaN."""
+    now = np.empty(_TOGETHER, np.int64)
+    for k in range(first, last, _TOGETHER):  # so many at a time: none waits for what another one reads
+        now[:] = min(planes, 1) - 1
+        moving = planes
+        while moving > 0:
+            moving = 0
             for j in range(_TOGETHER):
-                plane = np.uint64(max(now[j], 0))
+                plane, at = np.uint64(max(now[j], 0)), min(k + j, last - 1) * len(axes)
                 place = np.int64(cuts[plane, 3]).view(np.float64)
-                side = 0 if points[np.uint64(rows[j] * len(axes) + cuts[plane, 2])] < place else 1
+                side = 0 if points[np.uint64(at + cuts[plane, 2])] < place else 1
                 now[j] = cuts[plane, np.uint64(side)] if now[j] >= 0 else now[j]
-                open_ends += 1 if now[j] >= 0 else 0
-            if open_ends == 0:
-                break
-        for j in range(_TOGETHER):
-            nodes[rows[j]] = now[j]
-
-
-@loop
-def settle_leaves(axes, points, nodes):
-    """Leaf numbers from 0 on in place of −1 − l, and −1 for points that hold NaN."""
-    for i in range(len(nodes)):
-        nodes[i] = -1 - nodes[i]
-        for d in range(len(axes)):
-            if points[i * len(axes) + d] != points[i * len(axes) + d]:
-                nodes[i] = -1
+                moving += 1 if now[j] >= 0 else 0
+        for j in range(min(_TOGETHER, last - k)):
+            homes[k + j] = -1 - now[j]
+            for d in range(len(axes)):
+                x = points[(k + j) * len(axes) + d]
+                homes[k + j] = homes[k + j] if x == x else -1
 
 
 @loop
@@ -190,6 +179,13 @@ def sort_by_number(numbers, least, most, order):
     for i in range(len(numbers)):
         order[starts[numbers[i] - least]] = i
         starts[numbers[i] - least] += 1
+
+
+@part
+def _prefetch_rows(table, first, count):
+    """Start to read rows of eight numbers."""
+    for row in range(first, first + count):
+        prefetch(table, row * LEAF)
 
 
 @part
@@ -251,13 +247,6 @@ def _end_of_block(homes, first, block):
     while last < len(homes) and last - first < block and homes[last] - home < _NEIGHBOURS:
         last += 1
     return last
-
-
-@part
-def _prefetch_rows(table, first, count):
-    """Start to read rows of eight numbers."""
-    for row in range(first, first + count):
-        prefetch(table, row * LEAF)
 
 
 @part
@@ -384,8 +373,11 @@ def sum_scattered(
     """
     m, rows, leaves, scale = len(axes), 1 + 2 * len(axes), sizes[0], half / _LOG_2
     size, stride, outputs = leaves + 2 * LEAF, len(values) // (leaves + 1) // LEAF, out.shape[1]
-    close = (_FAR + m) / half if stride == 1 and not len(slopes) else np.inf  # sums of several numbers gain little by it
-    here, below, chosen, distant = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    close = (
+        (_FAR + m) / half if stride == 1 and not len(slopes) else np.inf
+    )  # sums of several numbers gain little by it
+    here, below = np.empty(size, np.int64), np.empty(size, np.int64)
+    chosen, distant = np.empty(size, np.int64), np.empty(size, np.int64)
     nearby, near, low, high = np.empty(rows * size), np.empty(block), np.empty(m), np.empty(m)
     highest = np.inf  # minus the largest power: `|q − k|² − p` is at least this
     for j in range(sizes[len(sizes) - 1]):
@@ -424,7 +416,9 @@ def sum_scattered(
         here[count] = leaves  # the leaf without keys: leaves go in pairs
         for i in range(first, last):
             row, best = order[i], near[i - first]
-            if half * (best - highest) > _OVERSHOOT:  # a key may be so much nearer than the one seen that weights would overflow
+            if (
+                half * (best - highest) > _OVERSHOOT
+            ):  # a key may be so much nearer than the one seen that weights would overflow
                 best = _nearest_near(axes, points, row, keys, nearby, here, count, best, _OVERSHOOT / half)
             limit = _limit(best, reach, slack)
             inner, total = min(_limit(best, close, slack), limit), 0.0
@@ -516,9 +510,7 @@ def _softmax_row(axes, points, at, keys, powers, count, scale, offsets, scores, 
 
 
 @part
-def _copy_block(
-    axes, here, count, held, keys, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places
-):
+def _copy_block(axes, here, count, held, keys, values, slopes, outputs, ckeys, cpowers, cvalues, cslopes, places):
     """Keys, powers, values and slopes of some leaves side by side, one row per coordinate; how many keys there are."""
     m, n = len(axes), 0
     stride = len(values) * (1 + m) // len(keys)

@@ -20,8 +20,6 @@ __all__ = ["Tables", "gradients_natively", "sum_natively"]
 
 _BLOCK = 32  # queries that share a list of leaves, at most
 _AT_ONCE = 1 << 20  # queries sorted at once
-_LEAVES_IN_CACHE = 1 << 16  # whose cuts take no longer to read than to compare
-_FIRST_STEPS = 12  # cuts that every cache holds
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -62,42 +60,32 @@ class _Batch(NamedTuple):
 
 def _batch(queries: Array, tree: KeyTree, tables: Tables, rate: float, cut: float) -> _Batch:
     homes = _homes(queries, tree)
-    order = _sorted(homes, -1, tree.leaves - 1)
+    order = _sorted(homes, tree.leaves)
     keys = tree.keys.reshape(-1), tree.boxes.reshape(-1), tree.levels, tree.sizes
     scale = rate / 2, 2 * cut / rate, tree.slack, _BLOCK
     return _Batch(queries, order, (homes[order], *keys, tables.values, tables.slopes, *scale))
 
 
 def _homes(queries: Array, tree: KeyTree) -> Integers:
-    """The leaf that each query lies in, −1 for NaN.
+    """The leaf that each query lies in, −1 for NaN."""
+    from partita.kernels.scattered_loops import home_leaves
 
-    Trees that exceed the cache are descended in two steps, the second one in the order in which the first one ended: queries that
-    are neighbours then read the same cuts.
-    """
-    from partita.kernels.scattered_loops import home_leaves, settle_leaves
+    axes, flat, homes = tuple(range(queries.shape[1])), queries.reshape(-1), np.empty(len(queries), np.int64)
 
-    axes, flat, leaves = tuple(range(queries.shape[1])), queries.reshape(-1), tree.leaves
-    nodes = np.full(len(queries), 0 if tree.planes else -1, np.int64)
-    order, deepest = np.arange(len(queries)), 64 * leaves.bit_length()
+    def descend(rows: slice) -> None:
+        home_leaves(axes, flat, rows.start, rows.stop, tree.planes, tree.cuts, homes)
 
-    def descend(order: Integers, steps: int) -> None:
-        native.in_parts(len(order), lambda rows: home_leaves(axes, flat, order[rows], nodes, steps, tree.cuts))
-
-    native.compiled_once(("homes", len(axes)), lambda: descend(order[:0], 1))
-    if leaves > _LEAVES_IN_CACHE:
-        descend(order, _FIRST_STEPS)
-        order = _sorted(nodes, -leaves, leaves)
-    descend(order, deepest)
-    settle_leaves(axes, flat, nodes)
-    return nodes
+    native.compiled_once(("homes", len(axes)), lambda: descend(slice(0, 0)))
+    native.in_parts(len(queries), descend)
+    return homes
 
 
-def _sorted(numbers: Integers, least: int, most: int) -> Integers:
+def _sorted(homes: Integers, leaves: int) -> Integers:
     from partita.kernels.scattered_loops import sort_by_number
 
-    order = np.empty(len(numbers), np.int64)
-    native.compiled_once("sort", lambda: sort_by_number(numbers[:0], 0, 0, order[:0]))
-    sort_by_number(numbers, least, most, order)
+    order = np.empty(len(homes), np.int64)
+    native.compiled_once("sort", lambda: sort_by_number(homes[:0], 0, 0, order[:0]))
+    sort_by_number(homes, -1, leaves - 1, order)
     return order
 
 
