@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_down, exp_up, expm1_up, mul_up
 from partita.errors import BudgetSpentError, UnsupportedError
@@ -71,9 +71,9 @@ class CellProof(Proof):
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
         error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
-        if given.known is not None:
-            moved = known_where_rounded(target, Precision.of(head.dtype), given.known, given.norm)
-            given = replace(given, known=moved)
+        precision = PRECISIONS[str(head.dtype)]
+        if precision.rounds_inputs and given.known is not None:
+            given = replace(given, known=known_where_rounded(target, precision, given.known, given.norm))
         overlap = float(given.details.get("overlap", OVERLAP))
         if not 0 < overlap <= _WIDEST:
             raise UnsupportedError(f"the overlap of the cells is {overlap}; expected a number > 0, up to {_WIDEST}.")

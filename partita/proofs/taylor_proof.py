@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from partita.arithmetic.precision import Precision
+from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
 from partita.errors import BudgetSpentError, UnsupportedError
@@ -46,10 +46,11 @@ class TaylorProof(Proof):
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
         if not isinstance(head, GridHead) or target.graph is None:
             raise UnsupportedError("a Taylor proof needs a grid head and an expression.")
-        box, precision = target.box, Precision.of(head.dtype)
+        box, precision, known = target.box, PRECISIONS[str(head.dtype)], given.known
         lo, hi = precision.widened(box.lo.ravel(), box.hi.ravel())
         facts = GridFacts.of(head, box, volume=target.volume)
-        known = given.known and known_where_rounded(target, precision, given.known, given.norm)
+        if precision.rounds_inputs and known is not None:
+            known = known_where_rounded(target, precision, known, given.norm)
         running, factor = running_soft(head, box, known, given.norm, facts), domain_factor(facts, given.norm)
         added = add_up(*(t.value for t in running))
         aim = sub_down(given.tolerance, added) if given.aim is None else given.aim
