@@ -88,7 +88,8 @@ def attend(
     if not 0 <= tolerance < math.inf:
         raise DomainError(f"tolerance is {tolerance}; expected a finite number ≥ 0.")
     found = values.detach()
-    spread = float((found.amax(dim=0) - found.amin(dim=0)).max())
+    high, low = found.amax(dim=0), found.amin(dim=0)
+    spread, largest = float((high - low).max()), float(torch.maximum(high, -low).max())
     if not (math.isfinite(spread) and 0 < float(rate.detach()) < math.inf):
         raise DomainError(
             f"values spread over {spread}, inverse_temperature is {float(rate.detach())}; expected finite values and a finite "
@@ -100,7 +101,6 @@ def attend(
     )
     plain = tracked or torch.compiler.is_compiling() or not wants_operator(queries)
     output, lse, dropped, depth = sum_scattered(queries, given) if plain else attend_near(queries, given, index)
-    largest = float(found.abs().max())
     sizes = (index.largest_power, float(rate.detach()))
     return Attended(output, lse, _bound(lse.detach(), dropped, depth, given, spread, largest, sizes))
 

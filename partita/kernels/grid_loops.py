@@ -49,8 +49,8 @@ def _two_weights(x, centers, rate, start, gap, weights):
 
 @part
 def softmax_weights(x, centers, rate, start, smallest, weights):
-    """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window."""
-    total, n = smallest, len(x)
+    """Fill `weights`, `(width, n)`, with the softmax of `−rate (x − c)²` over the window; x is overwritten."""
+    total, n = x, len(x)
     for i in range(n):
         smallest[i] = np.inf
     for row in range(len(weights)):
@@ -68,15 +68,14 @@ def softmax_weights(x, centers, rate, start, smallest, weights):
                 scores[i] = rate * d * d
             for i in range(n):
                 smallest[i] = np.minimum(smallest[i], scores[i])
-    for row in range(len(weights)):
-        scores = weights[row]
-        for i in range(n):
-            scores[i] = exp_native(smallest[i] - scores[i])
     for i in range(n):
         total[i] = 0
     for row in range(len(weights)):
+        scores = weights[row]
         for i in range(n):
-            total[i] += weights[row, i]
+            e = exp_native(smallest[i] - scores[i])
+            scores[i] = e
+            total[i] += e
     for i in range(n):
         total[i] = 1 / total[i]
     for row in range(len(weights)):
