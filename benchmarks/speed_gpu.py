@@ -353,11 +353,14 @@ def trains_section(options: Any) -> Section:
             out = train_sum(inputs[0], train._replace(cores=inputs[1:]))
             push = torch.randn_like(out)
             back = lambda: torch.autograd.grad(out, inputs, push, retain_graph=True)  # noqa: E731
+            few = x[:4096].double().requires_grad_()
+            (slopes,) = torch.autograd.grad(train_torch.train_sum(few, wide), few, push[:4096].double())
+            off = largest(back()[0][:4096] - slopes) / largest(slopes)
             found["both"] = device_milliseconds(back, device, repeats) / ms
             work = 2e-9 * len(x) * sum(c.numel() for c in train.cores) / ms
-            return [name, len(x) / ms / 1e3, work, wrong, plain / ms, found["both"]]
+            return [name, len(x) / ms / 1e3, work, wrong, plain / ms, found["both"], off]
 
-        rows.append(attempt(section, measured, 5, [name]))
+        rows.append(attempt(section, measured, 6, [name]))
         section.target(f"{name}: backward over forward (points and cores)", found.get("both"), 3.0)
     for dtype in (single, double):
         numbers = [torch.tensor(v, dtype=dtype, device=device) for v in (-1.0, 0.02, 8.0)]
@@ -370,14 +373,17 @@ def trains_section(options: Any) -> Section:
             plain = device_milliseconds(lambda: ramp_torch.ramp_sum(u, ramp), device, 2)
             given = u.clone().requires_grad_()
             out = ramp_sum(given, ramp)
-            back = lambda: torch.autograd.grad(out, given, u, retain_graph=True)  # noqa: E731
+            back = lambda: torch.autograd.grad(out, given, u, retain_graph=True)[0]  # noqa: E731
+            few = u[:4096].double().requires_grad_()
+            (slopes,) = torch.autograd.grad(ramp_torch.ramp_sum(few, wide), few, u[:4096].double())
+            off = largest(back()[:4096] - slopes) / largest(slopes)
             share = device_milliseconds(back, device, repeats) / ms
-            return [f"ramp, width 6, {str(dtype)[6:]}", len(u) / ms / 1e3, None, wrong, plain / ms, share]
+            return [f"ramp, width 6, {str(dtype)[6:]}", len(u) / ms / 1e3, None, wrong, plain / ms, share, off]
 
-        rows.append(attempt(section, rising, 5, [f"ramp, width 6, {str(dtype)[6:]}"]))
+        rows.append(attempt(section, rising, 6, [f"ramp, width 6, {str(dtype)[6:]}"]))
     section.table(
-        "10⁶ queries a second; errors against float64 at 4,096 queries (trains: of the largest); plain torch operations and "
-        "backward as multiples of the forward pass",
+        "10⁶ queries a second; errors against float64 at 4,096 queries (of trains and gradients: of the largest); plain torch "
+        "operations and backward as multiples of the forward pass",
         [
             ("way", "text"),
             ("Mq/s", "number"),
@@ -385,6 +391,7 @@ def trains_section(options: Any) -> Section:
             ("error", "error"),
             ("torch", "number"),
             ("backward", "number"),
+            ("its error", "error"),
         ],
         rows,
     )

@@ -15,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import partita as pa
 from partita.heads import FoldedHead, GridHead, TrainHead
-from partita.kernels import grid_native, grid_torch, native, ramp_native, ramp_torch, train_native, train_torch
+from partita.kernels import (
+    grid_native,
+    grid_torch,
+    native,
+    ramp_native,
+    ramp_torch,
+    train_native,
+    train_operator,
+    train_torch,
+)
 from partita.kernels.grid_torch import GridOperands
 from partita.kernels.ramp_torch import RampOperands
 from partita.kernels.trace_modes import wants_operator
@@ -466,3 +475,14 @@ def test_the_exponential_is_within_two_units(dtype):
     ends = np.empty_like(edges)
     fill(edges, ends)
     assert ends[0] == 1 and ends[1] == ends[2] == 0 and np.isnan(ends[3])
+
+
+def test_few_queries_of_a_train_stay_in_torch():
+    """The native loops run over queries that share a window: 256 queries have 8 in each, and the loops would be slower."""
+    centers = [torch.linspace(-1, 1, 32, dtype=DOUBLE)] * 3
+    cores = [torch.ones(a, 32, b, dtype=DOUBLE) for a, b in itertools.pairwise((1, 64, 64, 1))]
+    train = TrainOperands(centers, torch.ones(3, dtype=DOUBLE), cores)
+    few, many = torch.zeros(256, 3, dtype=DOUBLE), torch.zeros(1024, 3, dtype=DOUBLE)
+    assert native.worth_it(len(few), train.reads) == native.AVAILABLE
+    assert not train_operator.runs_natively(few, train)
+    assert train_operator.runs_natively(many, train) == native.AVAILABLE

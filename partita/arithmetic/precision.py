@@ -143,9 +143,8 @@ class Precision:
 
 
 _MOST = {name: float(np.finfo(name).max) for name in ("float64", "float32", "float16")}
-_SLIGHT = (
-    2.0**-100
-)  # times √m: `u·reach − u/(1 + u)·reach` exceeds what underflow moves m coordinates by, for a larger reach
+# times m: for a larger reach, `u·reach − u/(1 + u)·reach` exceeds what underflow moves m coordinates by
+_SLIGHT = 2.0**-100
 _BETWEEN = 2.0**-23  # a float64 number becomes a float32 number before it becomes one of a half type
 
 # name, unit, smallest, tiniest, largest, number, item_bytes, rounds_inputs; value_unit, value_tiniest, value_largest

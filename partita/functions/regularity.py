@@ -280,9 +280,8 @@ def known_where_rounded(target: Target, precision: Precision, known: Known, norm
     return found[precision, norm]
 
 
-_BEYOND: WeakKeyDictionary[Target, dict[tuple[Precision, float], Known]] = (
-    WeakKeyDictionary()
-)  # a head is proved many times
+# what `known_where_rounded` found: a head is proved many times
+_BEYOND: WeakKeyDictionary[Target, dict[tuple[Precision, float], Known]] = WeakKeyDictionary()
 
 
 def knowledge_or_obstacle(

@@ -43,9 +43,8 @@ def grid_sum(points: Tensor, grid: GridOperands) -> Tensor:
         points: the queries.
         grid: centers, rates, widths, values, slopes and origin.
     """
-    if not wants_operator(points) or is_tracked(
-        (grid.rates, *grid.centers)
-    ):  # gradients in these come from plain operations
+    # gradients in rates and centers come from plain operations
+    if not wants_operator(points) or is_tracked((grid.rates, *grid.centers)):
         return grid_torch.grid_sum(points, grid)
     if not needs_operator(points, grid.values, grid.slopes, grid.origin):
         if is_ordinary(points, grid.values, grid.slopes, grid.origin):

@@ -86,47 +86,21 @@ def sum_on_device(u: Tensor, low: Tensor, spacing: Tensor, sharpness: Tensor, an
     Returns:
         `(n,)`.
     """
-    u, out = u.contiguous(), torch.empty_like(u, memory_format=torch.contiguous_format)
-    if len(u):
-        blocks = (triton.cdiv(len(u), _BLOCK),)
-        launch(
-            _sum_block,
-            blocks,
-            u,
-            low,
-            spacing,
-            sharpness,
-            out,
-            len(u),
-            anchors,
-            WIDTH=width,
-            SLOPED=False,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
-    return out
+    out = torch.empty_like(u, memory_format=torch.contiguous_format)
+    return _filled(out, u, (low, spacing, sharpness), anchors, width, sloped=False)
 
 
 def gradients_on_device(
     grad: Tensor, u: Tensor, low: Tensor, spacing: Tensor, sharpness: Tensor, anchors: int, width: int
 ) -> Tensor:
     """The gradient of `Σ grad·sum_on_device(u, …)` with respect to u, `(n,)`; 0 where u lies so far outside that s is clamped."""
-    u, out = u.contiguous(), grad.clone(memory_format=torch.contiguous_format)
+    out = grad.clone(memory_format=torch.contiguous_format)
+    return _filled(out, u, (low, spacing, sharpness), anchors, width, sloped=True)
+
+
+def _filled(out: Tensor, u: Tensor, numbers: tuple[Tensor, ...], anchors: int, width: int, *, sloped: bool) -> Tensor:
+    """`out` after the kernel: the ramp, or its derivative times what `out` held."""
     if len(u):
-        blocks = (triton.cdiv(len(u), _BLOCK),)
-        launch(
-            _sum_block,
-            blocks,
-            u,
-            low,
-            spacing,
-            sharpness,
-            out,
-            len(u),
-            anchors,
-            WIDTH=width,
-            SLOPED=True,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+        arguments, constants = (u.contiguous(), *numbers, out, len(u), anchors), {"WIDTH": width, "SLOPED": sloped}
+        launch(_sum_block, (triton.cdiv(len(u), _BLOCK),), *arguments, **constants, BLOCK=_BLOCK, num_warps=4)
     return out

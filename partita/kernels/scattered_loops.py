@@ -302,15 +302,15 @@ def _sum_one(short, axes, points, row, keys, values, here, chosen, count, scale,
 
 
 @part
-def _sum_four(short, axes, points, row, keys, values, stride, column, here, chosen, count, scale, near):
+def _sum_four(axes, points, row, keys, values, stride, column, here, chosen, count, scale, near):
     """The same with four of the values of each key: values of a leaf are `(stride, LEAF)`, here columns from `column` on."""
     size, q, rate, shift = (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
     total, s0, s1, s2, s3 = four(0.0), four(0.0), four(0.0), four(0.0), four(0.0)
     for k in range(count):
         leaf = here[np.uint64(chosen[np.uint64(k)])]
         v = (leaf * stride + column) * LEAF
-        e = _exp2(short, rate * (shift - _excess(axes, points, q, keys, leaf * size)))
-        f = _exp2(short, rate * (shift - _excess(axes, points, q, keys, leaf * size + 4)))
+        e = exp2_four(rate * (shift - _excess(axes, points, q, keys, leaf * size)))
+        f = exp2_four(rate * (shift - _excess(axes, points, q, keys, leaf * size + 4)))
         total = total + (e + f)
         s0 = s0 + (e * fours_from(values, v) + f * fours_from(values, v + 4))
         s1 = s1 + (e * fours_from(values, v + LEAF) + f * fours_from(values, v + LEAF + 4))
@@ -320,7 +320,7 @@ def _sum_four(short, axes, points, row, keys, values, stride, column, here, chos
 
 
 @part
-def _sum_tilted(short, axes, points, row, keys, slopes, stride, column, here, chosen, count, scale, near):
+def _sum_tilted(axes, points, row, keys, slopes, stride, column, here, chosen, count, scale, near):
     """`Σ_j w_j J_j·(q − k_j)` for one output; slopes of a leaf are `(stride, m, LEAF)`."""
     m, size, q, rate, shift = len(axes), (1 + len(axes)) * LEAF, row * len(axes), four(scale), four(near)
     total = four(0.0)
@@ -331,7 +331,7 @@ def _sum_tilted(short, axes, points, row, keys, slopes, stride, column, here, ch
         for d in range(len(axes)):
             x = four(points[np.uint64(q + d)]) - fours_from(keys, at + (1 + d) * LEAF)
             tilt = fours_from(slopes, v + d * LEAF) * x + tilt
-        total = _exp2(short, rate * (shift - _excess(axes, points, q, keys, at))) * tilt + total
+        total = exp2_four(rate * (shift - _excess(axes, points, q, keys, at))) * tilt + total
     return total_of(total)
 
 
@@ -373,9 +373,8 @@ def sum_scattered(
     """
     m, rows, leaves, scale = len(axes), 1 + 2 * len(axes), sizes[0], half / _LOG_2
     size, stride, outputs = leaves + 2 * LEAF, len(values) // (leaves + 1) // LEAF, out.shape[1]
-    close = (
-        (_FAR + m) / half if stride == 1 and not len(slopes) else np.inf
-    )  # sums of several numbers gain little by it
+    # sums of several numbers gain little by short exponentials
+    close = (_FAR + m) / half if stride == 1 and not len(slopes) else np.inf
     here, below = np.empty(size, np.int64), np.empty(size, np.int64)
     chosen, distant = np.empty(size, np.int64), np.empty(size, np.int64)
     nearby, near, low, high = np.empty(rows * size), np.empty(block), np.empty(m), np.empty(m)
@@ -416,9 +415,8 @@ def sum_scattered(
         here[count] = leaves  # the leaf without keys: leaves go in pairs
         for i in range(first, last):
             row, best = order[i], near[i - first]
-            if (
-                half * (best - highest) > _OVERSHOOT
-            ):  # a key may be so much nearer than the one seen that weights would overflow
+            # a key may be so much nearer than the one seen that weights would overflow
+            if half * (best - highest) > _OVERSHOOT:
                 best = _nearest_near(axes, points, row, keys, nearby, here, count, best, _OVERSHOOT / half)
             limit = _limit(best, reach, slack)
             inner, total = min(_limit(best, close, slack), limit), 0.0
@@ -438,7 +436,7 @@ def sum_scattered(
             if stride > 1:
                 for column in range(0, stride, 4):
                     total, s0, s1, s2, s3 = _sum_four(
-                        _EXACT, axes, points, row, keys, values, stride, column, here, chosen, held, scale, best
+                        axes, points, row, keys, values, stride, column, here, chosen, held, scale, best
                     )
                     sums = (s0, s1, s2, s3)
                     for o in range(min(4, outputs - column)):
@@ -446,7 +444,7 @@ def sum_scattered(
             if len(slopes):
                 for column in range(outputs):
                     tilt = _sum_tilted(
-                        _EXACT, axes, points, row, keys, slopes, outputs, column, here, chosen, held, scale, best
+                        axes, points, row, keys, slopes, outputs, column, here, chosen, held, scale, best
                     )
                     out[row, column] += tilt / total
             lse[row] = math.log(total) - half * best

@@ -38,9 +38,8 @@ def train_sum(points: Tensor, train: TrainOperands) -> Tensor:
         points: the queries.
         train: centers, rates and cores.
     """
-    if not wants_operator(points) or is_tracked(
-        (train.rates, *train.centers)
-    ):  # gradients in these come from plain operations
+    # gradients in rates and centers come from plain operations
+    if not wants_operator(points) or is_tracked((train.rates, *train.centers)):
         return train_torch.train_sum(points, train)
     if not needs_operator(points, *train.cores):
         if is_ordinary(points, *train.cores):

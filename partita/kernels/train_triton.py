@@ -6,8 +6,8 @@ memory as `(rank, n)`, for some queries at a time.
 Differences are centred, the exponential is `triton_code.power` (see `grid_triton` for what it adds to a score), and the weights are
 divided by their sum after the sum over k, so that a term passes through at most `P_i r_{i−1} + 8` roundings per axis. Products keep
 full precision: `input_precision="ieee"`, no TF32. Gradients, about which no certificate speaks, take three products of tensor cores
-for one of float32, which keeps its precision (measured errors stay below 10⁻⁶ of the largest). Nothing is added atomically, so the
-same batch gives the same bits.
+for one of float32; `benchmarks/speed.py --gpu` prints their errors. Nothing is added atomically, so the same batch gives the same
+bits.
 """
 
 from __future__ import annotations

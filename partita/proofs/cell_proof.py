@@ -130,9 +130,8 @@ class CurvatureProof(Proof):
             slopes = head.get_buffer("value_slopes").double().numpy()
             steepest = float(np.sqrt((slopes**2).sum(axis=2)).max()) * (1 + 1e-12)
             mean = [] if sharp else [terms[0].inputs[f"distance{i}"] / g for i, g in enumerate(gaps)]
-            away = (
-                max(mean or (0.5 + OVERLAP, beyond)) + float((moved / gaps).max()) / 2
-            )  # spacings; mostly half of one
+            # in spacings; mostly half of one
+            away = max(mean or (0.5 + OVERLAP, beyond)) + float((moved / gaps).max()) / 2
             turned = curvature.turning_up(max(1.0, away * (1 + 1e-9)) + step, gaps)
             known = Known(Modulus(add_up(steepest, *across, turned)))
             terms.append(input_rounding(facts, known, given.norm))
