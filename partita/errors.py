@@ -1,5 +1,7 @@
 """The exceptions of partita. A message names the object, what was found, what was expected, and what to do next."""
 
+from typing import Self
+
 __all__ = [
     "AlreadyExistsError",
     "AnotherFunctionError",
@@ -63,7 +65,30 @@ class PartitaError(Exception):
         return str(self.args[1]) if len(self.args) > 1 else ""
 
 
-class DomainError(PartitaError):
+class _TypedTextError(PartitaError):
+    """An error in text that somebody typed.
+
+    Attributes:
+        span: the place in the text, from the first character to after the last one; None where it is not known.
+        problem: what is wrong, without the text and the mark below the place; empty where the message has no mark.
+    """
+
+    span: tuple[int, int] | None = None
+    problem: str = ""
+
+    def at(self, start: int, end: int, problem: str = "") -> Self:
+        """The same error with its place in the text.
+
+        Args:
+            start: the first character.
+            end: the character after the last one.
+            problem: what is wrong, if the message also shows the text.
+        """
+        self.span, self.problem = (start, end), problem
+        return self
+
+
+class DomainError(_TypedTextError):
     """An invalid domain or number: lo ≥ hi, infinite sides, no points, a negative fill distance."""
 
 
@@ -147,7 +172,7 @@ class CurvatureContradictedError(PartitaError):
     """The function bends more between three points on a line than its declared second derivatives allow."""
 
 
-class ExpressionError(PartitaError):
+class ExpressionError(_TypedTextError):
     """Text that is not a valid expression."""
 
 

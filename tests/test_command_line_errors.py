@@ -54,6 +54,7 @@ WRONG = [
     (["bounds", "new"], 1, "TruncatedFileError"),
     (["reproduce", "nothing"], 64, "UnsupportedError"),
     (["inspect", "nowhere:model", "--inputs", "far.csv", "--out", "new"], 64, "UnsupportedError"),
+    (["studio", "--no-browser", "--port", "99999"], 64, "UsageError"),
     (["bake"], 64, "UsageError"),
 ]
 

@@ -1,7 +1,8 @@
 """Heads seen as mixtures: |f − net| ≤ Σ w_j |f − V_j| on small boxes, for scattered centers and for grids whose cells hold slopes.
 
 Score differences are affine in z, so on a box `w_j ≤ 1/(1 + Σ_k exp(min(s_k − s_j)))`, and the worst mixture of the errors
-|f − V_j| fills the worst cells first. What rounding does to weights and values is part of every bound.
+|f − V_j| fills the worst cells first. Where scores hardly move, the net is an affine function and a remainder, which is the
+better bound for soft heads. What rounding does to weights and values is part of every bound.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["Cells"]
 
 DEGREES = {1: 4, 2: 3, 3: 2}
 MOST_BRANCHES, RIVALS, MOST_NEAR = 8, 8, 64
+STILL = 4.0  # scores that move by less on a box let the net be expanded there
 
 
 class Cells:
@@ -111,11 +113,13 @@ class Cells:
         moves = [max(abs(float((tilts[j][i] - tilts[best][i]).mid())) for j in near) for i in range(self.m)]
         sides = [(b - a) / (d - c) for (a, b), (c, d) in zip(ends, self.ends)]
         axis = max(range(self.m), key=moves.__getitem__ if max(moves) > 0.2 else sides.__getitem__)
-        if len(near) > MOST_NEAR and len(near) > len(labels) / 2:
+        if len(near) > MOST_NEAR and len(near) > len(labels) / 2 and max(moves) > STILL:
             return Measured(math.inf, axis, None, (near, mass))
         weights, worst = {j: self._weight(j, near[:RIVALS], scores, tilts, off) for j in near}, 0.0
+        still = sum(moves) < STILL
         for output, (graph, support) in enumerate(self.components):
-            errors, size = self._errors(output, graph, support, ends, near)
+            lines = [self._expanded(output, near, scores, tilts, off, box, middle, radius)] if still else []
+            errors, size, closer = self._errors(output, graph, support, ends, near, lines)
             left, mixed = arb(1), arb(0)
             for j in sorted(near, key=lambda j: -up(errors[j])):
                 share = weights[j] if weights[j] < left else left
@@ -124,6 +128,7 @@ class Cells:
                     break
             mixed = mixed.upper() / (1 - mass) if mass < 0.5 else INF
             sums = 1.01 * (2 * len(near) + self.m + 16) * self.unit * (size + mixed)
+            mixed = min([mixed, *closer], key=up)
             worst = max(worst, up(mixed + mass * (size + 5 * self.largest) + sums + self.lost))
         return Measured(worst, axis, tuple(float(x.mid()) for x in middle), (near, mass))
 
@@ -134,10 +139,75 @@ class Cells:
         apart = (scores[k] - scores[j] - _apart(tilts[j], tilts[k]) - off[k] - off[j] for k in rivals if k != j)
         return (1 / sum((lead.lower().exp() for lead in apart), arb(1))).upper()
 
+    def _expanded(
+        self,
+        output: int,
+        near: list[int],
+        scores: dict[int, arb],
+        tilts: dict[int, list[arb]],
+        off: dict[int, arb],
+        box: list[arb],
+        middle: list[arb],
+        radius: list[arb],
+    ) -> tuple[list[arb], arb]:
+        """The mean of the near cells as an affine function, as `_errors` writes one, and how far it may be from it as it is run.
+
+        With T the part of a score that moves and w the weights: no weight grows beyond `w_j exp|T_j − ΣwT|` on the box, and the
+        second derivative of the mean is `2 Cov(T, slope) + E(T − ET)²(V − EV)`, whatever the weights are there.
+        """
+        shares = [(scores[j] - scores[near[0]]).exp() for j in near]
+        whole = sum(shares, arb(0))
+        shares = [s / whole for s in shares]
+
+        def mean(numbers: Sequence[arb]) -> arb:
+            return sum(map(mul, shares, numbers), arb(0))
+
+        def away_from_mean(rows: Sequence[Sequence[arb]]) -> tuple[list[arb], list[arb]]:
+            """The means of the columns, and how far each row may be from them in all."""
+            means = [mean(column) for column in zip(*rows)]
+            return means, [sum((abs(a - b).upper() for a, b in zip(row, means)), arb(0)) for row in rows]
+
+        values = [self.value(j, output, middle) for j in near]
+        level = mean(values)
+        moved, turn = away_from_mean([tilts[j] for j in near])
+        slopes = [list(map(mul, self.slope(j, output), radius)) for j in near]
+        incline, bend = away_from_mean(slopes)
+        away = [(abs(v - level) + b).upper() for v, b in zip(values, bend)]
+        heavy = [(s * t.exp()).upper() for s, t in zip(shares, turn)]
+
+        def most(numbers: Sequence[arb]) -> arb:
+            return min(sum(map(mul, heavy, numbers), arb(0)).upper(), max(numbers, key=up), key=up)
+
+        turned, spread_of_turn = most(turn), most([t * t for t in turn])
+        skew = most([(t + turned) ** 2 * a for t, a in zip(turn, away)]) + spread_of_turn * most(away)
+        rest = (spread_of_turn * most([b * b for b in bend])).sqrt() + skew / 2
+        rest += (2 * max((off[j] for j in near), key=up)).expm1() * most(away)
+        rest += max((self._value_error(j, output, box) for j in near), key=up)
+        tilt = [
+            g + mean([(v - level) * (tilts[j][i] - moved[i]) for j, v in zip(near, values)])
+            for i, g in enumerate(incline)
+        ]
+        return [level - sum(tilt, arb(0)), *(2 * g for g in tilt)], rest
+
+    def _value_error(self, j: int, output: int, box: Sequence[arb]) -> arb:
+        """How far V_j may be off as it is run."""
+        rounded: arb = 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box)
+        return rounded + (self.m + 1) * TINIEST[self.semantics]
+
     def _errors(
-        self, output: int, graph: Graph, support: tuple[int, ...], ends: Ends, near: list[int]
-    ) -> tuple[dict[int, arb], arb]:
-        """`sup |f − V_j|` on the box, V_j as rounded, and `sup |f|`: one polynomial per branch of f, or f between two numbers."""
+        self,
+        output: int,
+        graph: Graph,
+        support: tuple[int, ...],
+        ends: Ends,
+        near: list[int],
+        lines: list[tuple[list[arb], arb]],
+    ) -> tuple[dict[int, arb], arb, list[arb]]:
+        """`sup |f − V_j|` on the box, V_j as rounded, `sup |f|`, and `sup |f − line|` for affine functions known up to a number.
+
+        One polynomial per branch of f, or f between two numbers. An affine function is its value at the corner and its rise along
+        every side.
+        """
         own, n, box = tuple(ends[i] for i in support), self.degree, balls(ends)[0]
         flat = graph.evaluate(balls(own)[0])[0]
         places = self.lattice.ncols()
@@ -151,13 +221,15 @@ class Cells:
         size, corner = max((norm(table) + rest for table, rest in tables), key=up), [arb(a) for a, _ in ends]
         sides = [arb(b) - arb(a) for a, b in ends]
         rows = [[self.value(j, output, corner), *map(mul, self.slope(j, output), sides)] for j in near]
-        values, errors = (arb_mat(rows) * self.lattice).entries(), dict[int, arb]()
-        for k, j in enumerate(near):
+        values = (arb_mat([*rows, *(row for row, _ in lines)]) * self.lattice).entries()
+
+        def apart(k: int) -> arb:
             own_values = values[k * places : (k + 1) * places]
-            found = max((norm(list(map(sub, table, own_values))) + rest for table, rest in tables), key=up)
-            errors[j] = found + 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box)
-            errors[j] += (self.m + 1) * TINIEST[self.semantics]
-        return errors, size
+            found: arb = max((norm(list(map(sub, table, own_values))) + rest for table, rest in tables), key=up)
+            return found
+
+        errors = {j: apart(k) + self._value_error(j, output, box) for k, j in enumerate(near)}
+        return errors, size, [apart(len(near) + k) + rest for k, (_, rest) in enumerate(lines)]
 
 
 def _apart(a: Sequence[arb], b: Sequence[arb]) -> arb:

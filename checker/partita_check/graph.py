@@ -130,6 +130,20 @@ class Graph:
         """Nodes that have a limit where their parts have none."""
         return find_limits(self.nodes)
 
+    @cached_property
+    def degrees(self) -> tuple[float, ...]:
+        """Of the first output as a polynomial in each input, whatever kinks choose; infinite where it may be none."""
+        found = list[list[float]]()
+        for k, (name, args, params) in enumerate(self.nodes):
+            if k % EVERY == 0:
+                clock.tick()
+            if name == "input":
+                found.append([float(i == params[0]) for i in range(self.inputs)])
+            else:
+                rows = zip(*(found[a] for a in args)) if args else ((),) * self.inputs
+                found.append([_degree(name, row, params) for row in rows])
+        return tuple(found[self.outputs[0]])
+
     def branches(self, box: Sequence[arb], most: int) -> list[Choices] | None:
         """Choices for every kink, one set per analytic branch that f may follow somewhere in the box; None if too many."""
         found, waiting = list[Choices](), [dict[tuple[int, int], int]()]
@@ -195,6 +209,19 @@ class _Recorder(dict[tuple[int, int], int]):
     def __init__(self, choices: Choices) -> None:
         super().__init__(choices)
         self.decided: dict[tuple[int, int], int] = {}
+
+
+def _degree(name: str, of: Sequence[float], params: tuple[Any, ...]) -> float:
+    """The degree of a node in one input, from those of its arguments; a floor is a constant once it is chosen."""
+    if name in ("add", "sub", "sum", "neg", *_KINKS, "clamp"):
+        return max(of)
+    if name == "mul":
+        return sum(of)
+    if name == "pow" and params[0] > 0:
+        return float(params[0] * of[0])
+    if name == "div" and of[1] == 0:
+        return of[0]
+    return math.inf if any(of) and name != "floor" else 0.0
 
 
 def _value(x: Any) -> Any:

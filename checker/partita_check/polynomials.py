@@ -159,12 +159,15 @@ def enclose(graph: Graph, ends: Ends, n: int, choices: Choices, columns: int, ro
     """A real f on a box as a Bernstein polynomial: its coefficients, and what every axis adds to the remainder.
 
     Interpolating one axis after the other, `|f − p| ≤ Σ_i Λ^i·(what axis i leaves)`, with one coordinate on its ellipse and the
-    others real. Not finite where no ellipse is proved to be free of singularities.
+    others real. Not finite where no ellipse is proved to be free of singularities. A polynomial of degree n or less leaves nothing.
     """
     (box, middle, radius), basis, rests = balls(ends), Basis.of(n), []
     out, around = graph.outputs[0], graph.all_values(box, choices)
     at_middle = graph.all_values(middle, choices)
     for i in range(len(ends)):
+        if graph.degrees[i] <= n:
+            rests.append(arb(0))
+            continue
 
         def size_on(t: acb, i: int = i) -> arb:
             point = [*box[:i], middle[i] + radius[i] * t, *box[i + 1 :]]

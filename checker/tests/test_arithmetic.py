@@ -109,6 +109,30 @@ def enclosures_hold(text: str, count: int = 40) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    ("text", "degrees"),
+    [
+        ("2*x - y + 0.3", (1, 1)),
+        ("(x - y)^3*x/7 + y", (4, 3)),
+        ("max(x*x, y) + clamp(3*x, -1, 1) - abs(y)*floor(x)", (2, 1)),
+        ("where(x > y, y^2, x)", (1, 2)),
+        ("x*sin(y) + y/(2 + y)", (1, math.inf)),
+        ("x^-1 + sqrt(2)*y", (math.inf, 1)),
+        ("exp(x)*y", (math.inf, 1)),
+    ],
+)
+def test_degrees_of_polynomials(text, degrees):
+    assert parse(text, ["x", "y"]).degrees == degrees
+
+
+def test_polynomials_of_low_degree_leave_nothing():
+    """A degree that is told too low would lose a remainder: x^4 is not its interpolant of degree 3."""
+    box = ((0.5, 1.0), (-0.25, 0.5))
+    table, rests = enclose(parse("x^3*y - y^2", ["x", "y"]), box, 3, {}, 1, 1)
+    assert [float(r) for r in rests] == [0, 0] and up(table[0]) - (0.125 * -0.25 - 0.0625) < 1e-12
+    assert enclose(parse("x^4 + y", ["x", "y"]), box, 3, {}, 1, 1)[1][0] > 0
+
+
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_balls_hold_the_function(text):
     assert enclosures_hold(text)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "partita_check").glob("*.py"))
-MOST_LINES = 2840  # of code; docstrings and comments are not counted. The two half types took the last 40
+MOST_LINES = 2909  # of code; docstrings and comments are not counted. The degrees of polynomials took the last 25
 
 
 def foreign_imports(source: str) -> list[str]:

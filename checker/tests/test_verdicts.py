@@ -255,7 +255,8 @@ def tilt_pieces(files):
 
 
 def shift_values(files):
-    number(files, "values", 0, lambda v: v + 1e-6)
+    """Down: a soft maximum lies below the maximum, so that shifting a piece up would make the head better."""
+    number(files, "values", 0, lambda v: v - 1e-6)
 
 
 def sharpen_one(files):

@@ -245,7 +245,7 @@ def _climb(opponent: _Opponent, start: Array, restarts: int, seed: int) -> Array
     best, step = opponent.errors(points), np.full(len(points), _FIRST_STEP)
     for _ in range(_STEPS):
         uphill = opponent.slopes(points) * sides
-        length = np.sqrt((uphill**2).sum(axis=1, keepdims=True))
+        length = np.abs(np.hypot.reduce(uphill, axis=1, keepdims=True))  # squares may overflow
         trial = domain.clamp(points + step[:, None] * sides * uphill / np.maximum(length, 1e-300))
         errors = opponent.errors(trial)
         better = errors > best

@@ -171,7 +171,7 @@ def _ground(compiled: Compiled, proof: Proof) -> tuple[Known | None, str]:
         )
     if proof.rests_on == "regularity":
         return _known(compiled)
-    if certificate.semantics == "float64":
+    if certificate.semantics == "float64" or proof.moves_inputs:
         return None, ""
     if certificate.rests_on("regularity"):  # the input-rounding term uses the caller's constants
         return _known(compiled)

@@ -12,7 +12,7 @@ from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import DomainError, NothingKnownError, SizeError, ToleranceError, UnsupportedError
+from partita.errors import BudgetSpentError, DomainError, NothingKnownError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
@@ -55,6 +55,7 @@ def request_for(
     tail: Tail | None = None,
     on_error: str = "raise",
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
+    needs_moduli: bool = True,
     progress: Progress | None = None,
 ) -> Request:
     """The request with what is known about f, or the error that says which option is wrong.
@@ -62,6 +63,7 @@ def request_for(
     Args:
         declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
         best_effort: whether time is limited. asking: called while f is evaluated.
+        needs_moduli: whether it is an error if time runs out while moduli of f are looked for.
     """
     if method not in method_names():
         raise UnsupportedError(f"method is {method!r}; expected one of {', '.join(map(repr, method_names()))}.")
@@ -105,7 +107,12 @@ def request_for(
     target, left = clipped_for(target, tail, power, float(tolerance))
     if target.excluding is None:
         on = where_planned(target, PRECISIONS[str(dtype)])
-        found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
+        try:
+            found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
+        except BudgetSpentError:
+            if needs_moduli:
+                raise
+            found = None, NothingKnownError(f"time ran out while moduli of {target.label} were looked for")
     else:
         advice = "Use a larger tolerance, or restrict the domain to where the function has values."
         found = None, NothingKnownError(f"{target.label} may fail, so nothing can be proved about it", advice)

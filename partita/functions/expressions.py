@@ -101,6 +101,7 @@ class _Token:
     kind: str  # number, name, symbol or end
     text: str
     column: int
+    length: int = 1  # as it was written: `**` is the token ^
 
     def __str__(self) -> str:
         return "the end" if self.kind == "end" else f"{self.text!r}"
@@ -308,7 +309,8 @@ class _Parser:
                     expected += "; comparisons are joined by and, or"
                 raise self.error(f"found {self.text[column]!r}, {expected}", column=column)
             if match.lastgroup != "blank":
-                tokens.append(_Token(str(match.lastgroup), _SAME.get(match.group(), match.group()), column))
+                text = _SAME.get(match.group(), match.group())
+                tokens.append(_Token(str(match.lastgroup), text, column, len(match.group())))
             column = match.end()
         return [*tokens, _Token("end", "", len(self.text))]
 
@@ -343,11 +345,12 @@ class _Parser:
     ) -> ExpressionError:
         """The error with the text and a mark below the place."""
         token = token or (self.next if column is None else _Token("symbol", "?", column))
-        column, width = token.column, min(max(1, len(token.text)), 40)
+        column, width = token.column, min(token.length, 40)
         start = max(0, column - 40)
         shown = "".join(c if c.isprintable() else " " for c in self.text[start : column + 40])
         marked = f"{message}\n  {shown}\n  {' ' * (column - start)}{'^' * width}"
-        return (ExpressionLimitError if limit else ExpressionError)(f"expression: {marked}")
+        kind = ExpressionLimitError if limit else ExpressionError
+        return kind(f"expression: {marked}").at(column, column + token.length, message)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import scipy
@@ -11,7 +13,9 @@ from partita.errors import UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import MaxAffine, Partition, PowerDiagram
 
-__all__ = ["intervals", "polygons", "sliced"]
+__all__ = ["intervals", "polygons", "sliced", "touching"]
+
+_SAME_CORNER = 1e-6  # of the whole picture: corners of neighbouring polygons differ by roundings
 
 
 def sliced(partition: Partition, axes: Sequence[int], at: Array) -> PowerDiagram:
@@ -58,6 +62,36 @@ def polygons(partition: Partition, box: Box) -> list[Array]:
     unit = _on_unit_box(partition, lo, hi)
     neighbours = _neighbours(unit)
     return [lo + (hi - lo) * _clip(unit, j, neighbours[j]) for j in range(unit.num_cells)]
+
+
+def touching(shapes: Sequence[Array]) -> list[set[int]]:
+    """For each polygon of `polygons` the numbers of those that share an edge with it: two corners, up to rounding.
+
+    >>> import partita as pa
+    >>> from partita.geometry.cells import polygons, touching
+    >>> touching(polygons(pa.PowerDiagram([[0.2, 0.5], [0.5, 0.5], [0.8, 0.5]]), pa.Box([0, 0], [1, 1])))
+    [{1}, {0, 2}, {1}]
+    """
+    near: list[set[int]] = [set() for _ in shapes]
+    owners = np.repeat(np.arange(len(shapes)), [len(shape) for shape in shapes])
+    if not len(owners):
+        return near
+    corners = np.concatenate(shapes)
+    size = corners.max(axis=0) - corners.min(axis=0)
+    pairs = scipy.spatial.KDTree(corners / np.where(size > 0, size, 1.0)).query_pairs(
+        _SAME_CORNER, output_type="ndarray"
+    )
+    joined = scipy.sparse.coo_array((np.ones(len(pairs)), pairs.T), shape=(len(corners),) * 2)
+    _, corner = scipy.sparse.csgraph.connected_components(joined, directed=False)
+    meeting: dict[int, set[int]] = {}
+    for number, owner in zip(corner.tolist(), owners.tolist()):
+        meeting.setdefault(number, set()).add(owner)
+    shared = Counter(pair for cells in meeting.values() for pair in combinations(sorted(cells), 2))
+    for (one, other), count in shared.items():
+        if count >= 2:
+            near[one].add(other)
+            near[other].add(one)
+    return near
 
 
 def _on_unit_box(partition: Partition, lo: Array, hi: Array) -> MaxAffine:

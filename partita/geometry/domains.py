@@ -475,40 +475,56 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}…"
 
 
-def _box_of_sides(sides: Sequence[tuple[float, float]], text: str) -> Box:
-    """The box; a swapped or empty side is reported with the text that was typed."""
+def _box_of_sides(sides: Sequence[tuple[float, float]], text: str, spans: Sequence[tuple[int, int]] = ()) -> Box:
+    """The box; a swapped or empty side is reported with the text that was typed, and its place if that is known."""
     for i, (lo, hi) in enumerate(sides):
         if not lo < hi:
             corners = len(sides) == 2 and all(sides[0][k] < sides[1][k] for k in range(2))
             hint = f" For the corners {sides[0]} and {sides[1]} write pa.Box(lo, hi)." if corners else ""
-            raise DomainError(
+            error = DomainError(
                 f"the domain {_shown(text)} has lo = {lo:g} ≥ hi = {hi:g} on axis {i}; expected lo < hi in every pair.{hint}"
             )
+            raise error.at(*spans[i]) if spans else error
     return Box([lo for lo, _ in sides], [hi for _, hi in sides])
 
 
 def _box_of_text(text: str) -> Box:
     if len(text) > _LONGEST:
         raise DomainError(f"the domain is a text of {len(text):,} characters; expected at most {_LONGEST:,}.")
-    typed, _, tokens = text.strip().partition(" as ")
-    listed = re.fullmatch(r"\[\s*([\[(].*[\])])\s*,?\s*\]", typed, re.DOTALL)
+    typed, _, tokens = text.rstrip().partition(" as ")
+    listed = re.fullmatch(r"\s*\[\s*([\[(].*[\])])\s*,?\s*\]\s*", typed, re.DOTALL)
     if listed:  # a list of pairs, as Python writes it
         typed = " x ".join(f"[{pair.strip('[]() ')}]" for pair in re.split(r"[\])]\s*,\s*[\[(]", listed[1]))
     sides: list[tuple[float, float]] = []
-    for part in re.split(r"(?<=[\]\d])\s*[xX×*]\s*(?=\[)", typed):
-        found = _SIDE.fullmatch(re.sub(r"\s*(\]|\^|\*\*)\s*", r"\1", part.strip()))
+    spans: list[tuple[int, int]] = []  # where each side was typed; not known for a list of pairs
+    begins = 0
+    for k, part in enumerate(re.split(r"((?<=[\]\d])\s*[xX×*]\s*(?=\[))", typed)):
+        start, side, begins = begins + len(part) - len(part.lstrip()), part.strip(), begins + len(part)
+        if k % 2:
+            continue  # the sign between two sides
+        found = _SIDE.fullmatch(re.sub(r"\s*(\]|\^|\*\*)\s*", r"\1", side))
         if not found or len(sides) + int(found[3] or 1) > _MOST_AXES:
-            hint = " Domains are closed: write [ and ]." if re.match(r"[(\]]", part.strip()) else ""
-            raise DomainError(f"the domain {_shown(text)} cannot be read at {_shown(part)}; expected {_TYPED}.{hint}")
-        sides += [(_end(found[1]), _end(found[2]))] * int(found[3] or 1)
+            hint = " Domains are closed: write [ and ]." if re.match(r"[(\]]", side) else ""
+            error = DomainError(f"the domain {_shown(text)} cannot be read at {_shown(part)}; expected {_TYPED}.{hint}")
+            raise error if listed else error.at(start, start + max(1, len(side)))
+        ends = []
+        for end in (1, 2):
+            try:
+                ends.append(_end(found[end]))
+            except DomainError as wrong:
+                place = start + found.start(end) + len(found[end]) - len(found[end].lstrip())
+                raise wrong if listed else wrong.at(place, place + max(1, len(found[end].strip()))) from None
+        sides += [(ends[0], ends[1])] * int(found[3] or 1)
+        spans += [(start, start + len(side))] * int(found[3] or 1)
     if not sides:
         raise DomainError(f"the domain {_shown(text)} has no axes; expected {_TYPED}.")
-    box = _box_of_sides(sides, text)
+    box = _box_of_sides(sides, text, () if listed else spans)
     shape = re.fullmatch(r"(\d{1,4}) tokens of (\d{1,4})", tokens.strip())
     if tokens and (shape is None or int(shape[1]) * int(shape[2]) != len(sides)):
-        raise DomainError(
+        error = DomainError(
             f"the domain {_shown(text)} has {len(sides)} axes; expected '… as 3 tokens of 2' with as many coordinates."
         )
+        raise error.at(text.index(" as ") + 1, len(text.rstrip()))
     rows = (int(shape[1]), int(shape[2])) if shape else box.shape
     return Box(box.lo.reshape(rows), box.hi.reshape(rows))
 

@@ -25,6 +25,7 @@ from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import window_for
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead
+from partita.heads.scattered_head import ScatteredHead
 from partita.methods.grids import GridDraft
 from partita.methods.hard import steepest_neighbours
 from partita.methods.method import Candidate, keys_text, needs_box, size_text
@@ -45,7 +46,7 @@ from partita.search.averaged_values import corrected_values, tuned_values
 from partita.search.grid_fit import fit_values
 from partita.search.interpolant import interpolate
 
-__all__ = ["VALUES", "Chosen", "chosen_head", "head_at"]
+__all__ = ["VALUES", "Chosen", "chosen_head", "head_at", "reported"]
 
 VALUES = ("centers", "corrected", "fitted", "affine")
 _THEOREM = "chosen-temperature"
@@ -96,7 +97,7 @@ def chosen_head(
     request: Request,
     keys: int | Sequence[int],
     sharpness: float | Sequence[float],
-    values: str,
+    values: Any,
     ghosts: int | Sequence[int] = 0,
     *,
     seed: int = 0,
@@ -108,8 +109,9 @@ def chosen_head(
         UnsupportedError, ShapeError, DomainError: an option is out of range, or does not fit the domain.
         SizeError: the head would take more than max_bytes.
     """
-    if values not in VALUES:
-        raise UnsupportedError(f"values is {values!r}; expected one of {', '.join(map(repr, VALUES))}.")
+    if not isinstance(values, str) or values not in VALUES:
+        shown = repr(values) if isinstance(values, str) else f"a {type(values).__name__}"
+        raise UnsupportedError(f"values is {shown}; with keys=, expected one of {', '.join(map(repr, VALUES))}.")
     box, m = request.box, request.box.dimension
     if isinstance(request.target.domain, PointCloud):
         raise UnsupportedError("pa.head needs a box or a region, not a point cloud", "Use pa.compile.")
@@ -145,7 +147,7 @@ def chosen_head(
     head = _grid_head(grid, rates, found.values, found.slopes, origin, request.target)
     made = {"type": "grid", "method": "chosen", "made": values}
     certificate = _certified(head, request, found, made, seed, progress)
-    return _reported(head, certificate, request.target, values, beyond)
+    return reported(head, certificate, request.target, values, keys_text(counts), _lines(certificate, beyond))
 
 
 def head_at(
@@ -165,7 +167,7 @@ def head_at(
     if not isinstance(head, GridHead):
         raise UnsupportedError(
             f"this {type(head).__name__} has no spacing h, so that κ = R h² is not defined; expected a head on a product grid",
-            "Use pa.head, or compile with another method.",
+            "Make it again at another temperature, with pa.head(…, centers=…, inverse_temperature=R).",
         )
     if target.tail is not None:
         raise UnsupportedError(
@@ -192,7 +194,8 @@ def head_at(
     stated = certificate.function
     renewed = _certified(again, request, found, {"type": "grid", **made}, seed, progress, function=stated)
     name = str(made.get("made", made.get("method", "centers")))
-    return _reported(again, renewed, target, name, (), "the same centers and values at another temperature")
+    note = "the same centers and values at another temperature"
+    return reported(again, renewed, target, name, keys_text(head.counts), _lines(renewed, ()), note)
 
 
 def _per_axis(given: Any, m: int) -> list[Any]:
@@ -459,15 +462,27 @@ def _holds_f(head: GridHead, request: Request, found: _Values) -> bool:
     return all(a >= x and b <= y for (a, b), x, y in zip(ends, lo, hi))
 
 
-def _reported(
-    head: GridHead, certificate: Certificate, target: Target, name: str, ghosts: Sequence[int], note: str = ""
-) -> Chosen:
-    precision, kappas = Precision.of(head.dtype), certificate.facts["sharpness"]
+def _lines(certificate: Certificate, ghosts: Sequence[int]) -> list[str]:
+    """What is said about a temperature on a grid."""
     beyond = f", with {', '.join(map(str, ghosts))} ghosts beyond each end of the axes" if any(ghosts) else ""
+    return [f"sharpness κ = R h² is {certificate.facts['sharpness']:.3g}{beyond}"]
+
+
+def reported(
+    head: GridHead | ScatteredHead,
+    certificate: Certificate,
+    target: Target,
+    name: str,
+    keys: str,
+    lines: Sequence[str],
+    note: str = "",
+) -> Chosen:
+    """The certified head with its report; `name` is the kind of its values, `keys` and `lines` are what is said about it."""
+    precision = Precision.of(head.dtype)
     why = [
-        keys_text(head.counts),
+        keys,
         f"{note or _NO_TOLERANCE}; values: {name}",
-        f"sharpness κ = R h² is {kappas:.3g}{beyond}",
+        *lines,
         f"{head.num_parameters:,} stored numbers, {size_text(head.num_parameters * precision.item_bytes)} in {precision.name}",
     ]
     largest = value_size(head.values)[0] if head.value_slopes is None else certificate.facts["largest_value"]

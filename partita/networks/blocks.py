@@ -122,7 +122,7 @@ def descent_attention(descent: GradientDescent) -> nn.MultiheadAttention:
 
     Raises:
         UnsupportedError: another loss, whose slopes need a first attention with keys made of w; or ridge, which a residual
-        cannot shrink.
+            cannot shrink.
     """
     layer, facts = descent.layer, descent.facts
     if layer.has_table or facts.ridge:

@@ -231,6 +231,7 @@ def _terms(facts: Sequence[Layer], box: Interval, dtype: torch.dtype) -> tuple[T
             float(up(whole - exact)) if math.isfinite(exact) else 0.0,
             "roundings carried through the layers",
             "carried-errors",
+            source="rounding",
         ),
     )
 

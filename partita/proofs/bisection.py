@@ -2,12 +2,17 @@
 
 On a box f is a Taylor polynomial with a remainder, every `V_j` is affine, and so is every difference of two scores. That bounds the
 error of each cell and the weight of each cell, and the worst mixture of them bounds the head's error. *Theorem*: `box-bisection`.
+
+That is all there is to know of hard heads. Soft heads may be much closer to f than their cells are; on small boxes such a head is
+nearly affine itself, with a remainder that the weights bound. *Theorem*: `softmax-expansion`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +39,11 @@ DEGREE = 2  # of the Taylor models
 _RIVALS = 8  # cells of a box that the others are compared with
 _PAIRS_AT_ONCE = 1 << 16  # (box, cell) pairs measured together
 _BOXES_AT_ONCE = 2048
+_MOST_PAIRS = 4_000_000  # measured for a head that is expanded: where all keys matter everywhere, boxes are costly
 _FORGOTTEN = 1e-6  # share of the target that all cells left out of a box may claim together
 _NEARLY = 1.1  # once the target is missed, bounds this close to it, or to the least possible, will do
 _FARTHEST = 800.0  # exponents that trail by more are zero when run
+_NORMAL = 700.0  # exponentials of less than minus that may lose digits or vanish; rounded scores may bring them back
 _TINY = 1e-300  # more than underflow takes from one bound
 _SURE = 40.0  # how far cells that are left out must trail, rounding included, to be negligible
 
@@ -50,9 +57,12 @@ class BoxProof:
         boxes, depth: how many were measured, how often the smallest was halved.
         missed: points z where the target is missed, `(k, m)`, the middles of those leaves, and what no finer boxes could prove
             less than there, `(k,)`.
-        magnitude: a bound of |f|; near_cells: the most cells listed at a leaf; forgotten: what the others may hold.
+        magnitude: a bound of |f|, and of `Σ w_j |V_j|` where heads were expanded; near_cells: the most cells listed at a leaf;
+            forgotten: what the others may hold.
         mean_bound: a bound of the L_p error, `(outputs · Σ vol·bound^p)^{1/p}` over the leaves, for the p asked for.
         unit_roundoff: of the arithmetic that the bound holds for, 0 for the exact head.
+        expanded: whether heads were expanded on boxes.
+        complete: whether no box was left to halve, rather than that time or boxes ran out.
     """
 
     bound: float
@@ -67,16 +77,23 @@ class BoxProof:
     forgotten: float
     mean_bound: float
     unit_roundoff: float
+    expanded: bool
+    complete: bool
 
 
 class BisectionProof(Proof):
     """Any scattered head against an expression, by bisection into boxes. *Theorem*: `box-bisection`.
 
-    `given.details` may have `axes`, the directions along which boxes are cut, `degree`, and `boxes`, how many were needed before.
+    `given.details` may have `axes`, the directions along which boxes are cut, `degree`, `boxes`, how many were needed before, and
+    `expand`, whether heads are expanded on small boxes. *Theorem*: `softmax-expansion`.
     """
 
     name = "boxes"
     mean_distance = 1.0
+    moves_inputs = True
+
+    def mean_distance_in(self, details: Mapping[str, Any]) -> float:
+        return math.inf if details.get("expand") else self.mean_distance
 
     def handles(self, head: FoldedHead) -> bool:
         return isinstance(head, ScatteredHead)
@@ -87,8 +104,12 @@ class BisectionProof(Proof):
         box, aim = target.box, given.tolerance if given.aim is None else given.aim
         factor = 1.0 if math.isinf(given.norm) else lp_factor(target.volume, target.num_outputs, given.norm)
         aim = aim / factor
-        axes = self._axes(head, given)
-        limit = {"max_boxes": 4 * int(given.details["boxes"]) + 1000} if "boxes" in given.details else {}
+        axes, expand = self._axes(head, given), bool(given.details.get("expand"))
+        limit: dict[str, Any] = {"max_pairs": _MOST_PAIRS} if expand else {}
+        if "boxes" in given.details:
+            before = int(given.details["boxes"])
+            # where time ended it, as many: more would forget more cells on the way, and the sums would be bounded by more
+            limit = {"max_boxes": 4 * before + 1000 if given.details.get("complete", True) else before}
         proof = given.earlier or prove_boxes(
             head,
             target.graph,
@@ -98,6 +119,7 @@ class BisectionProof(Proof):
             degree=int(given.details.get("degree", DEGREE)),
             unit_roundoff=Precision.of(head.dtype).unit,
             axes=axes,
+            expand=expand,
             progress=given.progress,
             **limit,
         )
@@ -107,6 +129,7 @@ class BisectionProof(Proof):
             "boxes": proof.boxes,
             "depth": proof.depth,
             "axes": [] if axes is None else axes.ravel().tolist(),
+            **({"expand": True, "complete": proof.complete} if expand else {}),
         }
         return Proved(box_terms(head, proof, box, factor), details, settled=proof.bound <= aim)
 
@@ -130,9 +153,11 @@ def prove_boxes(
     norm: float = math.inf,
     degree: int = 2,
     max_boxes: int = 200_000,
+    max_pairs: float = math.inf,
     give_up: int | None = None,
     unit_roundoff: float = 0.0,
     axes: Array | None = None,
+    expand: bool = False,
     progress: Progress | None = None,
 ) -> BoxProof:
     """Bound |f − net| over the box for the stored tensors, halving boxes until all bounds meet the target or the budget is spent.
@@ -142,13 +167,22 @@ def prove_boxes(
 
     Args:
         region: the domain, a part of the box: boxes that are proved to lie outside of it do not count. *Theorem*: `regions`.
+        max_boxes, max_pairs: how many boxes to measure, and how many pairs of a box and a cell.
         give_up: halve no boxes that cannot meet the target however small they get, and stop after so many: to learn where quickly.
         axes: orthogonal `(m, m)`: halve boxes turned like this, for functions that vary along oblique directions.
+        expand: whether to expand the head on small boxes too, for soft heads that are closer to f than their cells are.
     """
     view = View.plain(graph, box) if axes is None else View.turned(graph, box, axes)
     cells = CellTable.of(head, box, unit_roundoff)
-    search = _Search(cells, view, box, region, target=target, norm=norm, degree=degree, patient=give_up is None)
-    while search.boxes < max_boxes and search.refine(max_boxes):
+    how: dict[str, Any] = {
+        "target": target,
+        "norm": norm,
+        "degree": degree,
+        "patient": give_up is None,
+        "expand": expand,
+    }
+    search = _Search(cells, view, box, region, **how)
+    while search.boxes < max_boxes and search.pairs < max_pairs and search.refine(max_boxes):
         if give_up is not None and search.hopeless >= give_up:
             break
         try:
@@ -179,11 +213,12 @@ def box_terms(head: ScatteredHead, proof: BoxProof, box: Box, factor: float = 1.
     operations = float(2 * proof.near_cells + head.dimension + 16)
     rounded = summed(operations, u, add_up(proof.magnitude, proof.bound))
     rest = mul_up(2.0, proof.forgotten, largest)
+    how = "|f − net|, a mixture of |f − V_j| or expanded" if proof.expanded else "Σ w_j |f − V_j|"
     return [
         Term(
             "approximation",
             mul_up(proof.bound, factor),
-            "max over boxes of Σ w_j |f − V_j|, as rounded" + (" · factor" if factor != 1.0 else ""),
+            f"max over boxes of {how}, as rounded" + (" · factor" if factor != 1.0 else ""),
             "box-bisection",
             {"boxes": float(proof.boxes), "seen": proof.seen},
         ),
@@ -220,13 +255,14 @@ class _Search:
         norm: float,
         degree: int,
         patient: bool,
+        expand: bool,
     ) -> None:
         self.cells, self.view, self.box, self.region, self.degree = cells, view, box, region, degree
         self.domain = box if region is None else region
         pieces = () if region is None or view.is_plain else region.pieces
         self.turned = [[(view.entered(c.graph), c.slack) for c in p.constraints] for p in pieces]
-        self.target, self.norm, self.patient = target, norm, patient
-        self.boxes, self.hopeless, self.least, self.seen = 0, 0, 0.0, 0.0
+        self.target, self.norm, self.patient, self.expand = target, norm, patient, expand
+        self.boxes, self.pairs, self.hopeless, self.least, self.seen = 0, 0, 0, 0.0, 0.0
         self.seen_at = (box.lo + box.hi).ravel() / 2
         self.largest = cells.largest(box)
         self.floor = _FORGOTTEN * target / max(len(cells.centers) * (2 * self.largest + target), _TINY)
@@ -265,6 +301,8 @@ class _Search:
             forgotten=float(leaves.mass.max()),
             mean_bound=self._mean() if math.isfinite(self.norm) else math.nan,
             unit_roundoff=self.cells.unit,
+            expanded=self.expand,
+            complete=bool(self._is_settled(self.open).all()),
         )
 
     def _is_settled(self, boxes: BoxList) -> Mask:
@@ -297,7 +335,7 @@ class _Search:
     @np.errstate(all="ignore")
     def _measure(self, boxes: BoxList) -> BoxList:
         """Bounds of the boxes, the cells that still matter there, and the axis to halve next."""
-        self.boxes += len(boxes)
+        self.boxes, self.pairs = self.boxes + len(boxes), self.pairs + len(boxes.cells)
         place = Place.of(boxes, self.view, self.cells.shift)
         if not self.view.is_plain:
             near: Mask = np.all(np.abs(place.z - self.box.clamp(place.z)) <= place.hull, axis=1)
@@ -315,9 +353,16 @@ class _Search:
         at_middle, tilt, error = self._errors(boxes, f, place)
         mixed, blamed = _worst_mixture(boxes, weight, error)
         size = f.magnitude
+        if self.expand:
+            closer = self._expanded(boxes, f, place, score, at_middle)
+            size, mixed = size + mixed, np.fmin(mixed, closer)
         bound = (mixed + np.where(mass > 0, mass * (self.largest + size), 0.0)) * OUTWARD
         axis = _steepest(tilt[blamed] + f.curved.max(axis=1), self._apart(boxes, weight) * place.radius, place.radius)
         bound = np.where(np.isnan(bound), np.inf, bound)
+        if self.expand:  # what holds on a box holds on its halves: more boxes never loosen a bound
+            halved = boxes.depth > 0
+            bound = np.where(halved, np.fmin(bound, boxes.bound), bound)
+            size = np.where(halved, np.fmin(size, boxes.size), size)
         return replace(boxes, bound=bound, size=size, least=self._look(boxes, place.z, score, at_middle), axis=axis)
 
     def _outside(self, region: Region, boxes: BoxList, place: Place) -> Mask:
@@ -375,13 +420,71 @@ class _Search:
         error = (np.fmin(model, plain) + rounded + lost) * OUTWARD + _TINY
         return at_middle, tilt.max(axis=1), np.where(np.isnan(error), np.inf, error).max(axis=1)
 
+    def _expanded(self, boxes: BoxList, f: Expansion, place: Place, score: Array, at_middle: Array) -> Array:
+        """Bounds of |f − net| on the boxes, `(n,)`, net an affine function and a remainder. *Theorem*: `softmax-expansion`.
+
+        The head that is expanded has the scores and values computed here, exactly affine in z. It differs from the one that is run
+        by scores that are off by `shift` and values that are off by `lost`.
+        """
+        c, owner, cells, starts = self.cells, boxes.owner, boxes.cells, boxes.starts
+        offset = place.z[owner] - c.centers[cells]
+        reach, slopes = np.abs(offset) + place.hull[owner], c.slopes[cells]
+        linear = (slopes @ self.view.axes) * place.radius[owner][:, None, :]  # (P, out, m)
+        best = np.lexsort((-score, owner))[starts]
+        lead = score - score[best][owner]
+        weights = np.exp(lead)
+        total = np.add.reduceat(weights, starts)[owner]
+        weights /= total
+        step = c.centers[cells] - c.centers[cells[best]][owner]
+        moves = c.rate * (step @ self.view.axes) * place.radius[owner]  # of the scores, (P, m), along each axis
+
+        def mean(numbers: Array) -> Array:
+            """`Σ w_j x_j` at the middle, per box."""
+            return np.asarray(np.add.reduceat(weights.reshape(-1, *[1] * (numbers.ndim - 1)) * numbers, starts))
+
+        def most(numbers: Array) -> Array:
+            """The most that `Σ w_j x_j` may be on the box, x_j ≥ 0: no weight grows by more than `exp(turn)`."""
+            part = heavy.reshape(-1, *[1] * (numbers.ndim - 1)) * numbers
+            return np.fmin(np.add.reduceat(part, starts), np.maximum.reduceat(numbers, starts)) * OUTWARD
+
+        middle, level, incline = mean(moves), mean(at_middle), mean(linear)
+        tilt = incline + mean((at_middle - level[owner])[:, :, None] * (moves - middle[owner])[:, None, :])
+        # how far scores, values and slopes are from these means on the box, for each cell
+        turn = np.abs(moves - middle[owner]).sum(axis=1)
+        units = (4 * boxes.counts + 64) * U * (1 + np.maximum.reduceat(turn, starts))  # what we round here
+        heavy = np.exp(np.maximum(lead + turn, -_NORMAL)) / total * (1 + units)[owner]
+        bend = np.abs(linear - incline[owner]).sum(axis=2)
+        away = np.abs(at_middle - level[owner]) + bend
+        turned = most(turn)
+        skew = most((turn + turned[owner])[:, None] ** 2 * away) + most(turn**2)[:, None] * most(away)
+        steepest = np.maximum(np.maximum.reduceat(bend, starts), _TINY)
+        rest = np.sqrt(most(turn**2)[:, None] * most((bend / steepest[owner]) ** 2)) * steepest + 0.5 * skew
+        # rounded scores and values
+        size = (reach**2).sum(axis=1) + np.abs(c.powers[cells])
+        shift = c.rate * (offset.shape[1] + 6) * (c.unit + 2 * U) * size + 2 * _FARTHEST * c.unit
+        shift = shift + c.rate * (np.abs(step) * place.moved[owner]).sum(axis=1)
+        shift = shift + 16 * U * (
+            1 + c.rate * ((np.abs(step) @ np.abs(self.view.axes)) * place.radius[owner]).sum(axis=1)
+        )
+        rest = rest + np.expm1(2 * np.maximum.reduceat(shift, starts))[:, None] * most(away)
+        steep = np.abs(slopes)
+        tall = np.abs(c.values[cells]) + np.einsum("pom,pm->po", steep, reach)
+        lost = (offset.shape[1] + 4) * (c.unit + 2 * U) * tall + np.einsum("pom,pm->po", steep, place.moved[owner])
+        size = np.maximum.reduceat(np.abs(at_middle) + np.abs(linear).sum(axis=2), starts) + np.abs(tilt).sum(axis=2)
+        ours = units[:, None] * (size + np.abs(f.constant))
+        line = np.abs(f.constant - level) + np.abs(f.linear - tilt).sum(axis=2) + f.higher
+        found = (line + rest + np.maximum.reduceat(lost, starts) + ours) * OUTWARD + _TINY
+        found = np.where(np.isnan(found) | (boxes.mass > 0.5)[:, None], np.inf, found)
+        return np.asarray(found.max(axis=1))
+
     def _look(self, boxes: BoxList, z: Array, score: Array, at_middle: Array) -> Array:
-        """`Σ w_j |f − V_j|` at the middles, up to rounding, 0 outside the domain; the largest |f − net| there is noted as seen."""
+        """`Σ w_j |f − V_j|` at the middles, or |f − net| where heads are expanded, up to rounding, 0 outside the domain; the
+        largest |f − net| there is noted as seen."""
         weight = np.exp(score - np.maximum.reduceat(score, boxes.starts)[boxes.owner])
         weight /= np.add.reduceat(weight, boxes.starts)[boxes.owner]
         error = at_middle - self.view.graph.evaluate(boxes.middle).reshape(len(z), -1)[boxes.owner]
         net = np.abs(np.add.reduceat(weight[:, None] * error, boxes.starts)).max(axis=1)
-        least = np.add.reduceat(weight * np.abs(error).max(axis=1), boxes.starts)
+        least = net if self.expand else np.add.reduceat(weight * np.abs(error).max(axis=1), boxes.starts)
         inside = self.domain.contains(z) & np.isfinite(least)
         net, least = np.where(inside, net, 0.0), np.where(inside, least, 0.0)
         if net.max() > self.seen:

@@ -102,6 +102,7 @@ class Proof(ABC):
 
     name: ClassVar[str]
     rests_on: ClassVar[str] = ""  # what of f it uses besides the expression: its "regularity" or its "curvature"
+    moves_inputs: ClassVar[bool] = False  # whether it bounds by itself what rounded inputs do, without moduli of f
     # c with `Σ_j w_j |V_j − f| ≤ c · (its terms, less that of inputs)` in the norm of the claim; infinite where none is known
     mean_distance: ClassVar[float] = math.inf
 

@@ -8,7 +8,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from partita.errors import CurvatureContradictedError, LipschitzContradictedError, ProofRefutedError
+from partita.arithmetic.progress import Progress, report
+from partita.errors import (
+    BudgetSpentError,
+    CurvatureContradictedError,
+    LipschitzContradictedError,
+    ProofRefutedError,
+)
 from partita.functions.regions import Domain, Region
 from partita.functions.tails import norm_seen
 from partita.functions.target import Target
@@ -18,9 +24,10 @@ from partita.geometry.partitions import Partition
 from partita.heads.head import FoldedHead
 from partita.proofs.certificate import Certificate, Witness
 
-__all__ = ["attacked", "errors_at", "require_unrefuted", "search_worst"]
+__all__ = ["ATTACK", "attacked", "errors_at", "require_unrefuted", "search_worst"]
 
-_ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
+_ROUNDS = 24  # of a local search
+ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
 
 
 def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
@@ -49,8 +56,11 @@ def search_worst(
     partition: Partition | None = None,
     samples: int = 4096,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Witness:
     """The largest `error(points)` found: random points, corners, cell corners and edges, then shrinking local search.
+
+    The local search ends early where `progress` says that a budget is spent.
 
     Args:
         error: flat points `(n, m)` to nonnegative numbers `(n,)`; NaN for points that do not count.
@@ -66,7 +76,11 @@ def search_worst(
     best, best_error = candidates[order], errors[order]
     box = domain if isinstance(domain, Box) else domain.bounding_box()
     step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))
-    for _ in range(24):
+    for done in range(_ROUNDS):
+        try:
+            report(progress, "attack", done, _ROUNDS)
+        except BudgetSpentError:
+            break
         trial = domain.clamp(np.repeat(best, 8, axis=0) + step * rng.standard_normal((8 * len(best), domain.dimension)))
         trial_error = _counted(error(trial)).reshape(len(best), 8)
         asked += trial.shape[0]
@@ -79,12 +93,20 @@ def search_worst(
     return Witness(tuple(best[worst].tolist()), float(best_error[worst]), asked)
 
 
-def attacked(head: FoldedHead, target: Target, partition: Partition, seed: int = 0) -> Witness:
+def attacked(
+    head: FoldedHead,
+    target: Target,
+    partition: Partition,
+    seed: int = 0,
+    progress: Progress | None = None,
+    *,
+    samples: int = ATTACK,
+) -> Witness:
     """The worst point of a search; of a black box, which may be slow, the worst of some samples and of what is known already."""
     error = partial(errors_at, head, target)
     if target.graph is not None:
-        return search_worst(error, target.domain, partition=partition, samples=_ATTACK, seed=seed)
-    points = target.domain.sample(target.calls.allowance(_ATTACK), np.random.default_rng(seed))
+        return search_worst(error, target.domain, partition=partition, samples=samples, seed=seed, progress=progress)
+    points = target.domain.sample(target.calls.allowance(ATTACK), np.random.default_rng(seed))
     points = np.concatenate([points, target.answered()[0]])
     errors = _counted(error(points))
     worst = int(errors.argmax())
