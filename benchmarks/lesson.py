@@ -18,7 +18,8 @@ from accuracy import FUNCTIONS, chebyshev_error
 import partita as pa
 from partita.functions.target import make_target
 from partita.heads import GridHead
-from partita.plots.style import COLOURS, INK, clean, new_figure, save, styled
+from partita.plots.colours import COLOURS, INK
+from partita.plots.style import clean, new_figure, save, styled
 from partita.search.averaged_values import corrected_values, tuned_values
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -207,14 +208,9 @@ def test_titles_count_and_round_as_people_do() -> None:
 
 
 def test_bounds_are_never_rounded_down() -> None:
-    view = HeadView.of(head("hard"), output=0, axes=(0, 1), at=None)
-    from dataclasses import replace
-
     for bound in (0.1, 0.100001, 0.99999, 1e-300, 123456.0, 2.0**-1070):
-        claim = replace(view.compiled.certificate, terms=())
-        object.__setattr__(claim, "error_bound", bound)
-        changed = replace(view, compiled=replace(view.compiled, certificate=claim))
-        assert float(claim_text(changed).split("≤")[1]) >= bound
+        claim = replace(head("hard").certificate, error_bound=bound)
+        assert float(claim_text(claim).split("≤")[1]) >= bound
 
 
 def test_colour_bars_are_explained_in_words() -> None:

@@ -236,7 +236,10 @@ def test_no_text_overlaps_or_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_small_entries_are_white_and_counted() -> None:
     assert _shades(np.array([1e-9, 0.0, -1e-4, 2e-3, -1.0]), 1.0).mask.tolist() == [True, True, True, False, False]
-    assert _shades(np.array([0.25]), 1.0)[0] == 0.5  # the square root
+    assert _shades(np.array([0.25, 1.0]), 1.0).tolist() == [
+        0.15 + 0.85 * 0.5,
+        1.0,
+    ]  # the square root, from the faintest shade on
     found = layers_at(four_cells(), four_cells().layers("log"), [0.3, 0.4])
     softmax = next(m for m in found.matrices if m.file == "softmax")
     drawn = texts(matrix_figure(softmax))

@@ -1,4 +1,4 @@
-"""The command `partita plot`: a head as a picture, at one temperature or at several, or as an animation."""
+"""The command `partita plot`: a head as a picture, a surface or an animation, and the budget of its error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 import partita as pa
 from partita.cli.common import AsJson, Folder, Overwrite, emit, require_new
 from partita.errors import UnsupportedError
-from partita.plots import animate_temperature, plot_head, plot_temperatures
+from partita.plots import animate_temperature, plot_error_budget, plot_head, plot_surface, plot_temperatures
 
 __all__ = ["plot_command"]
+
+_KINDS = ("head", "surface", "budget")
 
 
 def plot_command(
@@ -20,6 +22,13 @@ def plot_command(
     out: Annotated[
         Path, typer.Option("--out", help="A .svg, .png or .pdf file; a .gif file animates the temperature.")
     ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            help="head: panels side by side; surface: in space, its cells on the floor; budget: the terms of its error bound.",
+        ),
+    ] = "head",
     output: Annotated[int, typer.Option("--output", help="Which scalar output to draw.")] = 0,
     axes: Annotated[
         tuple[int, int], typer.Option("--axes", help="Which two coordinates to draw, if there are more.")
@@ -32,7 +41,7 @@ def plot_command(
         str | None,
         typer.Option(
             "--panels",
-            help="Panels to draw, separated by commas: function, head, cells, weights, error.",
+            help="Panels to draw, separated by commas: function, head, cells, weights, error; as a surface function, head, error.",
             show_default="depends on the dimension",
         ),
     ] = None,
@@ -42,15 +51,43 @@ def plot_command(
             "--sharpness", help="Draw the same keys at these κ = R h²: '1,4,16'; for a .gif the first and the last."
         ),
     ] = None,
+    camera: Annotated[
+        str,
+        typer.Option("--camera", help="Of a surface: elevation and azimuth of the camera in degrees."),
+    ] = "27,-58",
     titles: Annotated[bool, typer.Option("--titles/--no-titles", help="Write titles.")] = True,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw the head, its cells and its error in one picture."""
     require_new(out, overwrite=overwrite)
+    if kind not in _KINDS:
+        raise UnsupportedError(f"--kind is {kind!r}; expected {', '.join(_KINDS)}.")
+    if kind != "head" and (sharpness is not None or out.suffix.lower() == ".gif"):
+        raise UnsupportedError(
+            f"--kind {kind} draws one temperature", "Leave out --sharpness and name a .svg, .png or .pdf file."
+        )
     compiled, kappas, names = pa.load(folder), _numbers("--sharpness", sharpness), panels and panels.split(",")
-    place = _numbers("--at", at)
-    if out.suffix.lower() == ".gif":
+    place, turned = _numbers("--at", at), _numbers("--camera", camera)
+    if kind == "budget":
+        if names is not None or at is not None:
+            raise UnsupportedError("--kind budget draws the certificate, not a place", "Leave out --panels and --at.")
+        plot_error_budget(compiled, out, titles=titles)
+    elif kind == "surface":
+        if turned is None or len(turned) != 2:
+            raise UnsupportedError(f"--camera is {camera!r}; expected two angles in degrees, as in '27,-58'.")
+        plot_surface(
+            compiled,
+            out,
+            panels=names or "head",
+            output=output,
+            axes=axes,
+            at=place,
+            elevation=turned[0],
+            azimuth=turned[1],
+            titles=titles,
+        )
+    elif out.suffix.lower() == ".gif":
         ends = [0.25, 32.0] if kappas is None else kappas
         animate_temperature(
             compiled,

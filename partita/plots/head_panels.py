@@ -17,13 +17,14 @@ from partita.errors import UnsupportedError
 from partita.geometry.cells import intervals, polygons, sliced
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
+from partita.plots.colours import ACCENT, COLOURS, INK, SOFT, colour_map
 from partita.plots.head_views import LISTED, HeadView
-from partita.plots.style import ACCENT, COLOURS, INK, SOFT
+from partita.proofs.certificate import Certificate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PANELS", "Drawn", "Limits", "claim_text", "draw_panel", "limits_of", "panel_names"]
+__all__ = ["PANELS", "Drawn", "Limits", "claim_text", "draw_panel", "limits_of", "panel_names", "rounded_up"]
 
 PANELS = ("function", "head", "cells", "weights", "error")
 _DEFAULT = {1: ("head", "error"), 2: ("head", "cells", "error")}
@@ -32,7 +33,7 @@ _CELLS_DRAWN = 4000  # polygons
 _CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
 _KEYS_ON_A_LINE = 120  # that cells and weights show side by side: of more, the first ones
 _DOTS_ACROSS = 24  # keys of a grid that are drawn as dots
-_COLOUR_MAPS = {"function": "cividis", "head": "cividis", "weights": "Greys", "error": "magma"}
+_COLOUR_MAPS = {"function": "value", "head": "value", "weights": "weight", "error": "error"}
 _BARS = {"function": "value of the function", "head": "value of the head"}
 _GHOST = "ghost: wins nowhere in the domain"
 _GHOST_SEEN = "ghost: wins nowhere that is drawn"  # in a region cells are tried at the points that are drawn
@@ -83,17 +84,16 @@ def panel_names(view: HeadView, wanted: str | Sequence[str] | None) -> tuple[str
     return names
 
 
-def claim_text(view: HeadView) -> str:
-    """What is claimed of the compiled head: "proved error ≤ 0.1", the bound rounded up to three digits."""
-    certificate = view.compiled.certificate
+def claim_text(certificate: Certificate) -> str:
+    """What is claimed: "proved error ≤ 0.1", the bound rounded up to three digits."""
     norm = "" if certificate.norm == "inf" else f" in L{certificate.norm}"
     if certificate.error_estimate is not None:
         return f"estimated error ≈ {certificate.error_estimate:.2g}{norm}"
     given = "" if certificate.kind == "proved" else " (given what was declared)"
-    return f"proved error ≤ {_rounded_up(certificate.error_bound)}{norm}{given}"
+    return f"proved error ≤ {rounded_up(certificate.error_bound)}{norm}{given}"
 
 
-def _rounded_up(number: float) -> str:
+def rounded_up(number: float) -> str:
     """Three significant digits, never less than the number."""
     return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(number))):.3g}"
 
@@ -350,7 +350,7 @@ def _map(panel: Axes, view: HeadView, name: str, limits: Limits | None) -> Drawn
         if name == "error":
             lo, hi = 0.0, hi if scale is None else max(hi, scale[0])
         limits = lo, hi if hi > lo else lo + (abs(lo) or 1.0)
-    look: dict[str, Any] = {"cmap": _COLOUR_MAPS[name], "vmin": limits[0], "vmax": limits[1]}
+    look: dict[str, Any] = {"cmap": colour_map(_COLOUR_MAPS[name]), "vmin": limits[0], "vmax": limits[1]}
     artists: list[tuple[Any, int]] = []
     panel.set_xlim(window.lo[0], window.hi[0])
     panel.set_ylim(window.lo[1], window.hi[1])
@@ -389,7 +389,7 @@ def _map_cells(panel: Axes, view: HeadView) -> Drawn:
     """Cells over a faint map of the head: a grid's lines (magnified if there are too many), or exact polygons."""
     if not view.is_cloud:
         numbers = view.computed(view.across).reshape(view.across, view.across)
-        image = panel.imshow(numbers, cmap="cividis", alpha=0.35, **_placed(view))
+        image = panel.imshow(numbers, cmap=colour_map("value"), alpha=0.35, **_placed(view))
 
         def refresh(other: HeadView) -> None:
             image.set_data(other.computed(other.across).reshape(other.across, other.across))

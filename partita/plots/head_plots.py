@@ -12,9 +12,10 @@ from partita.compiler.compiled import Compiled
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
 from partita.heads.head import count_text
+from partita.plots.colours import INK
 from partita.plots.head_panels import Drawn, claim_text, draw_panel, panel_names
 from partita.plots.head_views import HeadView
-from partita.plots.style import INK, loosen, new_figure, require_vector_or_pixels, root_figure, save, styled
+from partita.plots.style import loosen, new_figure, require_vector_or_pixels, root_figure, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,7 +115,7 @@ def plot_head(
             for first in range(0, len(places), columns):
                 tidy(places[first : first + columns])
             if titles:
-                header(figure, [*head_words(compiled, output), claim_text(view)])
+                header(figure, [*head_words(compiled, output), claim_text(compiled.certificate)])
             if legend:
                 add_legend(figure, drawn)
             figure.draw_without_rendering()  # the layout of panels with a fixed aspect is final the second time

@@ -6,7 +6,7 @@ The domain decides where there are numbers. Outside it the head is not evaluated
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -173,23 +173,32 @@ class HeadView:
     def computed(self, across: int) -> Array:
         """What the head computes there; NaN where the domain is not."""
         if across not in self.evaluated:
-            points, rate = self.points(across), self.head.inverse_temperature
-            inside, found = self.inside(points), np.full(len(points), np.nan)
-            with torch.no_grad():
-                out = self.head.evaluate(torch.from_numpy(points[inside]).to(rate.device, rate.dtype))
-            found[inside] = out[:, self.output].double().cpu().numpy()
-            self.evaluated[across] = found
+            self.evaluated[across] = self._where_inside(self.points(across), self.computed_at)
         return self.evaluated[across]
+
+    def computed_at(self, points: Array) -> Array:
+        """What the head computes at points of the domain."""
+        rate = self.head.inverse_temperature
+        with torch.no_grad():
+            out = self.head.evaluate(torch.from_numpy(points).to(rate.device, rate.dtype))
+        return np.asarray(out[:, self.output].double().cpu().numpy())
 
     def function(self, across: int) -> Array:
         """f there, and NaN where the domain is not. Within roundings of the edge of a region f is asked beside them."""
         if across not in self.asked:
-            points, region = self.points(across), self.compiled.target.region
-            inside, found = self.inside(points), np.full(len(points), np.nan)
-            kept = points[inside] if region is None else region.clamp(points[inside])
-            found[inside] = self.compiled.target(kept)[:, self.output]
-            self.asked[across] = found
+            self.asked[across] = self._where_inside(self.points(across), self.function_at)
         return self.asked[across]
+
+    def function_at(self, points: Array) -> Array:
+        """f at points of the domain."""
+        region = self.compiled.target.region
+        return np.asarray(self.compiled.target(points if region is None else region.clamp(points))[:, self.output])
+
+    def _where_inside(self, points: Array, measure: Callable[[Array], Array]) -> Array:
+        """A measure where the domain is, NaN elsewhere."""
+        inside, found = self.inside(points), np.full(len(points), np.nan)
+        found[inside] = measure(points[inside])
+        return found
 
     def error(self, across: int) -> Array:
         """`|head − f|` there."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.plots.colours import INK, MUTED, PANEL, RULE
+
 __all__ = ["Block", "Code", "Grid", "Heading", "Picture", "Text", "as_html", "as_markdown"]
 
 
@@ -46,17 +48,17 @@ class Grid:
 
 Block = Heading | Text | Code | Picture | Grid
 
-_CSS = """
-body { font: 16px/1.55 Georgia, 'Times New Roman', serif; color: #1f2933; max-width: 62rem; margin: 3rem auto; padding: 0 1.5rem; }
-h1 { font-size: 2rem; line-height: 1.2; }
-h2 { margin-top: 3.2rem; border-top: 1px solid #cbd2d9; padding-top: 1.6rem; }
-figure { margin: 1.6rem 0; }
-figure img { max-width: 100%; }
-figcaption { color: #52606d; font-size: 0.9rem; }
-table { border-collapse: collapse; font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; display: block; overflow-x: auto; }
-th, td { padding: 0.22rem 0.8rem 0.22rem 0; text-align: left; border-bottom: 1px solid #e4e7eb; vertical-align: top; }
-pre, code { font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; background: #f5f7fa; }
-pre { padding: 0.6rem 0.8rem; }
+_CSS = f"""
+body {{ font: 16px/1.55 Georgia, 'Times New Roman', serif; color: {INK}; max-width: 62rem; margin: 3rem auto; padding: 0 1.5rem; }}
+h1 {{ font-size: 2rem; line-height: 1.2; }}
+h2 {{ margin-top: 3.2rem; border-top: 1px solid {RULE}; padding-top: 1.6rem; }}
+figure {{ margin: 1.6rem 0; }}
+figure img {{ max-width: 100%; }}
+figcaption {{ color: {MUTED}; font-size: 0.9rem; }}
+table {{ border-collapse: collapse; font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; display: block; overflow-x: auto; }}
+th, td {{ padding: 0.22rem 0.8rem 0.22rem 0; text-align: left; border-bottom: 1px solid {RULE}; vertical-align: top; }}
+pre, code {{ font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; background: {PANEL}; }}
+pre {{ padding: 0.6rem 0.8rem; }}
 """
 
 

@@ -19,13 +19,13 @@ import torch
 from partita.compiler.compiled import Compiled
 from partita.geometry.cells import polygons
 from partita.geometry.domains import Array, Box
+from partita.plots.colours import ACCENT, INK, MUTED, RULE, SOFT, colour_map
 from partita.plots.head_views import axis_names
 from partita.plots.layer_matrices import Block, LayersAt, Matrix, layers_at
-from partita.plots.style import ACCENT, INK, SOFT, styled
+from partita.plots.style import styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 __all__ = ["HOW_TO_READ", "attention_figure", "draw_flow", "layers_figure", "matrix_figure"]
@@ -34,9 +34,9 @@ HOW_TO_READ = (
     "Orange is positive, blue negative. Shades follow the square root of the size. White is zero, or less than a thousandth of "
     "the largest entry. At the edges: the sizes of the blocks."
 )
-_WHITE = 1e-3  # of the largest entry: smaller ones are drawn white
+_WHITE = 1e-3  # of the largest entry: smaller ones are not drawn
+_FAINTEST = 0.15  # of the colour scale: the shade of the smallest entry that is drawn, so that it differs from white
 _CELLS_DRAWN = 400  # of a map: of more, those near the input
-_GREY = "#52606d"
 _ENTRY, _LEAST = 0.17, 0.30  # inches: an entry, and a block at least
 _ALONE, _AMONG = (6.4, 4.2), (3.9, 2.3)  # inches: the most that a matrix takes across and down, alone and among others
 _PIXELS = 110  # per inch: more entries than that are drawn as their largest
@@ -165,7 +165,7 @@ class _Bars(_Drawn):
         panel = self.inset(axes, 0.5, 2 * _TITLE, self.size)
         wide = max(0.8, len(mass) / 120)
         kept = np.flatnonzero(mass > _WHITE)
-        panel.bar([cell], [1.0], wide, facecolor="#e4e7eb", edgecolor=SOFT, lw=0.6, label="indicator")
+        panel.bar([cell], [1.0], wide, facecolor=RULE, edgecolor=SOFT, lw=0.6, label="indicator")
         panel.bar(kept, mass[kept], wide / 2, facecolor=ACCENT, label="attention, where above 0.001")
         panel.set_xlim(-0.5 - wide / 2, len(mass) - 0.5 + wide / 2)
         panel.set_ylim(0, 1.04)
@@ -237,7 +237,7 @@ class _Maps(_Drawn):
         from matplotlib.patheffects import withStroke
 
         (x0, y0), (x1, y1) = self._window.lo, self._window.hi
-        colours = _colours()((_shades(values, 1.0).filled(np.nan) + 1) / 2)
+        colours = colour_map("signed")((_shades(values, 1.0).filled(np.nan) + 1) / 2)
         drawn = [
             j
             for j, shape in enumerate(self._shapes)
@@ -400,7 +400,7 @@ class _Panel(_Drawn):
             self._draw_block(axes, part, self.matrix.names[i][j], extent)
             between += _separators(part.shape, extent)
         frame: list[Line] = [((x, ys[0]), (x, ys[-1])) for x in xs] + [((xs[0], y), (xs[-1], y)) for y in ys]
-        axes.add_collection(LineCollection(between, colors="#e4e7eb", linewidths=0.4), autolim=False)
+        axes.add_collection(LineCollection(between, colors=RULE, linewidths=0.4), autolim=False)
         axes.add_collection(LineCollection(frame, colors=INK, linewidths=0.7), autolim=False)
         self._label(axes, xs, ys)
 
@@ -408,7 +408,9 @@ class _Panel(_Drawn):
         x0, x1, y1, y0 = extent
         shade = _shades(_coarsened(part, *_steps(part.shape, (y1 - y0, x1 - x0))), self.largest)
         if shade.count():
-            axes.imshow(shade, extent=extent, aspect="auto", interpolation="none", cmap=_colours(), vmin=-1, vmax=1)
+            axes.imshow(
+                shade, extent=extent, aspect="auto", interpolation="none", cmap=colour_map("signed"), vmin=-1, vmax=1
+            )
         plate = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
         centred: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "bbox": plate}
         if self._numbered:
@@ -428,7 +430,7 @@ class _Panel(_Drawn):
         _heading(axes, _tex(self.matrix.symbol), self._words)
         bottom = ys[0] + max(ys[-1] - ys[0], _key_height(ys[-1] - ys[0])) + 0.13
         for k, note in enumerate(self.notes):
-            axes.text(0, bottom + 0.14 * k, note, va="center", fontsize=_SMALL, color=_GREY)
+            axes.text(0, bottom + 0.14 * k, note, va="center", fontsize=_SMALL, color=MUTED)
         if not self._numbered:
             _key(axes, xs[-1] + 0.12, ys[0], ys[-1] - ys[0], self._key_values, self.largest)
 
@@ -444,7 +446,7 @@ def _placed(panels: Sequence[_Drawn], *, title: str = "", page: float = 11.0) ->
             x, y, line = 0.0, y + line + 0.6 * _GAP, 0.0
         places.append((x + 0.1, y, w, h))
         x, line = x + w + _GAP, max(line, h)
-    lines = [(title, 0.3, 12.0, INK), (HOW_TO_READ, 0.58, _WORDS, _GREY)] if title else []
+    lines = [(title, 0.3, 12.0, INK), (HOW_TO_READ, 0.58, _WORDS, MUTED)] if title else []
     across = max([x + w for x, _, w, _ in places] + [0.1 + _wide(text, size) for text, _, size, _ in lines]) + 0.1
     down = y + line + 0.1
     figure = NotebookFigure(figsize=(across, down))
@@ -477,7 +479,7 @@ def _tex(text: str) -> str:
 
 def _heading(axes: Axes, symbol: str, words: str) -> None:
     axes.text(0, 0.16, symbol, fontsize=_SYMBOL, color=INK)
-    axes.text(_wide(symbol, _SYMBOL) + 0.14, 0.16, words, fontsize=_WORDS, color=_GREY)
+    axes.text(_wide(symbol, _SYMBOL) + 0.14, 0.16, words, fontsize=_WORDS, color=MUTED)
 
 
 def _heading_width(symbol: str, words: str) -> float:
@@ -485,19 +487,10 @@ def _heading_width(symbol: str, words: str) -> float:
 
 
 def _shades(values: Array, largest: float) -> np.ma.MaskedArray[Any, Any]:
-    """From −1 to 1, by the square root of the size; masked, so white, below a thousandth of the largest."""
+    """From −1 to 1, by the square root of the size; masked, so not drawn, below a thousandth of the largest."""
     signed = np.asarray(values) / largest
-    return np.ma.masked_where(np.abs(signed) < _WHITE, np.sign(signed) * np.sqrt(np.abs(signed)))
-
-
-@cache
-def _colours() -> Colormap:
-    """Blue below zero, orange above, white where nothing is drawn."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    below, above = ("#08306b", "#4292c6", "#d6e6f4"), ("#fee3c8", "#ec7014", "#6f2c02")
-    steps = [(0.0, below[0]), (0.25, below[1]), (0.5, below[2]), (0.5, above[0]), (0.75, above[1]), (1.0, above[2])]
-    return LinearSegmentedColormap.from_list("signed", steps, N=512).with_extremes(bad="white")
+    sizes = _FAINTEST + (1 - _FAINTEST) * np.sqrt(np.abs(signed))
+    return np.ma.masked_where(np.abs(signed) < _WHITE, np.sign(signed) * sizes)
 
 
 def _text(value: float) -> str:
@@ -523,7 +516,13 @@ def _key_height(height: float) -> float:
 
 def _key(axes: Axes, x: float, y: float, height: float, numbers: Sequence[float], largest: float) -> None:
     """The numbers that colours stand for: a square for each where they are few, else a bar from the least to the largest."""
-    shown: dict[str, Any] = {"aspect": "auto", "interpolation": "none", "cmap": _colours(), "vmin": -1, "vmax": 1}
+    shown: dict[str, Any] = {
+        "aspect": "auto",
+        "interpolation": "none",
+        "cmap": colour_map("signed"),
+        "vmin": -1,
+        "vmax": 1,
+    }
     if 0.0 not in numbers:
         for k, value in enumerate(numbers):
             at = y + 0.14 * k

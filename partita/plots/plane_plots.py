@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partita.inspection.planes import PlaneView
-from partita.plots.style import (
-    ACCENT,
-    COLOURS,
-    INK,
-    SOFT,
-    new_figure,
-    require_vector_or_pixels,
-    root_figure,
-    save,
-    styled,
-)
+from partita.plots.colours import ACCENT, COLOURS, INK, SOFT, colour_map
+from partita.plots.style import new_figure, require_vector_or_pixels, root_figure, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +156,7 @@ def _draw(panel: Any, view: PlaneView, *, dots: float, pixels: bool = False) -> 
         extent=(x0, x1, y0, y1),
         origin="lower",
         aspect="auto",
-        cmap="Greys",
+        cmap=colour_map("weight"),
         vmin=0,
         vmax=1.6 * top or 1.0,
         alpha=0.75,

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from partita.errors import MissingExtraError, UnsupportedError
+from partita.plots.colours import BACKGROUND, COLOURS, INK, RULE, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
-    "ACCENT",
-    "COLOURS",
-    "INK",
-    "SOFT",
     "clean",
     "legend_below",
     "loosen",
@@ -38,17 +35,17 @@ __all__ = [
     "ticks",
 ]
 
-INK, SOFT, ACCENT = "#1f2933", "#9aa5b1", "#c2410c"
-COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-")
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
+    "figure.facecolor": BACKGROUND,
+    "axes.facecolor": BACKGROUND,
     "axes.edgecolor": SOFT,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e4e7eb",
+    "grid.color": RULE,
     "grid.linewidth": 0.5,
     "axes.axisbelow": True,
     "text.color": INK,
@@ -74,7 +71,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib with this style, inside the block only."""
+    """matplotlib with this style, inside the block only; or, as a decorator, inside the function."""
     try:
         from matplotlib import rc_context
     except ImportError as error:
@@ -83,6 +80,7 @@ def styled() -> Iterator[None]:
         yield
 
 
+@styled()
 def new_figure(
     columns: int,
     rows: int = 1,
@@ -101,7 +99,8 @@ def new_figure(
 def loosen(figure: Figure, inches: float = 0.08) -> None:
     """Room between the rows of a figure of ours, so that titles keep clear of what is above them."""
     engine: Any = figure.get_layout_engine()
-    engine.set(h_pad=inches, hspace=0.0)
+    if engine is not None:
+        engine.set(h_pad=inches, hspace=0.0)
 
 
 def root_figure(panel: Axes) -> Figure:
@@ -118,6 +117,7 @@ def mark(number: int) -> dict[str, Any]:
     return {"color": COLOURS[k], "marker": _MARKERS[k], "linestyle": _DASHES[k]}
 
 
+@styled()
 def series(
     panel: Any,
     x: Any,
@@ -139,6 +139,7 @@ def series(
         panel.fill_between(x, y - spread, y + spread, color=look["color"], alpha=0.16, linewidth=0)
 
 
+@styled()
 def clean(panel: Any, title: str = "", *, x: str = "", y: str = "", legend: bool | str = False) -> None:
     """Title, axis labels, and a legend (a place, or True for wherever there is room)."""
     panel.set_title(title, fontsize=9, color=INK)
@@ -148,6 +149,7 @@ def clean(panel: Any, title: str = "", *, x: str = "", y: str = "", legend: bool
         panel.legend(loc="best" if legend is True else legend)
 
 
+@styled()
 def legend_below(panel: Any, columns: int = 1) -> None:
     """A legend under the panel's axis label, where it covers nothing."""
     from matplotlib.transforms import ScaledTranslation
@@ -186,10 +188,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         waiting.unlink(missing_ok=True)
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write .svg, .png or .pdf, whole or not at all."""
+def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Path:
+    """Write .svg, .png or .pdf, whole or not at all. `dpi`: of pixels, also of those inside .svg and .pdf."""
     place = require_vector_or_pixels(path)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(place.suffix.lower())
     with replacing(place) as waiting:
-        figure.savefig(waiting, dpi=130, metadata=metadata)
+        figure.savefig(waiting, dpi=dpi, metadata=metadata)
     return place

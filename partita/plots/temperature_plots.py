@@ -16,10 +16,11 @@ from partita.arithmetic.arguments import is_number
 from partita.compiler.compiled import Compiled
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
+from partita.plots.colours import INK
 from partita.plots.head_panels import draw_panel, limits_of, panel_names
 from partita.plots.head_plots import add_bar, add_legend, add_title, head_words, header, tidy
 from partita.plots.head_views import HeadView
-from partita.plots.style import INK, new_figure, replacing, require_vector_or_pixels, save, styled
+from partita.plots.style import new_figure, replacing, require_vector_or_pixels, save, styled
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from partita.geometry import Box, MaxAffine
-from partita.geometry.cells import polygons
-from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, new_figure, series, ticks
+from partita.geometry.cells import polygons, touching
+from partita.plots.colours import COLOURS, INK, SOFT, TINTS, colour_map, tint_numbers
+from partita.plots.style import clean, legend_below, new_figure, series, ticks
 from partita.reproduction.statistics import group_means
 from partita.reproduction.table import Tables
 
@@ -36,12 +37,11 @@ def draw_partition(tables: Tables) -> Any:
     shapes = polygons(partition, Box([-1.0, -1.0], [1.0, 1.0]))
     side = round(len(picture) ** 0.5)
     axes = [picture[name].reshape(side, side) for name in ("x0", "x1")]
-    for j, shape in enumerate(shapes):
-        fill = COLOURS[(j + 1) % len(COLOURS)] + "40"
-        panels[0, 0].add_collection(PolyCollection([shape], facecolors=fill, edgecolors=INK, linewidths=1.1))
+    fills = [TINTS[number] for number in tint_numbers(touching(shapes))]
+    panels[0, 0].add_collection(PolyCollection(shapes, facecolors=fills, edgecolors=INK, linewidths=1.1))
     levels = panels[0, 0].contour(*axes, picture["max_affine"].reshape(side, side), 8, colors=INK, linewidths=0.6)
     panels[0, 0].clabel(levels, fontsize=6)
-    image = panels[0, 1].contourf(*axes, picture["head"].reshape(side, side), 14, cmap="cividis")
+    image = panels[0, 1].contourf(*axes, picture["head"].reshape(side, side), 14, cmap=colour_map("value"))
     panels[0, 1].add_collection(PolyCollection(shapes, facecolors="none", edgecolors="white", linewidths=0.8))
     figure.colorbar(image, ax=panels[0, 1], shrink=0.8)
     for panel in panels[0, :2]:

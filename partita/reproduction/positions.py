@@ -13,7 +13,8 @@ from partita.compiler.compile import compile as compile_function
 from partita.functions.target import Target, make_target
 from partita.geometry import Box
 from partita.papers.equivariance import EquivarianceGap, equivariance_gap
-from partita.plots.style import COLOURS, INK, clean, new_figure
+from partita.plots.colours import COLOURS, INK
+from partita.plots.style import clean, new_figure
 from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.plots.style import COLOURS, INK, SOFT, clean, legend_below, loosen, new_figure, series
+from partita.plots.colours import COLOURS, INK, SOFT, colour_map
+from partita.plots.style import clean, legend_below, loosen, new_figure, series
 from partita.reproduction.statistics import group_means
 from partita.reproduction.table import Table, Tables
 
@@ -102,7 +103,9 @@ def draw_attention_maps(tables: Tables) -> Any:
             rows, panel = maps.where(range=width, head=head), panels[i, j]
             matrix = np.zeros((size, size))
             matrix[rows["anchor"].astype(int), rows["query"].astype(int)] = rows["weight"]
-            image = panel.imshow(matrix, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="nearest")
+            image = panel.imshow(
+                matrix, cmap=colour_map("weight"), vmin=0, vmax=1, origin="lower", interpolation="nearest"
+            )
             panel.grid(False)
             share = columns.where(range=width, head=head, queries="all")["share_above_0.9"].mean()
             clean(panel, f"|b − a| = {width:g}, {head}\n{100 * share:.0f} % of columns above 0.9")
