@@ -36,6 +36,7 @@ COMMANDS = {
     "bounds": "Prove ranges, slopes and gradient errors.",
     "reproduce": "Run the papers' experiments.",
     "inspect": "Read the attention heads of a model.",
+    "studio": "Open a page to drag keys, compile functions and follow lessons.",
 }
 
 
