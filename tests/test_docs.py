@@ -1,5 +1,8 @@
 """The pages say what the commands print, and everything on them can be pasted.
 
+The pages are README.md, CONTRIBUTING.md, checker/README.md and every docs/**/*.md but the report, which `partita reproduce`
+writes. Notebooks are run by tests of their own.
+
 The blocks of a page run in order, in one namespace and one empty folder: ```python as Python, ```sh line by line as commands. A
 python block whose first line is `# name.py` is also saved under that name. Every other block is ```text. A comment before a
 block, with the reason, exempts it:
@@ -51,7 +54,11 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "checker/README.md",
-    *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))),
+    *(
+        p.relative_to(ROOT).as_posix()
+        for p in sorted((ROOT / "docs").rglob("*.md"))
+        if "_build" not in p.parts and p.name != "report.md"
+    ),
 ]
 SLOW_PAGES = ["docs/methods.md", "docs/certificates.md", "docs/learning.md"]
 MOST_EXEMPTIONS = 14  # benchmarks that take minutes, installations

@@ -34,6 +34,7 @@ ORDER = [
     "inspection",
     "plots",
     "reproduction",
+    "studio",
     "cli",
 ]
 OLD_NAMES = {"attention", "certify", "constructions", "experiments", "targets"}  # of rooms, deprecated
@@ -275,5 +276,7 @@ def test_the_readme_names_commands_and_files_that_exist():
     for link in re.findall(r"\]\(((?!http)[^)]+)\)", readme):
         assert (ROOT / link).exists(), link
     makefile = (ROOT / "Makefile").read_text()
-    assert all(re.search(rf"^{name}:", makefile, re.M) for name in ("demo", "test"))
+    targets = set(re.findall(r"`make (\w+)`", readme))
+    assert targets >= {"demo", "docs", "studio", "test"}
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, re.M)] == []
     assert "make test" in (ROOT / ".ci/run").read_text()

@@ -1,6 +1,7 @@
 """What people install: both wheels, in an environment that holds nothing else of this repository."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from studio_process import Running
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"partita": ROOT / "partita", "partita_check": ROOT / "checker" / "partita_check"}
@@ -61,7 +63,9 @@ def installed(wheels, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_wheel_holds_every_file_of_its_package(wheels, name):
     package = PACKAGES[name]
-    files = {p.relative_to(package.parent).as_posix() for p in package.rglob("*") if p.suffix in (".py", ".typed")}
+    kinds = (".py", ".typed", ".html", ".js", ".css")
+    files = {p.relative_to(package.parent).as_posix() for p in package.rglob("*") if p.suffix in kinds}
+    assert name != "partita" or "partita/studio/page/index.html" in files
     held = set(zipfile.ZipFile(wheels[name]).namelist())
     assert files <= held and not [f for f in held if not f.startswith((f"{name}/", f"{name}-"))]
 
@@ -75,6 +79,19 @@ def test_the_demo_runs_where_only_the_wheels_are_installed(installed, tmp_path):
     assert "proved" in told and (tmp_path / "out" / "cells.svg").exists()
     run([installed / "partita-check", "out/head", "--function", "sin(3*x0) + x0*cos(2*x1)"], tmp_path)
     assert run([installed / "partita", "--version"], tmp_path).strip()
+
+
+def test_the_studio_runs_where_only_the_wheels_are_installed(installed, tmp_path):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    (tmp_path / "json.py").write_text("raise ImportError('a file of the folder where the studio was started')")
+    with Running([str(installed / "partita"), "studio", "--no-browser"], cwd=tmp_path, clean=True) as studio:
+        page = studio.get(f"/?token={studio.token}")
+        assert page.body == (ROOT / "partita" / "studio" / "page" / "index.html").read_bytes()
+        for name in set(re.findall(rb'(?:src|href)="([\w.]+)"', page.body)):
+            assert studio.get(f"/{name.decode()}").status == 200, name
+        assert studio.post("/api/function", {"text": "x", "domain": "[0,1]"}).json["label"] == "x"
+        assert studio.stop() == (0, "", "")
 
 
 def test_a_missing_extra_names_a_command_that_pip_accepts(installed, wheels, tmp_path):
