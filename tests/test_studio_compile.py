@@ -161,9 +161,8 @@ def test_a_lost_server_loses_nothing(open_page: Callable[..., Any], own_server: 
     own_server.stop(kill=True)
     page.fill("[data-testid=compile-f]", "x + y")
     place = page.locator("[data-testid=compile-run]").bounding_box()
-    page.click(
-        "[data-testid=compile-run]"
-    )  # leaves the field, which asks the server: the banner comes during the click
+    # a click leaves the field, which asks the server: the banner comes before the button is released
+    page.click("[data-testid=compile-run]")
     page.wait_for_selector("[data-testid=banner]:visible")
     assert page.locator("[data-testid=compile-run]").bounding_box() == place
     page.wait_for_selector("[data-testid=compile-problem]:visible")
