@@ -29,7 +29,7 @@ from partita.functions.regions import Domain, Region
 from partita.functions.tails import clipped
 from partita.functions.target import Tail, Target, graph_target, require_boxes
 from partita.geometry.domains import Box, PointCloud, product
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.heads.recorded import head_from_record
 from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, read_regular
@@ -40,7 +40,7 @@ __all__ = ["Stored", "load_parts", "read_json", "read_sealed", "read_tensors"]
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
 _TENSOR_BYTES = 64 << 30  # sixteen times what `compile` makes unless it is told otherwise
 
-Stored = tuple[FoldedHead, Certificate, Target, str, tuple[str, ...]]
+Stored = tuple[Head, Certificate, Target, str, tuple[str, ...]]
 
 
 def load_parts(folder: str | os.PathLike[str]) -> Stored:
@@ -96,7 +96,7 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
 
 
 def _require_agreement(
-    place: Path, described: Mapping[str, Any], head: FoldedHead, target: Target, certificate: Certificate
+    place: Path, described: Mapping[str, Any], head: Head, target: Target, certificate: Certificate
 ) -> None:
     """A TamperedFileError unless certificate.json is about the head, the domain and the function of the other two files."""
     function, model = certificate.function, certificate.model
@@ -245,7 +245,7 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
     )
 
 
-def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:
+def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: Head) -> Target:
     if data["graph"] is None:
         return _with_tail(data, Target(domains, head.output_shape, None, None, str(data["label"])))
     graph = Graph.from_json(data["graph"])
