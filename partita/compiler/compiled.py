@@ -27,7 +27,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
-from partita.heads.head import FoldedHead, count_text, flatten_inputs
+from partita.heads.head import Head, count_text, flatten_inputs
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.heads.one_point import OnePoint
 from partita.kernels.guards import require_covered
@@ -58,8 +58,8 @@ class Compiled:
     Call it with what the function takes: arrays or tensors, a batch or a single point.
 
     Attributes:
-        head: the attention head, an `nn.Module`.
-        partition: the cells that the head makes.
+        head: the attention head, or a network of heads, an `nn.Module`.
+        partition: the cells that the head makes. None for a network, whose heads, `c.head.heads`, have one each.
         certificate: what is claimed about the head, and on which grounds.
         target: the function and its domain. A black box that was loaded from a file has no function.
         outside: what to do with inputs outside the domain: "raise", "clamp", or "allow" (the certificate does not cover them).
@@ -74,8 +74,8 @@ class Compiled:
     True
     """
 
-    head: FoldedHead
-    partition: Partition
+    head: Head
+    partition: Partition | None
     certificate: Certificate
     target: Target
     outside: str = "raise"
@@ -214,7 +214,7 @@ class Compiled:
         """
         if self._direct and (found := self._one_point(inputs)) is not None:
             return found
-        place = self.head.inverse_temperature.device
+        place = self.head.device
         require_covered(place, *(z.device for z in inputs if isinstance(z, Tensor)))
         if self.head.semantics != self.certificate.semantics:
             raise UnsupportedError(

@@ -224,7 +224,7 @@ def _value_error(compiled: Compiled, proof: Proof, known: Known | None) -> tuple
         single = compiled.certificate.semantics != "float64"
         error = float(compiled.certificate.model.get("value_error", math.inf)) if single else 0.0
     else:
-        error = value_error(head, target, centers, known)
+        error = value_error(require_folded(head, "values at centers"), target, centers, known)
     return error, f"max |V_j − f(v_j)| ≤ {error:.3g}"
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "numbers",
     "recorded_form",
     "recorded_shapes",
+    "require_folded",
     "require_full",
     "require_stored",
     "short_text",
@@ -485,7 +486,22 @@ class FoldedHead(Head):
         return DotProductAttention(self)
 
 
-def require_full(head: FoldedHead, what: str) -> None:
+def require_folded(head: Head, what: str) -> FoldedHead:
+    """The head itself, if it is one softmax; an UnsupportedError for a network of heads.
+
+    Args:
+        head: the head, or a network.
+        what: what needs one softmax, for the message.
+    """
+    if isinstance(head, FoldedHead):
+        return head
+    raise UnsupportedError(
+        f"{what}: found a {type(head).__name__}, whose heads each have their own keys and cells; expected a single head",
+        "Take one of them, c.head.heads[i], or compile with max_heads=1 and max_layers=1.",
+    )
+
+
+def require_full(head: Head, what: str) -> None:
     """An UnsupportedError for a head of a half type, where only full ones will do."""
     if PRECISIONS.get(head.semantics, DOUBLE).is_half:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
 """What is claimed about heads, and why it is true: certificates, proofs by name, and the search for points that refute a claim."""
 
 from partita.errors import UnsupportedError
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.proofs.bisection import BisectionProof
 from partita.proofs.cell_proof import CellProof, CurvatureProof
 from partita.proofs.center_values import GridFacts, MomentProof, grid_terms
@@ -27,7 +27,7 @@ PROOFS: dict[str, Proof] = {
 }
 
 
-def proof_for(head: FoldedHead) -> Proof:
+def proof_for(head: Head) -> Proof:
     """The proof that bounds the error of a head of this type against any expression."""
     for proof in PROOFS.values():
         if proof.handles(head):
