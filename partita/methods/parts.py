@@ -29,7 +29,7 @@ from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
 from partita.proofs.claim import Construction
-from partita.proofs.carried import Carried, propagate
+from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
 from partita.proofs.network_proof import Part
 
 __all__ = ["Network", "fold", "network_of", "wire"]
@@ -115,9 +115,10 @@ class _Search:
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
         wiring = wire(self.structure, head_of, self.request.dtype)
-        first = self._carry(wiring, graphs, [0.0] * len(graphs))
+        ranges = joint_ranges(wiring, graphs, self.lo[0], self.hi[0])
+        first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
         budgets = _even(_weights(first, len(graphs)), self.tolerance)
-        reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets])
+        reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets], ranges)
         boxes, weights = _boxes(reach, len(graphs)), _weights(reach, len(graphs))
         made = []
         for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
@@ -125,11 +126,14 @@ class _Search:
             made.append(self._part(graph, box, budget))
         made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
-        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made])
+        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
         return Network(wiring, parts, tuple(made), carried)
 
-    def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float]) -> Carried:
-        return propagate(wiring, graphs, errors, self.lo, self.hi, precision=self.request.precision)
+    def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float], ranges: Ranges) -> Carried:
+        precision = self.request.precision
+        carried = propagate(wiring, graphs, errors, self.lo, self.hi, precision=precision, ranges=ranges)
+        require_bounded(carried, graphs)
+        return carried
 
     def _part(self, graph: Graph, box: Box, tolerance: float) -> Construction:
         """The smallest proved head for a part; one that was built before, if it is good enough and none smaller was asked for."""
