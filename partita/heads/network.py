@@ -388,8 +388,10 @@ class AttentionNetwork(Head):
         if unused:
             raise ShapeError(f"heads {sorted(unused)} are never used; expected every head to be used.")
 
-    def _parts(self) -> list[FoldedHead]:
-        return [cast(FoldedHead, head) for head in self.heads]
+    @property
+    def parts(self) -> tuple[FoldedHead, ...]:
+        """The distinct heads: those of `heads`."""
+        return tuple(cast(FoldedHead, head) for head in self.heads)
 
     def _groups(self) -> Iterator[list[tuple[int, FoldedHead, AffineMap]]]:
         """Layer by layer: the index of each group's head, the head, and what it reads."""
@@ -461,7 +463,7 @@ class AttentionNetwork(Head):
     def record(self) -> dict[str, Any]:
         common = super().record()
         layers = [[{"head": i, "reads": reads.record()} for i, _, reads in layer] for layer in self._groups()]
-        heads = [head.record() for head in self._parts()]
+        heads = [head.record() for head in self.parts]
         return {"type": common.pop("type"), "heads": heads, "layers": layers, "output": self.output.record(), **common}
 
     @classmethod
@@ -557,7 +559,7 @@ class AttentionNetwork(Head):
 
     def unfreeze(self) -> Self:
         """Make the values of the heads, and the stored weights and biases, trainable parameters."""
-        for head in self._parts():
+        for head in self.parts:
             head.unfreeze()
         for map_ in self._maps():
             for name in ("weight", "bias"):
@@ -567,7 +569,7 @@ class AttentionNetwork(Head):
         return self
 
     def freeze(self) -> Self:
-        for head in self._parts():
+        for head in self.parts:
             head.freeze()
         for map_ in self._maps():
             for name in ("weight", "bias"):
