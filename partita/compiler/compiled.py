@@ -27,8 +27,9 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
-from partita.heads.head import Head, count_text, flatten_inputs
+from partita.heads.head import Head, count_text, flatten_inputs, require_folded
 from partita.heads.layers import CrossNetwork, SelfNetwork
+from partita.heads.network import AttentionNetwork
 from partita.heads.one_point import OnePoint
 from partita.kernels.guards import require_covered
 from partita.methods.chosen import head_at
@@ -162,7 +163,7 @@ class Compiled:
         >>> 0 < c.evaluations < 500
         True
         """
-        text = self.certificate.function.get("type") == "graph" and not self.target.calls.rows
+        text = self.certificate.function.get("type") in ("graph", "network") and not self.target.calls.rows
         return 0 if text else int(self.certificate.facts.get("evaluations", 0))
 
     @property
@@ -289,17 +290,16 @@ class Compiled:
             seed: random seed of the attack on the head.
 
         Raises:
-            UnsupportedError: κ is not a number > 0, the centers are not on a grid, the head was changed after it was certified,
-                or the claim needs a black box that is not stored with the head.
+            UnsupportedError: κ is not a number > 0, the centers are not on a grid, this is a network of heads, the head was changed
+                after it was certified, or the claim needs a black box that is not stored with the head.
 
         >>> import partita as pa
         >>> c = pa.head("sin(3*x)", pa.Box([-1], [1]), keys=8, sharpness=2.0)
         >>> [f"{c.with_sharpness(k).error_bound:.2f}" for k in (0.5, 2.0, 64.0)]
         ['0.54', '0.41', '0.35']
         """
-        made = head_at(
-            self.require_unchanged().head, self.certificate, self.target, sharpness, seed=seed, progress=progress
-        )
+        head = require_folded(self.require_unchanged().head, "with_sharpness()")
+        made = head_at(head, self.certificate, self.target, sharpness, seed=seed, progress=progress)
         found = made.construction
         return replace(
             self,
@@ -328,7 +328,8 @@ class Compiled:
         Raises:
             ToleranceError: the error bound exceeds the tolerance.
             SizeError: the tensors would be too large.
-            UnsupportedError: there is no such form of this head, or the head was changed after it was certified.
+            UnsupportedError: there is no such form of this head, this is a network of heads (see `c.head.as_attention()`), or it was
+                changed after it was certified.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
@@ -339,10 +340,16 @@ class Compiled:
         if dtype is not None:
             require_dtype(dtype)
         certificate = self.require_unchanged().certificate
+        if isinstance(self.head, AttentionNetwork):
+            raise UnsupportedError(
+                "layers(): found a network of heads; the papers' forms are those of a single head",
+                "Use c.head.as_attention(), one nn.MultiheadAttention for each layer.",
+            )
+        head = require_folded(self.head, "layers()")
         proof = PROOFS.get(str(certificate.proof.get("method")))
         return claim_layers(
-            literal_layers(self.head, form, dtype),
-            self.head,
+            literal_layers(head, form, dtype),
+            head,
             certificate.terms,
             self.target.box,
             tolerance=certificate.limit if tolerance is None else tolerance,
