@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
+import torch
 
-from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError, SizeError, ToleranceError
 from partita.functions.affine_forms import Form
@@ -18,6 +18,7 @@ from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.structure import Structure, Unit
 from partita.functions.target import graph_target
 from partita.geometry.domains import Array, Box
+from partita.heads.network import AffineMap
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.methods.adaptive import Adaptive
 from partita.methods.affine import Affine as AffineCells
@@ -28,7 +29,8 @@ from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
 from partita.proofs.claim import Construction
-from partita.proofs.network_proof import Carried, Part, propagate
+from partita.proofs.carried import Carried, propagate
+from partita.proofs.network_proof import Part
 
 __all__ = ["Network", "fold", "network_of", "wire"]
 
@@ -38,6 +40,7 @@ _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for e
 _FEW_USES = 8
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
 _LONG = 200  # characters of a label
+_THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,19 +114,16 @@ class _Search:
 
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
-        wiring = wire(self.structure, head_of, self.request.precision)
+        wiring = wire(self.structure, head_of, self.request.dtype)
         first = self._carry(wiring, graphs, [0.0] * len(graphs))
-        weight = _weights(wiring, graphs, first)
-        budgets = _even(weight, self.tolerance)
+        budgets = _even(_weights(first, len(graphs)), self.tolerance)
         reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets])
-        boxes = _boxes(wiring, graphs, reach)
-        weight = _weights(wiring, graphs, reach)
-        budgets = _even(weight, self.tolerance)
+        boxes, weights = _boxes(reach, len(graphs)), _weights(reach, len(graphs))
         made = []
-        for k, (graph, box, budget) in enumerate(zip(graphs, boxes, budgets)):
+        for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
             report(self.progress, f"head {k + 1} of {len(graphs)}", k, len(graphs))
             made.append(self._part(graph, box, budget))
-        made = self._leaner(graphs, boxes, weight, made)
+        made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
         carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made])
         return Network(wiring, parts, tuple(made), carried)
@@ -161,15 +161,16 @@ class _Search:
         return construction
 
     def _leaner(
-        self, graphs: Sequence[Graph], boxes: Sequence[Box], weight: Array, made: Sequence[Construction]
+        self, graphs: Sequence[Graph], boxes: Sequence[Box], weights: Array, made: Sequence[Construction]
     ) -> list[Construction]:
         """Smaller heads where others left some of their budget unused, the largest first."""
         made = list(made)
         for k in sorted(range(len(made)), key=lambda k: -made[k].head.num_parameters):
-            spent = sum(w * c.certificate.error_bound for w, c in zip(weight, made))
             own = made[k].certificate.error_bound
-            allowed = own + (self.tolerance - spent) / weight[k] if weight[k] > 0 else own
-            if made[k].head.num_keys <= 2 or not allowed > _LEFT_OVER * own or not math.isfinite(allowed):
+            left = self.tolerance - weights @ np.array([c.certificate.error_bound for c in made])
+            reached = weights[:, k] > 0
+            allowed = own + float((left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf))
+            if made[k].head.num_keys <= 2 or not _LEFT_OVER * own < allowed < math.inf:
                 continue
             try:
                 other = self._part(graphs[k], boxes[k], allowed)
@@ -180,10 +181,37 @@ class _Search:
         return made
 
 
-def _even(weight: Array, tolerance: float) -> list[float]:
-    """Budgets with equal shares of the tolerance; heads that no output depends on get all of it."""
-    share = tolerance / max(1, int(np.count_nonzero(weight)))
-    return [share / w if w > 0 else tolerance for w in weight]
+def _weights(carried: Carried, heads: int) -> Array:
+    """How far one unit of error at all uses of a head can move each output, `(outputs, heads)`."""
+    gains = carried.gains[0]
+    found, channel = np.zeros((len(gains), heads)), carried.wiring.inputs
+    for groups, reads in zip(carried.wiring.layers, carried.reads):
+        for group, read in zip(groups, reads):
+            uses = read.lo.shape[1]
+            found[:, group.head] += gains[:, channel : channel + uses].sum(axis=1)
+            channel += uses
+    return found
+
+
+def _even(weights: Array, tolerance: float) -> list[float]:
+    """Budgets that give the heads behind each output equal shares of its error; heads that no output depends on get all of it."""
+    heads = np.count_nonzero(weights, axis=1, keepdims=True)
+    return [tolerance / float(share) if share > 0 else tolerance for share in (weights * heads).max(axis=0)]
+
+
+def _boxes(carried: Carried, heads: int) -> list[Box]:
+    """For every head a box that holds all its reads."""
+    found: list[list[Array]] = [[] for _ in range(heads)]
+    for groups, reads in zip(carried.wiring.layers, carried.reads):
+        for group, read in zip(groups, reads):
+            found[group.head] += [read.reach_lo[0], read.reach_hi[0]]
+    boxes = []
+    for ends in found:
+        lo, hi = (np.concatenate(ends).min(axis=0), np.concatenate(ends).max(axis=0))
+        thin = hi - lo <= _THIN * np.maximum(np.abs(lo), np.abs(hi))
+        pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
+        boxes.append(Box(lo - pad, hi + pad))
+    return boxes
 
 
 def fold(structure: Structure) -> Structure:
@@ -250,8 +278,8 @@ def _substituted(graph: Graph, maps: Sequence[tuple[Fraction, Fraction]]) -> Gra
     return builder.finish([places[k] for k in graph.outputs], graph.output_shape)
 
 
-def wire(structure: Structure, head_of: Sequence[int], precision: Precision) -> Wiring:
-    """The structure as a wiring, unit j using head `head_of[j]`, with weights as the precision stores them."""
+def wire(structure: Structure, head_of: Sequence[int], dtype: torch.dtype) -> Wiring:
+    """The structure as a wiring, unit j using head `head_of[j]`, with coefficients as the dtype stores them."""
     levels = [structure.level(j) for j in range(len(structure.units))]
     order = sorted(range(len(levels)), key=lambda j: (levels[j], head_of[j], j))
     channel = {i: i for i in range(structure.inputs)}
@@ -262,16 +290,16 @@ def wire(structure: Structure, head_of: Sequence[int], precision: Precision) -> 
             groups[head_of[j]].append(j)
         layers.append(
             tuple(
-                Group(h, _affine([form for j in group for form in structure.units[j].reads], channel, precision))
+                Group(h, _affine([form for j in group for form in structure.units[j].reads], channel, dtype))
                 for h, group in groups.items()
             )
         )
         for j in (j for group in groups.values() for j in group):
             channel[structure.inputs + j] = len(channel)
-    return Wiring(structure.inputs, tuple(layers), _affine(structure.outputs, channel, precision))
+    return Wiring(structure.inputs, tuple(layers), _affine(structure.outputs, channel, dtype))
 
 
-def _affine(forms: Sequence[Form], channel: Mapping[int, int], precision: Precision) -> Affine:
+def _affine(forms: Sequence[Form], channel: Mapping[int, int], dtype: torch.dtype) -> Affine:
     """Forms over the structure's channels as rows over those of the wiring, coefficients rounded where they must be."""
     read = sorted({channel[c] for form in forms for c in form.terms})
     start = read[0] if read else 0
@@ -286,4 +314,4 @@ def _affine(forms: Sequence[Form], channel: Mapping[int, int], precision: Precis
                 bias[row] = float(number)
             else:
                 weight[row, column] = float(number)
-    return Affine(weight, bias, start, exact)
+    return AffineMap.of(Affine(weight, bias, start, exact), dtype).affine()
