@@ -328,11 +328,19 @@ def wiring_with(**changes) -> Wiring:
         ({"output": Affine(np.ones((2, 8)), np.zeros(2), 0, {(0, 0): Fraction(1, 3)})}, DomainError, "exact"),
         ({"output": Affine(np.ones((2, 8)), np.zeros(2), 0, {(0, 8): Fraction(1)})}, DomainError, "exact"),
         ({"output": Affine(np.ones((2, 8)), np.zeros(2), 0, {(0, 0): Fraction(10) ** 400})}, DomainError, "exact"),
+        ({"output": Affine(np.ones((2, 8)), np.zeros(2), 0, {(0, -1): Fraction(1, 10**400)})}, DomainError, "not 0"),
     ],
 )  # fmt: skip
 def test_wirings_that_do_not_fit_are_refused(changes, error, said):
     with pytest.raises(error, match=said):
         AttentionNetwork(make().parts, wiring_with(**changes), input_shapes=((3,),), output_shape=(2,))
+
+
+def test_a_coefficient_that_underflows_is_refused():
+    tiny = Affine(np.array([[1e-60, 1.0]]), np.zeros(1))
+    with pytest.raises(DomainError, match="underflows float32"):
+        AttentionNetwork([], Wiring(2, (), tiny), input_shapes=((2,),), output_shape=(), dtype=torch.float32)
+    AttentionNetwork([], Wiring(2, (), tiny), input_shapes=((2,),), output_shape=())
 
 
 def test_heads_that_do_not_fit_are_refused():
@@ -434,6 +442,7 @@ HOSTILE = {
     "a coefficient twice": changed(*READS, "exact", to=[[1, 0, "1/3"], [1, 0, "1/3"]]),
     "a coefficient beyond": changed(*READS, "exact", to=[[1, 3, "1/3"]]),
     "a coefficient of no row": changed(*READS, "exact", to=[[2, 0, "1/3"]]),
+    "an exact number in place of 0": changed(*READS, "exact", to=[[0, -1, f"1/{10**400}"]]),
     "a coefficient before the bias": changed(*READS, "exact", to=[[1, -2, "1/3"]]),
     "no output": changed("output", to=None),
     "another output shape": changed("output_shape", to=[3]),

@@ -20,6 +20,7 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.compiler.given_function import given_function
+from partita.compiler.network_bounds import network_gradient_error, network_range, network_slope
 from partita.compiler.scalar_function import ScalarFunction
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
@@ -328,8 +329,8 @@ class Compiled:
         Raises:
             ToleranceError: the error bound exceeds the tolerance.
             SizeError: the tensors would be too large.
-            UnsupportedError: there is no such form of this head, this is a network of heads (see `c.head.as_attention()`), or it was
-                changed after it was certified.
+            UnsupportedError: there is no such form of this head, this is a network of heads (see `c.head.as_attention()`), or a
+                tensor was changed after it was certified.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
@@ -461,7 +462,9 @@ class Compiled:
         True
         """
         self._bounded_domain()
-        return bound_range(self.head, self.target, progress=progress)
+        if isinstance(self.head, AttentionNetwork):
+            return network_range(self.head, self.target, self.require_unchanged().certificate)
+        return bound_range(require_folded(self.head, "bound_range()"), self.target, progress=progress)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
         """Proved bounds of `|∂head/∂z_i − ∂f/∂z_i|`, one per coordinate, for the stored tensors in exact arithmetic.
@@ -478,7 +481,10 @@ class Compiled:
         True
         """
         self._bounded_domain()
-        return bound_gradient_error(self.head, self.target, progress=progress)
+        if isinstance(self.head, AttentionNetwork):
+            certificate = self.require_unchanged().certificate
+            return network_gradient_error(self.head, self.target, certificate, progress=progress)
+        return bound_gradient_error(require_folded(self.head, "bound_gradient_error()"), self.target, progress=progress)
 
     def bound_slope(self, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Proved lower and upper bounds of `∂head/∂z_axis`, one per output. `.trend` says whether the head rises or falls.
@@ -494,7 +500,11 @@ class Compiled:
         >>> pa.compile("tanh(x)", pa.Box([-1], [1]), tolerance=1e-3).bound_slope(0)[0].trend
         'increasing'
         """
-        return bound_slope(self.head, self._bounded_domain(), axis, progress=progress)
+        domain = self._bounded_domain()
+        if isinstance(self.head, AttentionNetwork):
+            certificate = self.require_unchanged().certificate
+            return network_slope(self.head, self.target, certificate, axis, progress=progress)
+        return bound_slope(require_folded(self.head, "bound_slope()"), domain, axis, progress=progress)
 
     def _bounded_domain(self) -> Box | Region:
         if isinstance(self.target.domain, PointCloud):

@@ -97,14 +97,19 @@ class AffineMap(nn.Module):
             raise DomainError(
                 f"an affine map has a coefficient that is not a finite {Precision.of(dtype).name} number."
             )
+        lost = ((weight == 0) & (given.weight != 0)).any() or ((bias == 0) & (given.bias != 0)).any()
+        if lost:  # a term of the function would be left out of the network
+            raise DomainError(
+                f"an affine map has a coefficient that underflows {Precision.of(dtype).name}; rescale the variables."
+            )
         exact = {(int(i), int(j)): Fraction(float(given.weight[i, j])) for i, j in np.argwhere(weight != given.weight)}
         exact |= {(int(i), -1): Fraction(float(given.bias[i])) for i in np.flatnonzero(bias != given.bias)}
         for place, fraction in given.exact.items():
             stored = _entry(given.weight, given.bias, place)
-            if stored is None or _nearest(fraction) != stored:
+            if not stored or _nearest(fraction) != stored:
                 raise DomainError(
                     f"exact coefficient {short_text(fraction)} at {place}: the number there is {stored}; expected the nearest "
-                    "float64 number."
+                    "float64 number, and not 0."
                 )
             exact[place] = fraction
         stored = (weight != 0) & (weight != 1)
@@ -268,9 +273,9 @@ def _read_exact(
         top, bottom = map(int, entry[2].split("/"))
         place = (entry[0], entry[1])
         number = _entry(stored.weight, stored.bias, place)
-        if number is None or place in found or bottom < 1 or math.gcd(top, bottom) != 1:
+        if not number or place in found or bottom < 1 or math.gcd(top, bottom) != 1:
             raise FormatError(
-                f"{where}: an exact coefficient is {short_text(entry)}; expected a coefficient of the map, once, in lowest terms."
+                f"{where}: an exact coefficient is {short_text(entry)}; expected a coefficient other than 0, once, in lowest terms."
             )
         if not _rounds_to(Fraction(top, bottom), number, rounds):
             raise FormatError(
