@@ -39,9 +39,10 @@ def given_function(
         ShapeError: its values have another shape.
         UnsupportedError: the target has an expression.
     """
-    if target.graph is not None:
+    if target.graph is not None or certificate.function.get("type") == "network":
+        what = "the expression " if target.graph is not None else ""
         raise UnsupportedError(
-            f"this head's function is the expression {target.label}, which is stored with it", "Leave function= out."
+            f"this head's function is {what}{target.label}, which is stored with it", "Leave function= out."
         )
     domains = target.domains[0] if len(target.domains) == 1 else target.domains
     may_fail = _MAY_FAIL if "points_excluded" in certificate.facts else None

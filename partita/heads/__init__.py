@@ -12,7 +12,7 @@ from partita.heads.forms import (
 from partita.heads.grid_head import GridHead
 from partita.heads.head import DotProductAttention, FoldedHead, Head
 from partita.heads.layers import CrossAttention, CrossNetwork, LinearSum, SelfAttention, SelfNetwork
-from partita.heads.network import AffineMap, AttentionNetwork
+from partita.heads.network import AffineMap, AttentionLayer, AttentionNetwork, exact_values
 from partita.heads.recorded import HEAD_TYPES, head_from_record
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.scores import AffineScores
@@ -25,6 +25,7 @@ __all__ = [
     "Affine",
     "AffineMap",
     "AffineScores",
+    "AttentionLayer",
     "AttentionNetwork",
     "CrossAttention",
     "CrossNetwork",
@@ -39,6 +40,7 @@ __all__ = [
     "SelfNetwork",
     "TrainHead",
     "Wiring",
+    "exact_values",
     "head_from_record",
     "indexed_cross",
     "indexed_self",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, FormatError, PartitaError, ShapeError, SizeError, UnsupportedError
+from partita.functions.graph import Graph
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head, numbers, recorded_form, require_stored, short_text
@@ -23,13 +26,14 @@ from partita.heads.scattered_head import ScatteredHead
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.kernels.guards import certified
 
-__all__ = ["AffineMap", "AttentionNetwork"]
+__all__ = ["AffineMap", "AttentionLayer", "AttentionNetwork", "exact_values"]
 
 _PARTS: dict[str, type[FoldedHead]] = {head.kind: head for head in (GridHead, ScatteredHead)}
 _ENTRIES_AT_MOST = 1 << 25  # coefficients of all maps, zeros included
 _INPUTS_AT_MOST = 1 << 10  # of one recorded head
 _DIGITS_AT_MOST = 4000  # of a numerator or a denominator; Python itself reads at most 4300
 _FRACTION = re.compile(r"-?[0-9]{1,4000}/[0-9]{1,4000}", re.ASCII)
+_LISTED_AT_MOST = 1 << 27  # numbers of one layer of as_attention()
 _MARGIN = 1 / 8  # of the largest number of the dtype: sums are rounded on the way, and bounded here in float64
 
 Exact = Mapping[tuple[int, int], Fraction]
@@ -93,14 +97,19 @@ class AffineMap(nn.Module):
             raise DomainError(
                 f"an affine map has a coefficient that is not a finite {Precision.of(dtype).name} number."
             )
+        lost = ((weight == 0) & (given.weight != 0)).any() or ((bias == 0) & (given.bias != 0)).any()
+        if lost:  # a term of the function would be left out of the network
+            raise DomainError(
+                f"an affine map has a coefficient that underflows {Precision.of(dtype).name}; rescale the variables."
+            )
         exact = {(int(i), int(j)): Fraction(float(given.weight[i, j])) for i, j in np.argwhere(weight != given.weight)}
         exact |= {(int(i), -1): Fraction(float(given.bias[i])) for i in np.flatnonzero(bias != given.bias)}
         for place, fraction in given.exact.items():
             stored = _entry(given.weight, given.bias, place)
-            if stored is None or _nearest(fraction) != stored:
+            if not stored or _nearest(fraction) != stored:
                 raise DomainError(
                     f"exact coefficient {short_text(fraction)} at {place}: the number there is {stored}; expected the nearest "
-                    "float64 number."
+                    "float64 number, and not 0."
                 )
             exact[place] = fraction
         stored = (weight != 0) & (weight != 1)
@@ -178,6 +187,8 @@ class AffineMap(nn.Module):
             raise FormatError(
                 f"{where}: found {short_text(record)}; expected a record with {', '.join(sorted(names))}."
             )
+        if not set(tensors) <= {"weight", "bias"}:
+            raise FormatError(f"{where}: found tensors {short_text(sorted(tensors))}; expected weight and bias.")
         start, width, rows = record.get("start"), record.get("width"), record.get("rows")
         if not (_is_count(start) and _is_count(width) and width >= 1 and start + width <= channels):
             raise FormatError(
@@ -262,9 +273,9 @@ def _read_exact(
         top, bottom = map(int, entry[2].split("/"))
         place = (entry[0], entry[1])
         number = _entry(stored.weight, stored.bias, place)
-        if number is None or place in found or bottom < 1 or math.gcd(top, bottom) != 1:
+        if not number or place in found or bottom < 1 or math.gcd(top, bottom) != 1:
             raise FormatError(
-                f"{where}: an exact coefficient is {short_text(entry)}; expected a coefficient of the map, once, in lowest terms."
+                f"{where}: an exact coefficient is {short_text(entry)}; expected a coefficient other than 0, once, in lowest terms."
             )
         if not _rounds_to(Fraction(top, bottom), number, rounds):
             raise FormatError(
@@ -336,7 +347,7 @@ class AttentionNetwork(Head):
 
     def __init__(
         self,
-        heads: Sequence[FoldedHead],
+        heads: Sequence[Head],
         wiring: Wiring,
         *,
         input_shapes: tuple[tuple[int, ...], ...],
@@ -358,7 +369,7 @@ class AttentionNetwork(Head):
 
     def _assemble(
         self,
-        heads: Sequence[FoldedHead],
+        heads: Sequence[Head],
         layers: Sequence[Sequence[tuple[int, AffineMap]]],
         output: AffineMap,
         dtype: torch.dtype,
@@ -388,8 +399,10 @@ class AttentionNetwork(Head):
         if unused:
             raise ShapeError(f"heads {sorted(unused)} are never used; expected every head to be used.")
 
-    def _parts(self) -> list[FoldedHead]:
-        return [cast(FoldedHead, head) for head in self.heads]
+    @property
+    def parts(self) -> tuple[FoldedHead, ...]:
+        """The distinct heads: those of `heads`."""
+        return tuple(cast(FoldedHead, head) for head in self.heads)
 
     def _groups(self) -> Iterator[list[tuple[int, FoldedHead, AffineMap]]]:
         """Layer by layer: the index of each group's head, the head, and what it reads."""
@@ -461,7 +474,7 @@ class AttentionNetwork(Head):
     def record(self) -> dict[str, Any]:
         common = super().record()
         layers = [[{"head": i, "reads": reads.record()} for i, _, reads in layer] for layer in self._groups()]
-        heads = [head.record() for head in self._parts()]
+        heads = [head.record() for head in self.parts]
         return {"type": common.pop("type"), "heads": heads, "layers": layers, "output": self.output.record(), **common}
 
     @classmethod
@@ -502,6 +515,23 @@ class AttentionNetwork(Head):
         except PartitaError as error:
             raise FormatError(f"head record: {error}") from None
         return made
+
+    def function_sha256(self, graphs: Sequence[Any]) -> str:
+        """The hash of the function that the wiring defines with part functions in place of the heads.
+
+        Certificates have it where f is such a function: a network that was converted.
+
+        Args:
+            graphs: the part function of each head, as JSON (`Graph.to_json`).
+        """
+        return _sha256({"wiring": self._wiring_record(), "parts": list(graphs)})
+
+    def wiring_sha256(self) -> str:
+        """The hash of who reads what, which `state_dict` does not hold. Certificates have it beside that of the tensors."""
+        return _sha256(self._wiring_record())
+
+    def _wiring_record(self) -> dict[str, Any]:
+        return {name: entry for name, entry in self.record().items() if name != "heads"}
 
     def check_range(self, lo: ArrayLike, hi: ArrayLike) -> None:
         for where, head, low, high in self._reach(*self._corners(lo, hi)):
@@ -557,17 +587,18 @@ class AttentionNetwork(Head):
 
     def unfreeze(self) -> Self:
         """Make the values of the heads, and the stored weights and biases, trainable parameters."""
-        for head in self._parts():
+        for head in self.parts:
             head.unfreeze()
         for map_ in self._maps():
             for name in ("weight", "bias"):
-                held = map_._buffers.pop(name, None)
+                held = map_._buffers.get(name)
                 if held is not None:
+                    del map_._buffers[name]
                     map_.register_parameter(name, nn.Parameter(held.detach().clone()))
         return self
 
     def freeze(self) -> Self:
-        for head in self._parts():
+        for head in self.parts:
             head.freeze()
         for map_ in self._maps():
             for name in ("weight", "bias"):
@@ -579,8 +610,160 @@ class AttentionNetwork(Head):
     def _maps(self) -> list[AffineMap]:
         return [*(reads for layer in self._groups() for _, _, reads in layer), self.output]
 
+    def as_attention(self) -> tuple[AttentionLayer, ...]:
+        """The same network as plain multi-head attention, one module around an `nn.MultiheadAttention` for each layer.
+
+        Layer after layer, channels go in and come out with one more for each head: `for layer in layers: c = layer(c)`. Then
+        `network.output(c)` are the outputs. The numbers are those of the network as it is now. Scores are dot products here, which
+        round more than the network does; in float32 see `certify.dot_product_rounding`.
+
+        Raises:
+            SizeError: the keys and values of a layer, listed, have more than 2²⁷ numbers.
+        """
+        layers, channels = [], self.dimension
+        for layer in self._groups():
+            layers.append(AttentionLayer([(head, reads.affine()) for _, head, reads in layer], channels))
+            channels += sum(reads.rows // head.dimension for _, head, reads in layer)
+        return tuple(layers)
+
     def extra_repr(self) -> str:
         return f"{self.num_uses:,} heads in {self.num_layers:,} layers, {super().extra_repr()}"
+
+
+class AttentionLayer(nn.Module):
+    """One layer of a network as multi-head attention: `c → [c, Σ_j softmax_j(q_h·k_{h,j}) v_{h,j}(c) for every head h]`.
+
+    `q_h = [u_h − o_h, 1]`, `u_h = W_h c + b_h` what the head reads and o_h the middle of its centers; `k_{h,j} = [s_j, t_j]`, its
+    scores as affine functions of `u − o`; `v_{h,j}(c)` its value, or `V_j + J_j u_h` where values are affine. Each head has 4, 16,
+    64, … coordinates, so that the scale 1/√d of `nn.MultiheadAttention` is a power of two and rounds nothing. A head with fewer
+    keys than the others repeats its first one; the copies share its weight, `t − ln(copies)` each.
+
+    Args:
+        uses: the heads of the layer, with what each reads: one row per input of each use.
+        channels: how many channels go in.
+
+    Attributes:
+        attention: `nn.MultiheadAttention`, one of its heads for each use of a head. It projects queries only: W_K and W_V are the
+            identity, and W_O collects the heads' first coordinates.
+        keys: the key tokens, `(keys, embedding)`.
+        values: the value tokens, `(keys, embedding)`.
+        value_slopes: what the channels add to them, `(keys, embedding, channels)`; None for constant values.
+    """
+
+    keys: Tensor
+    values: Tensor
+    value_slopes: Tensor | None
+
+    def __init__(self, uses: Sequence[tuple[FoldedHead, Affine]], channels: int) -> None:
+        super().__init__()
+        dtype, device = uses[0][0].dtype, uses[0][0].device
+        heads = [head for head, reads in uses for _ in range(reads.rows // head.dimension)]
+        count, most = max(head.num_keys for head in heads), max(head.dimension for head in heads)
+        size = 4
+        while size < most + 1 or size * len(heads) < channels:
+            size *= 4
+        embedding = size * len(heads)
+        slopes = any(head.state_dict().get("value_slopes") is not None for head in heads)
+        if count * embedding * (2 + slopes * channels) + 4 * embedding**2 > _LISTED_AT_MOST:
+            raise SizeError(
+                f"as_attention() would list {count:,} keys for {len(heads):,} heads over {channels:,} channels; call the network "
+                "instead, which does not list them."
+            )
+        self.channels, self.num_heads = channels, len(heads)
+        queries, starts = np.zeros((embedding, embedding)), np.zeros(embedding)
+        keys, values = np.zeros((count, embedding)), np.zeros((count, embedding))
+        tilts = np.zeros((count, embedding, channels)) if slopes else None
+        first = 0
+        for head, reads in uses:
+            k, scores, middle = head.dimension, head.affine_scores(shift=True), head.middle()
+            index, lowered = _padded(head.num_keys, count)
+            for row in range(0, reads.rows, k):
+                weight, bias = np.zeros((k, channels)), reads.bias[row : row + k]
+                weight[:, reads.start : reads.start + reads.weight.shape[1]] = reads.weight[row : row + k]
+                queries[first : first + k, :channels] = weight
+                starts[first : first + k], starts[first + k] = bias - middle, 1.0
+                keys[:, first : first + k] = scores.slopes[index]
+                keys[:, first + k] = scores.offsets[index] - lowered
+                values[:, first] = scores.values[index, 0]
+                if scores.value_slopes is not None and tilts is not None:  # they multiply u − o
+                    tilt = scores.value_slopes[index, 0]
+                    values[:, first] += tilt @ (bias - middle)
+                    tilts[:, first] = tilt @ weight
+                first += size
+        collected = np.zeros((embedding, embedding))
+        collected[np.arange(len(heads)), size * np.arange(len(heads))] = 1.0
+        scale, one = math.sqrt(size), np.eye(embedding)
+        self.attention = nn.MultiheadAttention(embedding, len(heads), batch_first=True, device=device, dtype=dtype)
+        rows = {
+            "in_proj_weight": np.concatenate([scale * queries, one, one]),
+            "in_proj_bias": np.concatenate([scale * starts, np.zeros(2 * embedding)]),
+            "out_proj.weight": collected,
+            "out_proj.bias": np.zeros(embedding),
+        }
+        self.attention.load_state_dict({name: torch.tensor(array, dtype=dtype) for name, array in rows.items()})
+        for name, array in (("keys", keys), ("values", values), ("value_slopes", tilts)):
+            self.register_buffer(name, None if array is None else torch.tensor(array, dtype=dtype, device=device))
+        self.requires_grad_(False)
+
+    @certified
+    def forward(self, channels: Tensor) -> Tensor:
+        """`(n, channels)` to `(n, channels + heads)`."""
+        padded = nn.functional.pad(channels, (0, self.keys.shape[1] - self.channels))
+        if self.value_slopes is None:  # the same tokens for every query: a batch of queries is one sequence
+            out = self.attention(padded[None], self.keys[None], self.values[None], need_weights=False)[0][0]
+        else:
+            values = self.values + torch.einsum("jec,nc->nje", self.value_slopes, channels)
+            keys = self.keys.expand_as(values)
+            out = self.attention(padded[:, None], keys, values, need_weights=False)[0][:, 0]
+        return torch.cat([channels, out[:, : self.num_heads]], dim=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels} channels, {self.num_heads} heads with {len(self.keys)} keys each"
+
+
+def _padded(keys: int, count: int) -> tuple[NDArray[np.int64], Array]:
+    """Which key each of `count` keys is, and by how much its score is lowered: the first one is repeated."""
+    index, lowered = np.maximum(np.arange(count) - (count - keys), 0), np.zeros(count)
+    lowered[: count - keys + 1] = math.log(count - keys + 1)
+    return index, lowered
+
+
+def exact_values(wiring: Wiring, graphs: Sequence[Graph], points: Array) -> Array:
+    """The function that a network approximates, in float64: part functions in place of heads, exact coefficients.
+
+    Args:
+        wiring: who reads what.
+        graphs: the part function of each head, with one output.
+        points: flat, `(n, m)`.
+
+    Returns:
+        `(n, outputs)`.
+    """
+    channels = points
+    for layer in wiring.layers:
+        found = [channels]
+        for group in layer:
+            graph = graphs[group.head]
+            reads = _applied(group.reads, channels).reshape(-1, graph.num_inputs)
+            found.append(graph.evaluate(reads).reshape(len(points), -1))
+        channels = np.concatenate(found, axis=1)
+    return _applied(wiring.output, channels)
+
+
+def _applied(map_: Affine, channels: Array) -> Array:
+    weight, bias = map_.weight.copy(), map_.bias.copy()
+    for (row, column), fraction in map_.exact.items():
+        if column == -1:
+            bias[row] = float(fraction)
+        else:
+            weight[row, column] = float(fraction)
+    out: Array = channels[:, map_.start : map_.start + weight.shape[1]] @ weight.T + bias
+    return out
+
+
+def _sha256(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _made(given: Affine, dtype: torch.dtype) -> AffineMap:
@@ -596,7 +779,7 @@ def _made(given: Affine, dtype: torch.dtype) -> AffineMap:
     return AffineMap.of(given, dtype)
 
 
-def _require_parts(heads: Sequence[FoldedHead], dtype: torch.dtype) -> None:
+def _require_parts(heads: Sequence[Head], dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     for i, head in enumerate(heads):
         if type(head) not in _PARTS.values() or head.output_shape != () or head.semantics != name:

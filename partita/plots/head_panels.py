@@ -68,8 +68,8 @@ def panel_names(view: HeadView, wanted: str | Sequence[str] | None) -> tuple[str
     """The panels to draw: those that were named, or those that suit the dimension and do not lack their function or cells.
 
     Raises:
-        UnsupportedError: there is no such panel, it compares with a function that was not stored, or it shows the cells of a head and
-            this is a network of heads.
+        UnsupportedError: there is no such panel, it compares with a function that was not stored, or it shows the cells of one head
+            and this is a network.
     """
     if wanted is None:
         lacking = (() if view.has_function else _COMPARES) + (() if view.has_cells else _OF_CELLS)
@@ -404,9 +404,7 @@ def _map_cells(panel: Axes, view: HeadView) -> Drawn:
 
         def refresh(other: HeadView) -> None: ...
 
-    marks, more = (
-        _grid_cells(panel, view) if isinstance(view.partition, ProductGrid) else _power_cells(panel, view)
-    )
+    marks, more = _grid_cells(panel, view) if isinstance(view.partition, ProductGrid) else _power_cells(panel, view)
     return Drawn(_title("cells", view) + more, refresh, marks=tuple(marks))
 
 

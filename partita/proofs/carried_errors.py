@@ -26,7 +26,17 @@ from partita.functions.ranges import enclose_each, range_over
 from partita.geometry.domains import Array
 from partita.heads.wiring import Affine, Group, Wiring
 
-__all__ = ["Carried", "LocalError", "Ranges", "Reads", "Shares", "joint_ranges", "propagate", "require_bounded"]
+__all__ = [
+    "Carried",
+    "LocalError",
+    "Ranges",
+    "Reads",
+    "Shares",
+    "joint_ranges",
+    "propagate",
+    "require_bounded",
+    "shown",
+]
 
 Mask = NDArray[np.bool_]
 LocalError = Callable[[Array, Array], Array]  # corners (n, k) of boxes to bounds of |head − g| on each, (n,)
@@ -114,6 +124,12 @@ class Carried:
             for group, read in zip(groups, reads):
                 yield channel, group, read
                 channel += len(read.moves)
+
+    @cached_property
+    def bound(self) -> float:
+        """A bound of the error of every output on every box, infinite if none is known."""
+        heads = 1 + max((group.head for _, group, _ in self.groups()), default=-1)
+        return float(self.shares(heads).total.max())
 
     @cached_property
     def gains(self) -> Array:
@@ -383,6 +399,14 @@ def _weighted(parts: Array, matrix: Array) -> Array:
     return np.where(np.isnan(total), math.inf, total)
 
 
+def shown(graph: Graph) -> str:
+    """The function as text for messages, cut short where it is long."""
+    if len(graph.nodes) > _LONGEST:
+        return f"a function of {graph.num_inputs} variables"
+    text = graph.infix()
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
 def require_bounded(carried: Carried, graphs: Sequence[Graph]) -> None:
     """Check that every range and every error is finite.
 
@@ -408,11 +432,10 @@ def require_bounded(carried: Carried, graphs: Sequence[Graph]) -> None:
             if bad.any():
                 box, use = (int(i[0]) for i in np.nonzero(bad))
                 lo, hi = reads.reach_lo[box, use], reads.reach_hi[box, use]
-                shown = " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in zip(lo, hi))
-                text = graphs[group.head].infix()
-                text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+                where = " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in zip(lo, hi))
+                text = shown(graphs[group.head])
                 raise UnsupportedError(
-                    f"network: use {use} of head {group.head}, {text}, in layer {layer + 1} reads {shown}; {problem}",
+                    f"network: use {use} of the head for {text} in layer {layer + 1} reads {where}; {problem}",
                     "Use a smaller domain, or another way to write the function.",
                 )
     if not np.isfinite(carried.output_error).all():

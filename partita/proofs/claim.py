@@ -24,6 +24,7 @@ from partita.functions.target import Target, sample_hash
 from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
 from partita.heads.head import Head
+from partita.heads.network import AttentionNetwork
 from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, Witness, model_digest, total
 from partita.proofs.sampled import SampledError, sampled_error
 
@@ -111,7 +112,9 @@ def claim(
 
 
 def _values(model: nn.Module) -> dict[str, str]:
-    """What to say about the values of a head on pairs that is not cross-attention."""
+    """What to say about the values of a head on pairs that is not cross-attention; who reads what in a network."""
+    if isinstance(model, AttentionNetwork):
+        return {"wiring_sha256": model.wiring_sha256()}
     return (
         {"values": QUERY_VALUES}
         if isinstance(model, Head) and len(model.input_shapes) == 2 and model.has_query_values

@@ -113,9 +113,7 @@ def attacked(
     return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
 
 
-def require_unrefuted(
-    head: Head, target: Target, certificate: Certificate, witness: Witness, seed: int = 0
-) -> None:
+def require_unrefuted(head: Head, target: Target, certificate: Certificate, witness: Witness, seed: int = 0) -> None:
     """Nothing, if no point that was seen contradicts the claim.
 
     Raises:

@@ -102,9 +102,7 @@ def _move_into_place(draft: Path, place: Path) -> None:
         shutil.rmtree(shelf, ignore_errors=True)
 
 
-def _write(
-    draft: Path, head: Head, certificate: Certificate, target: Target, outside: str, why: Sequence[str]
-) -> None:
+def _write(draft: Path, head: Head, certificate: Certificate, target: Target, outside: str, why: Sequence[str]) -> None:
     tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
     for i, domain in enumerate(target.domains):
         if isinstance(domain, PointCloud):
