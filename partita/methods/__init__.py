@@ -16,12 +16,14 @@ from partita.methods.pieces import Pieces
 from partita.methods.request import Request
 from partita.methods.tangents import Tangents
 from partita.methods.train import Train
+from partita.methods.two_keys import TwoKeys
 
 __all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size", "cells_in_paper_order"]
 
 # in the order in which "auto" tries them: later ones may be spared by what earlier ones found
 METHODS: list[Method] = [
     Pieces(),
+    TwoKeys(),
     Fitted(),
     Hard(),
     BallCover(),

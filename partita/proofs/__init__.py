@@ -11,6 +11,7 @@ from partita.proofs.form_rounding import LayersRounding, dot_product_rounding, l
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.soft_maximum import PiecesProof
 from partita.proofs.taylor_proof import TaylorProof
+from partita.proofs.two_key_proof import TwoKeysProof
 from partita.proofs.worst_point import search_worst
 
 PROOFS: dict[str, Proof] = {
@@ -23,6 +24,7 @@ PROOFS: dict[str, Proof] = {
         CurvatureProof(),
         BisectionProof(),
         PiecesProof(),
+        TwoKeysProof(),
     )
 }
 
