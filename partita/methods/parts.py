@@ -28,13 +28,14 @@ from partita.methods.method import Method
 from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
-from partita.proofs.claim import Construction
+from partita.methods.two_keys import TwoKeys
 from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
+from partita.proofs.claim import Construction
 from partita.proofs.network_proof import Part
 
 __all__ = ["Network", "fold", "network_of", "wire"]
 
-_PART_METHODS: list[Method] = [Pieces(), Fitted(), AffineCells(), Convex(), Adaptive()]
+_PART_METHODS: list[Method] = [Pieces(), TwoKeys(), Fitted(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _FEW_USES = 8
@@ -173,7 +174,9 @@ class _Search:
             own = made[k].certificate.error_bound
             left = self.tolerance - weights @ np.array([c.certificate.error_bound for c in made])
             reached = weights[:, k] > 0
-            allowed = own + float((left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf))
+            allowed = own + float(
+                (left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf)
+            )
             if made[k].head.num_keys <= 2 or not _LEFT_OVER * own < allowed < math.inf:
                 continue
             try:
@@ -275,7 +278,10 @@ def _substituted(graph: Graph, maps: Sequence[tuple[Fraction, Fraction]]) -> Gra
         if node.operation == "input":
             scale, shift = maps[int(node.parameters[0])]
             place = builder.add("input", parameters=node.parameters)
-            place = place if scale == 1 else builder.add("mul", constant(scale), place)
+            if scale == -1:
+                place = builder.add("neg", place)
+            elif scale != 1:
+                place = builder.add("mul", constant(scale), place)
             places.append(place if shift == 0 else builder.add("add", place, constant(shift)))
         else:
             places.append(builder.add(node.operation, *(places[k] for k in node.arguments), parameters=node.parameters))
