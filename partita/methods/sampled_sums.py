@@ -35,6 +35,7 @@ class SampledSums(Method):
     """
 
     name = "heads"
+    is_network = True
     shares = (0.9, 0.5)
     estimates = True
 
@@ -69,6 +70,7 @@ class SampledSums(Method):
                     construction, _ = constructed(best_plan(part, methods=[Fitted()], progress=progress), progress)
                 except (SizeError, ToleranceError) as problem:
                     return Refusal(f"the term in {_named(found.variables[k])} has no fitted head: {problem.reason}")
+                assert isinstance(construction.head, FoldedHead)
                 heads.append(construction.head)
                 error += construction.certificate.error
         network = AttentionNetwork(
@@ -141,7 +143,7 @@ def _wiring(found: SumOfTerms, outputs: int) -> Wiring:
     """Every term for every output, each a head of its own that reads its variables by index."""
     m, terms = len(found.anchor), len(found.variables)
     layer = tuple(
-        Group(o * terms + k, Affine(np.eye(m)[list(own)], np.zeros(len(own))))
+        Group(o * terms + k, Affine(np.asarray(np.eye(m)[list(own)], np.float64), np.zeros(len(own))))
         for o in range(outputs)
         for k, own in enumerate(found.variables)
     )
