@@ -197,10 +197,8 @@ class _Search:
             max_value=self.request.max_value,
         )
         try:
-            if (
-                _TWO_KEYS.applies(request) is None
-            ):  # what these cannot promise is out of reach of the others, which take long
-                best_plan(request, methods=[_TWO_KEYS], progress=self.progress)
+            with suppress(UnsupportedError):  # what two keys cannot promise of a product, the others do not find either
+                two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
             plan = best_plan(request, methods=_PART_METHODS, progress=self.progress)
             construction, _ = constructed(plan, self.progress)
         except (SizeError, ToleranceError) as error:

@@ -139,11 +139,18 @@ def _named(variables: tuple[int, ...]) -> str:
     return " and ".join(f"x{i}" for i in variables)
 
 
+def _chosen(m: int, variables: tuple[int, ...]) -> Array:
+    """Rows that read these variables."""
+    rows = np.zeros((len(variables), m))
+    rows[np.arange(len(variables)), list(variables)] = 1.0
+    return rows
+
+
 def _wiring(found: SumOfTerms, outputs: int) -> Wiring:
     """Every term for every output, each a head of its own that reads its variables by index."""
     m, terms = len(found.anchor), len(found.variables)
     layer = tuple(
-        Group(o * terms + k, Affine(np.asarray(np.eye(m)[list(own)], np.float64), np.zeros(len(own))))
+        Group(o * terms + k, Affine(_chosen(m, own), np.zeros(len(own))))
         for o in range(outputs)
         for k, own in enumerate(found.variables)
     )
