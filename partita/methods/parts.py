@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from partita.arithmetic.progress import Progress, report
-from partita.errors import PartitaError, SizeError, ToleranceError
+from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.structure import Structure, Unit
@@ -28,7 +29,7 @@ from partita.methods.method import Method
 from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
-from partita.methods.two_keys import TwoKeys
+from partita.methods.two_keys import TwoKeys, two_keys_draft
 from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
 from partita.proofs.claim import Construction
 from partita.proofs.network_proof import Part

@@ -154,5 +154,7 @@ def _wiring(found: SumOfTerms, outputs: int) -> Wiring:
         for o in range(outputs)
         for k, own in enumerate(found.variables)
     )
-    weight = np.kron(np.eye(outputs), np.ones((1, terms)))
+    weight: Array = np.zeros((outputs, outputs * terms))
+    for o in range(outputs):
+        weight[o, o * terms : (o + 1) * terms] = 1.0
     return Wiring(m, (layer,), Affine(weight, found.constant.copy(), m))
