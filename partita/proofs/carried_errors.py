@@ -354,7 +354,8 @@ class _Map:
         overflows = (reached > largest) | np.isnan(reached) | (self.size.max(axis=1, initial=0.0) > largest)
         overflows |= ~(np.isfinite(self.weight).all(axis=1) & np.isfinite(self.bias))
         rounded = np.where(overflows, math.inf, rounded)
-        return _plus(_weighted(off, self.size), _plus(stored, rounded)), stored, rounded
+        arrived = np.where(self.alone, error[:, self.first], _weighted(off, self.size))
+        return _plus(arrived, _plus(stored, rounded)), stored, rounded
 
 
 def _above(exact: Fraction) -> float:
