@@ -37,7 +37,7 @@ from partita.proofs.certificate import Certificate, Term, hex_floats, model_dige
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
-__all__ = ["Carried", "NetworkProof", "Part", "joint_ranges", "part_checks", "propagate", "same_as_wiring"]
+__all__ = ["NetworkProof", "Part", "part_checks", "same_as_wiring"]
 
 _MEANINGS = ("graph", "wiring")
 
