@@ -28,13 +28,14 @@ from partita.methods.method import Method
 from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
+from partita.methods.two_keys import TwoKeys
+from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
 from partita.proofs.claim import Construction
-from partita.proofs.carried import Carried, propagate
 from partita.proofs.network_proof import Part
 
 __all__ = ["Network", "fold", "network_of", "wire"]
 
-_PART_METHODS: list[Method] = [Pieces(), Fitted(), AffineCells(), Convex(), Adaptive()]
+_PART_METHODS: list[Method] = [Pieces(), TwoKeys(), Fitted(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _FEW_USES = 8
@@ -115,9 +116,10 @@ class _Search:
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
         wiring = wire(self.structure, head_of, self.request.dtype)
-        first = self._carry(wiring, graphs, [0.0] * len(graphs))
+        ranges = joint_ranges(wiring, graphs, self.lo[0], self.hi[0])
+        first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
         budgets = _even(_weights(first, len(graphs)), self.tolerance)
-        reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets])
+        reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets], ranges)
         boxes, weights = _boxes(reach, len(graphs)), _weights(reach, len(graphs))
         made = []
         for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
@@ -125,11 +127,14 @@ class _Search:
             made.append(self._part(graph, box, budget))
         made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
-        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made])
+        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
         return Network(wiring, parts, tuple(made), carried)
 
-    def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float]) -> Carried:
-        return propagate(wiring, graphs, errors, self.lo, self.hi, precision=self.request.precision)
+    def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float], ranges: Ranges) -> Carried:
+        precision = self.request.precision
+        carried = propagate(wiring, graphs, errors, self.lo, self.hi, precision=precision, ranges=ranges)
+        require_bounded(carried, graphs)
+        return carried
 
     def _part(self, graph: Graph, box: Box, tolerance: float) -> Construction:
         """The smallest proved head for a part; one that was built before, if it is good enough and none smaller was asked for."""
@@ -169,7 +174,9 @@ class _Search:
             own = made[k].certificate.error_bound
             left = self.tolerance - weights @ np.array([c.certificate.error_bound for c in made])
             reached = weights[:, k] > 0
-            allowed = own + float((left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf))
+            allowed = own + float(
+                (left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf)
+            )
             if made[k].head.num_keys <= 2 or not _LEFT_OVER * own < allowed < math.inf:
                 continue
             try:
@@ -271,7 +278,10 @@ def _substituted(graph: Graph, maps: Sequence[tuple[Fraction, Fraction]]) -> Gra
         if node.operation == "input":
             scale, shift = maps[int(node.parameters[0])]
             place = builder.add("input", parameters=node.parameters)
-            place = place if scale == 1 else builder.add("mul", constant(scale), place)
+            if scale == -1:
+                place = builder.add("neg", place)
+            elif scale != 1:
+                place = builder.add("mul", constant(scale), place)
             places.append(place if shift == 0 else builder.add("add", place, constant(shift)))
         else:
             places.append(builder.add(node.operation, *(places[k] for k in node.arguments), parameters=node.parameters))

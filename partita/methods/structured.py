@@ -73,7 +73,7 @@ class _Structured(Method):
             found = network_of(request, structure, share * request.tolerance, progress)
         except (ToleranceError, SizeError, UnsupportedError) as error:
             return Refusal.of(error)
-        bound = found.carried.bound
+        bound = float(found.carried.output_error.max())
         if not bound <= request.tolerance:
             return Refusal(
                 f"the errors of its heads add up to {bound:.3g}", keys=found.num_keys, parameters=found.num_parameters,
@@ -88,7 +88,10 @@ class _Structured(Method):
             draft=found,
             why=_explained(found, request),
             error_bound=bound,
-            largest=max((c.head.largest_value(p.box.lo, p.box.hi) for c, p in zip(found.constructions, found.parts)), default=0.0),
+            largest=max(
+                (c.head.largest_value(p.box.lo, p.box.hi) for c, p in zip(found.constructions, found.parts)),
+                default=0.0,
+            ),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
@@ -112,7 +115,11 @@ class _Structured(Method):
             theorem="carried-errors",
             tolerance=request.tolerance,
             details={"type": "network", "method": self.name},
-            facts={"heads": float(len(found.parts)), "layers": float(len(found.wiring.layers)), "keys": float(found.num_keys)},
+            facts={
+                "heads": float(len(found.parts)),
+                "layers": float(len(found.wiring.layers)),
+                "keys": float(found.num_keys),
+            },
             proof=proved.details,
         )
         return Construction(head, None, certificate)
@@ -171,7 +178,9 @@ def _explained(found: Network, request: Request) -> tuple[str, ...]:
     layers, uses = len(found.wiring.layers), [0] * len(found.parts)
     for group in found.groups():
         uses[group.head] += found.uses_of(group)
-    lines = [f"{sum(uses)} heads in {layers} layer{'s' * (layers != 1)}, {len(uses)} of them different, {found.num_keys:,} keys"]
+    lines = [
+        f"{sum(uses)} heads in {layers} layer{'s' * (layers != 1)}, {len(uses)} of them different, {found.num_keys:,} keys"
+    ]
     for part, construction, count in zip(found.parts, found.constructions, uses):
         times = f", used {count} times" if count > 1 else ""
         lines.append(

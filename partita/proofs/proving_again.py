@@ -24,6 +24,7 @@ from partita.proofs.cover_proof import CoverProof
 from partita.proofs.proof import Given, Proof
 from partita.proofs.soft_maximum import PiecesProof
 from partita.proofs.taylor_proof import TaylorProof
+from partita.proofs.two_key_proof import TwoKeysProof
 
 __all__ = ["ONE_HEAD", "SLACK", "Check", "norm_of", "proof_again"]
 
@@ -38,6 +39,7 @@ ONE_HEAD: dict[str, Proof] = {
         CurvatureProof(),
         BisectionProof(),
         PiecesProof(),
+        TwoKeysProof(),
     )
 }
 SLACK = 1 + 1e-9  # recomputed terms may differ in their last digits between platforms

@@ -94,7 +94,9 @@ def represented(target: Target, box: Box, tolerance: float, *, seed: int = 0) ->
     points = box.sample(_TESTS, rng)
     residual = float(np.abs(found(points) - target(points)).max())
     if not residual <= tolerance:
-        return f"three or more variables interact: a sum of functions of pairs is off by {residual:.3g} at random points"
+        return (
+            f"three or more variables interact: a sum of functions of pairs is off by {residual:.3g} at random points"
+        )
     return SumOfTerms(target, anchor, found.constant, found.variables, residual)
 
 
