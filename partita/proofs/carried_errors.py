@@ -26,7 +26,7 @@ from partita.functions.ranges import enclose_each, range_over
 from partita.geometry.domains import Array
 from partita.heads.wiring import Affine, Group, Wiring
 
-__all__ = [
+__all__ = ["MOST_BOXES", "cut_boxes", 
     "Carried",
     "LocalError",
     "Ranges",
@@ -44,6 +44,7 @@ Ranges = Sequence[Sequence[Interval | None]]  # for every group of every layer: 
 
 _UNIT = 2.0**-53
 _MOST_ROUNDINGS = 0.009  # n·unit, up to which (1 + unit)^n − 1 ≤ 1.01·n·unit
+MOST_BOXES = 4096  # into which a domain is cut
 _MOST_NODES = 4000  # of a network that is written out as one function of its inputs
 _LONGEST = 60  # characters of a formula in a message
 _quiet = np.errstate(all="ignore")
@@ -174,6 +175,23 @@ class Carried:
             stored = _plus(stored, _sum(_times(onward, reads.stored.reshape(rows))))
             rounded = _plus(rounded, _sum(_times(onward, reads.rounded.reshape(rows))))
         return Shares(by_head, stored, rounded, inputs)
+
+
+def cut_boxes(lo: Array, hi: Array, cuts: Sequence[Sequence[float]]) -> tuple[Array, Array]:
+    """The boxes into which points on each axis cut a box, `(boxes, m)` corners.
+
+    A network's error on the whole box is the largest on any of these, and on small boxes ranges are narrow and slopes close to
+    what they are at a point.
+
+    Args:
+        lo: lower corner, `(m,)`.
+        hi: upper corner.
+        cuts: for each axis points inside, increasing; none leaves the axis whole.
+    """
+    ends = [np.array([a, *axis, b]) for a, axis, b in zip(lo, cuts, hi, strict=True)]
+    corners = [np.meshgrid(*(e[part] for e in ends), indexing="ij") for part in (slice(None, -1), slice(1, None))]
+    found = [np.stack([axis.ravel() for axis in corner], axis=1) for corner in corners]
+    return found[0], found[1]
 
 
 def propagate(
