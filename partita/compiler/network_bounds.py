@@ -36,7 +36,7 @@ def network_range(network: AttentionNetwork, target: Target, certificate: Certif
     """The range of each output over the domain, of the network as it is run: that of f, widened by the error bound."""
     _, carried = _carried(network, target, certificate, "the range")
     bound = certificate.error_bound
-    lo, hi = down(carried.output.lo[0] - bound), up(carried.output.hi[0] + bound)
+    lo, hi = down(carried.output.lo.min(axis=0) - bound), up(carried.output.hi.max(axis=0) + bound)
     if target.graph is not None:
         claimed = claimed_range(target, certificate)
         lo, hi = np.maximum(lo, claimed.lo), np.minimum(hi, claimed.hi)
@@ -155,7 +155,7 @@ def _carried(
     parts = Part.all_from_json(certificate.proof.get("parts"), network.parts)
     for part, head in zip(parts, network.parts):
         part.require_claim(head)
-    return parts, carried_over(network, parts, target.box)
+    return parts, carried_over(network, parts, target.box, certificate.proof)[0]
 
 
 def _own_errors(network: AttentionNetwork, parts: Sequence[Part], progress: Progress | None) -> list[Array]:
@@ -194,7 +194,7 @@ def _padded(lo: Array, hi: Array, size: Array, terms: int) -> Interval:
 
 def _derivatives(graph: Graph, reads: Reads) -> tuple[Array, Array]:
     """`L_i` and `Σ_j H_ij δ_j` of every use, `(uses, inputs)`."""
-    lo, hi, off = reads.reach_lo[0], reads.reach_hi[0], reads.error[0]
+    lo, hi, off = reads.reach_lo.min(axis=0), reads.reach_hi.max(axis=0), reads.error.max(axis=0)
     first = enclose_each(graph, lo, hi)[1].magnitude
     second = np.zeros_like(first)
     if (off > 0).any():
