@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ def request_for(
     asking: Progress | None = None,
     query_values: bool = False,
     max_value: float | None = None,
+    max_heads: int | None = None,
+    max_layers: int | None = None,
     tail: Tail | None = None,
     on_error: str = "raise",
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
@@ -87,6 +90,9 @@ def request_for(
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     if max_value is not None and not (is_number(max_value) and max_value > 0):
         raise UnsupportedError(f"max_value is {max_value!r}; expected a number > 0, the largest |V| allowed.")
+    for name, most in (("max_heads", max_heads), ("max_layers", max_layers)):
+        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or most < 1):
+            raise UnsupportedError(f"{name} is {most!r}; expected an integer ≥ 1, or None for no limit.")
     report(progress, "first evaluations of f" if callable(function) else "reading f")
     calls = Calls(progress=asking)
     if max_evaluations is not None:
@@ -134,6 +140,8 @@ def request_for(
         bool(query_values),
         best_effort or max_evaluations is not None,
         math.inf if max_value is None else float(max_value),
+        None if max_heads is None else int(max_heads),
+        None if max_layers is None else int(max_layers),
         seen,
         {"knowledge": found},
     )

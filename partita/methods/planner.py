@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from partita import methods as registry
 from partita.arithmetic.progress import report as report_progress
 from partita.arithmetic.rounding import add_up
 from partita.errors import (
@@ -21,22 +22,33 @@ from partita.errors import (
 )
 from partita.functions.curvature import FIRST_LINES, attack_curvature
 from partita.geometry.domains import Box, PointCloud
-from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
-from partita.methods.method import Candidate, candidate_rows, size_text
+from partita.methods.method import Candidate, Method, Plan, Refusal, Size, candidate_rows, size_text
+from partita.methods.request import Request
 from partita.proofs.assumptions import steepest_table, vouched
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
 __all__ = ["best_plan", "constructed", "report"]
 
+_MANY, _NETWORKS = 4, ("heads", "layers")
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 _MOST_EVALUATIONS = 1 << 17  # of a black box that "auto" chooses to make, unless max_evaluations grants more
 
 
-def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progress: Progress | None = None) -> Plan:
-    """The best of the methods asked for; `without` names methods that were built and missed the tolerance.
+def best_plan(
+    request: Request,
+    *,
+    methods: Sequence[Method] | None = None,
+    without: frozenset[str] = frozenset(),
+    progress: Progress | None = None,
+) -> Plan:
+    """The best of the methods asked for.
 
     If time or evaluations run out before a head is found that meets the tolerance, the plan is that of the best head so far.
+
+    Args:
+        methods: those to choose from, in this order; all of METHODS if None.
+        without: names of methods that were built and missed the tolerance.
 
     Raises:
         PartitaError: what stood in the way, if no method has a head.
@@ -48,12 +60,12 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
     spent: BudgetSpentError | None = None
-    for name, methods in _methods_by_name(request):
+    for name, namesakes in _methods_by_name(request, registry.METHODS if methods is None else methods):
         if name in without:
             continue
         try:
             report_progress(progress, f"planning: {name}")
-            found = _proposal(methods, request, plans, progress)
+            found = _proposal(namesakes, request, plans, progress)
         except BudgetSpentError as error:
             spent = error
             rows.append(Candidate(name, "", "the budget was spent before it was planned"))
@@ -61,7 +73,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         if isinstance(found, Plan):
             plans.append(found)
         else:
-            asked = next((m for m in methods if m.applies(request) is None), methods[0])
+            asked = next((m for m in namesakes if m.applies(request) is None), namesakes[0])
             rows.append(replace(found.row(name), evaluations=_evaluations(asked, request, found.keys)))
             refusals += [found] if isinstance(found, Refusal) else []
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
@@ -128,16 +140,20 @@ def _why(plan: Plan) -> tuple[str, ...]:
     return (*plan.why, *(text for text in (plan.caveat, plan.request.target.origin) if text))
 
 
-def _methods_by_name(request: Request) -> Iterator[tuple[str, list[Method]]]:
+def _methods_by_name(request: Request, methods: Sequence[Method]) -> Iterator[tuple[str, list[Method]]]:
     """The methods to try; several of one name serve different domains or functions."""
     if not request.is_auto:
         names = [request.method]
     elif isinstance(request.target.domain, PointCloud) or request.sharpness is not None:
         names = ["hard"]
     else:
-        names = list(dict.fromkeys(m.name for m in METHODS))
+        names = list(dict.fromkeys(m.name for m in methods))
+        if (
+            request.box.dimension >= _MANY
+        ):  # one head is a long shot, and what a network stores limits the search for one
+            names.sort(key=lambda name: name not in _NETWORKS)
     for name in names:
-        yield name, [m for m in METHODS if m.name == name]
+        yield name, [m for m in methods if m.name == name]
 
 
 def _proposal(
@@ -180,7 +196,7 @@ def _half_refusal(method: Method, request: Request) -> Refusal | None:
     """Why a head of this method cannot hold its values in a half type; None if it can, or need not."""
     if not request.precision.is_half or (method.halves and isinstance(request.target.domain, Box)):
         return None
-    able = ", ".join(dict.fromkeys(repr(m.name) for m in METHODS if m.halves))
+    able = ", ".join(dict.fromkeys(repr(m.name) for m in registry.METHODS if m.halves))
     return Refusal(
         f"there are no such heads with {request.precision.name} values, only heads on product grids over boxes",
         f"Use dtype=torch.float32, or a box and one of the methods {able}.",
