@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from partita.arithmetic.interval import Interval
-from partita.arithmetic.precision import Precision
 from partita.arithmetic.progress import Progress
 from partita.arithmetic.rounding import add_up, down, sub_down, up
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_slope, sampled_slopes
@@ -21,9 +20,9 @@ from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine
-from partita.proofs.carried_errors import Carried, Reads, joint_ranges, propagate
+from partita.proofs.carried_errors import Carried, Reads
 from partita.proofs.certificate import Certificate
-from partita.proofs.network_proof import Part
+from partita.proofs.network_proof import Part, carried_over
 
 __all__ = ["network_gradient_error", "network_range", "network_slope"]
 
@@ -69,8 +68,8 @@ def network_slope(
     for i, (part, head) in enumerate(zip(parts, network.parts)):
         try:
             found = [bound_slope(head, part.box, k, progress=progress)[0] for k in range(head.dimension)]
-        except UnsupportedError as error:
-            raise UnsupportedError(f"head {i} of the network: {error}") from None
+        except UnsupportedError as problem:
+            raise UnsupportedError(f"head {i} of the network: {problem}") from None
         steepness.append(Interval(np.array([r.lo for r in found]), np.array([r.hi for r in found])))
     wiring = network.wiring
     unit = np.zeros(domain.dimension)
@@ -110,8 +109,8 @@ def network_gradient_error(
         try:
             claimed = graph_target(part.graph, (part.box,), part.graph.infix())
             own.append(np.array(bound_gradient_error(head, claimed, progress=progress).bounds))
-        except UnsupportedError as error:
-            raise UnsupportedError(f"head {i} of the network: {error}") from None
+        except UnsupportedError as problem:
+            raise UnsupportedError(f"head {i} of the network: {problem}") from None
     m = target.box.dimension
     size, error = np.eye(m), np.zeros((m, m))  # of the gradients of the channels, (channels, m)
     for layer, reads in zip(carried.wiring.layers, carried.reads):
@@ -126,7 +125,8 @@ def network_gradient_error(
     bounds = _gradients(carried.wiring.output, size, error)[1].max(axis=0)
     if not np.isfinite(bounds).all():
         raise UnsupportedError(
-            f"the gradient of {target.label}: a part of it jumps, or is too steep, where a head reads, so that its error has no bound."
+            f"the gradient of {target.label}: a part of it jumps, or is too steep, where a head reads, so that its error has no "
+            "bound."
         )
     slopes = sampled_slopes(network, target.box)
     truth = np.stack(
@@ -142,33 +142,17 @@ def _carried(
     """The claims of the heads, and what the network makes of them on the domain.
 
     Raises:
-        UnsupportedError: the claim is not proved in the supremum norm over a box, or it does not cover what a head reads.
+        UnsupportedError: the claim is not proved in the supremum norm over a box, or what `carried_over` refuses.
     """
     if not isinstance(target.domain, Box) or certificate.norm != "inf" or not math.isfinite(certificate.error_bound):
         raise UnsupportedError(
             f"{what} of a network: found a claim of kind {certificate.kind} in L{certificate.norm} over {target.domain}; expected "
             "one that is proved in the supremum norm over a box."
         )
-    parts, wiring = Part.all_from_json(certificate.proof.get("parts"), network.parts), network.wiring
+    parts = Part.all_from_json(certificate.proof.get("parts"), network.parts)
     for part, head in zip(parts, network.parts):
         part.require_claim(head)
-    graphs, lo, hi = [part.graph for part in parts], target.box.lo.ravel(), target.box.hi.ravel()
-    carried = propagate(
-        wiring,
-        graphs,
-        [part.certificate.error_bound for part in parts],
-        lo[None],
-        hi[None],
-        precision=Precision.of(network.dtype),
-        ranges=joint_ranges(wiring, graphs, lo, hi),
-    )
-    for _, group, reads in carried.groups():
-        box = parts[group.head].box
-        if not ((reads.reach_lo >= box.lo.ravel()).all() and (reads.reach_hi <= box.hi.ravel()).all()):
-            raise UnsupportedError(
-                f"{what} of a network: head {group.head} reads more than {box}, which its claim is about."
-            )
-    return parts, carried
+    return parts, carried_over(network, parts, target.box)
 
 
 def _mapped(given: Affine, channels: Interval) -> Interval:

@@ -28,7 +28,16 @@ from partita.proofs.certificate import Certificate, Term, hex_floats, model_dige
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
-__all__ = ["Carried", "NetworkProof", "Part", "joint_ranges", "part_checks", "propagate", "same_as_wiring"]
+__all__ = [
+    "Carried",
+    "NetworkProof",
+    "Part",
+    "carried_over",
+    "joint_ranges",
+    "part_checks",
+    "propagate",
+    "same_as_wiring",
+]
 
 _MEANINGS = ("graph", "wiring")
 
@@ -196,18 +205,7 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        lo, hi = target.box.lo.reshape(1, -1), target.box.hi.reshape(1, -1)
-        carried = propagate(
-            wiring,
-            graphs,
-            [part.certificate.error_bound for part in parts],
-            lo,
-            hi,
-            precision=PRECISIONS[str(head.dtype)],
-            ranges=joint_ranges(wiring, graphs, lo[0], hi[0]),
-        )
-        require_bounded(carried, graphs)
-        _require_inside(carried, parts)
+        carried = carried_over(head, parts, target.box)
         details = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
         return Proved(_terms(carried, parts), details)
 
@@ -227,6 +225,32 @@ class NetworkProof(Proof):
             if wrong is not None:
                 raise ToleranceError(f"{wrong.name}: the claim is not confirmed: {wrong.detail}")
         return parts
+
+
+def carried_over(head: AttentionNetwork, parts: Sequence[Part], box: Box) -> Carried:
+    """Ranges and errors of every channel of a network over a box.
+
+    Args:
+        head: the network.
+        parts: the claim about each of its heads.
+        box: the domain.
+
+    Raises:
+        UnsupportedError: a range or an error without a bound, or a head that may read a point outside its box.
+    """
+    wiring, graphs, lo, hi = head.wiring, [part.graph for part in parts], box.lo.reshape(1, -1), box.hi.reshape(1, -1)
+    carried = propagate(
+        wiring,
+        graphs,
+        [part.certificate.error_bound for part in parts],
+        lo,
+        hi,
+        precision=PRECISIONS[str(head.dtype)],
+        ranges=joint_ranges(wiring, graphs, lo[0], hi[0]),
+    )
+    require_bounded(carried, graphs)
+    _require_inside(carried, parts)
+    return carried
 
 
 def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
