@@ -253,6 +253,8 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
     plain, kink = _PLAIN.get(name), None
     if name == "const":
         plain = partial(arb, params[0])
+    elif name == "linear":  # in no file: an affine function with weights and a bias in balls
+        plain = partial(_linear, params)
     elif name == "pow":
         plain = partial(_power, exponent=params[0])
     elif name in ("clamp", "clip"):
@@ -262,6 +264,10 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
     elif name in _KINKS:
         kink = partial(_kink, position, name)
     return position, args, plain, kink, limit
+
+
+def _linear(params: tuple[arb, ...], *a: Any) -> Any:
+    return sum((w * x for w, x in zip(params, a)), params[-1])
 
 
 def _kink(position: int, name: str, choices: Choices | None, *a: Any) -> Any:
