@@ -28,7 +28,7 @@ __all__ = ["Atoms", "Form", "Unfit", "forms_of", "same_function", "wired_forms"]
 
 ONE = -1  # stands for the constant in a form
 MOST_BITS = 1 << 16  # of a coefficient
-MOST_TERMS = 4_000_000  # of all forms that are held at a time
+MOST_TERMS = 500_000  # of all forms that are held at a time
 SUMS = ("add", "sum", "sub")
 PARTIAL = ("log", "sqrt", "tan", "atanh", "acosh")  # not defined, or not finite, everywhere
 

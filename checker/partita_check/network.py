@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -45,7 +46,8 @@ def check_network(stored: StoredNetwork, *, sampled: int = 0) -> NetworkVerdict:
         return NetworkVerdict(UNKNOWN, f"{said}: nothing is proved, so nothing can be verified")
     verdict, ctx.prec = NetworkVerdict(UNKNOWN), PRECISION
     try:
-        _attack(stored, claim.bound, sampled or 64, verdict)
+        with clock.share(clock.left() / 4), suppress(TimeOver):
+            _attack(stored, claim.bound, sampled or 64, verdict)
         if verdict.outcome == REFUTED or sampled:
             verdict.reason = verdict.reason or "spot check: no violation at the points tried; nothing is proved"
             return verdict
@@ -115,16 +117,14 @@ def _propagated(stored: StoredNetwork, bound: float, verdict: NetworkVerdict) ->
     box, norm, problem = tuple(zip(stored.lo, stored.hi)), stored.claim.norm, "the time budget ran out"
     volume = math.prod((arb(b) - arb(a) for a, b in box), start=arb(len(stored.wiring.output)))
     factor = arb(1) if math.isinf(norm) else volume ** (1 / arb(norm))
-    for effort in range(len(EFFORTS)):
-        try:
-            with clock.share(clock.left() / 2):
+    with clock.share(clock.left() / 2), suppress(TimeOver):
+        for effort in EFFORTS:
+            try:
                 tried = Propagation(stored.wiring, parts, box, stored.claim.semantics, effort)
                 found = max((error * factor for error in tried.run()), key=up)
-        except Stuck as reason:
-            problem = str(reason)
-        except TimeOver:
-            break
-        else:
+            except Stuck as reason:
+                problem = str(reason)
+                continue
             if up(found) < verdict.proved:
                 verdict.proved, verdict.method = up(found), "every part, and errors carried through the wiring"
                 verdict.propagation = _budget(tried, stored)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from flint import arb
@@ -27,10 +26,28 @@ from partita_check.polynomials import Ends, balls, up
 from partita_check.ranges import above, below, largest_slope, span
 from partita_check.wiring import Row, Wiring
 
-__all__ = ["Carried", "Part", "Propagation", "Stuck"]
+__all__ = ["EFFORTS", "Carried", "Part", "Propagation", "Stuck"]
 
-MOST_WORK = 200_000  # nodes times inputs of a channel that is enclosed from the inputs' box
-EFFORTS = ((4, 1, 0), (64, 64, 4), (256, 1024, 64), (2048, 8192, 512))  # pieces: of ranges, slopes, and from the inputs
+MOST_NODES = 20_000  # of a network that is looked at as one function of its inputs, weights of linear maps included
+
+
+class Effort(NamedTuple):
+    """How many pieces of a box are looked at: for the ranges of parts, for slopes, and for ranges as functions of the inputs;
+    and how close bounds of ranges and slopes have to be to what is attained."""
+
+    ranges: int
+    slopes: int
+    inputs: int
+    close: float
+
+
+EFFORTS = (
+    Effort(4, 1, 0, 1e-2),
+    Effort(64, 64, 0, 1e-3),
+    Effort(256, 256, 32, 1e-3),
+    Effort(1024, 1024, 512, 1e-4),
+    Effort(4096, 8192, 4096, 1e-7),
+)
 
 
 class Stuck(Exception):
@@ -60,38 +77,43 @@ class Read(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """One use of a head: what it reads, along which inputs the error arrives, with which slopes.
+    """One use of a head: what it reads, and how steep its part is along inputs on which errors arrive.
 
-    moved: what takes the place of the slopes where one is infinite.
+    moved: what takes the place of slopes where one is infinite.
     """
 
     reads: tuple[Read, ...]
-    reach: tuple[tuple[arb, arb], ...]
     slopes: tuple[arb, ...]
     moved: arb
 
 
 @dataclass
 class Propagation:
-    """The channels of a wiring over a box, one after the other. `effort` says how hard ranges and slopes are looked at."""
+    """The channels of a wiring over a box, one after the other.
+
+    Attributes:
+        low, high: ends of the range of the exact value of every channel.
+        size: the largest modulus of that.
+        error: how far the running network may be from it.
+    """
 
     wiring: Wiring
     parts: Sequence[Part]
     box: Ends
     semantics: str
-    effort: int = 0
+    effort: Effort
     low: list[arb] = field(default_factory=list)
     high: list[arb] = field(default_factory=list)
     size: list[arb] = field(default_factory=list)
     error: list[arb] = field(default_factory=list)
     uses: list[Carried] = field(default_factory=list)
     outputs: list[Read] = field(default_factory=list)
-    _ranges: dict[tuple[int, Ends], tuple[float, float]] = field(default_factory=dict)
-    _steep: dict[tuple[int, Ends, int], arb] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         by, least, most = STORED[self.semantics]
         narrow = self.semantics not in ("real", "float64")
+        self._ranges, self._steep = dict[tuple[int, Ends], tuple[float, float]](), dict[tuple[int, Ends, int], arb]()
+        self._whole = _Whole(self.wiring, self.parts, self.box, self.effort)
         for a, b in self.box:
             size = arb(max(abs(a), abs(b)))
             if not size < most:
@@ -115,8 +137,9 @@ class Propagation:
         """One row of an affine map over the ranges of its channels."""
         clock.tick()
         if row.plain:
-            (j,) = row.columns
-            return Read(self.low[j], self.high[j], self.error[j], arb(0), arb(0))
+            (j,), (w,) = row.columns, row.weights
+            low, high = (self.low[j], self.high[j]) if w > 0 else (-self.high[j], -self.low[j])
+            return Read(low, high, self.error[j], arb(0), arb(0))
         true, bias = row.truth()
         low = high = bias
         inherited, size, apart = arb(0), abs(row.bias), abs(row.bias - bias)
@@ -135,99 +158,52 @@ class Propagation:
 
     def _use(self, n: int) -> None:
         use = self.wiring.uses[n]
-        part, where = self.parts[use.head], f"use {n} of layer {use.layer} (head {use.head})"
-        reads, reach, arriving = list[Read](), list[tuple[arb, arb]](), list[arb]()
-        for i, row in enumerate(use.rows):
+        part, where = self.parts[use.head], f"use {n} (head {use.head}, layer {use.layer})"
+        reads, reach, arriving = list[Read](), list[tuple[float, float]](), list[arb]()
+        for i, (row, (lo, hi)) in enumerate(zip(use.rows, part.ends)):
             read = self._read(row, where)
-            read = self._from_inputs(("read", n, i), read)
+            low, high = self._whole.read(row, read.low, read.high)
+            reads.append(read := read._replace(low=low, high=high))
             covered = row.plain and row.columns[0] < self.wiring.inputs
-            delta = arb(0) if covered else read.error.upper()
-            reads.append(read)
-            arriving.append(delta)
-            reach.append(((read.low - delta).lower(), (read.high + delta).upper()))
-            (a, b), (lo, hi) = reach[i], part.ends[i]
+            arriving.append(arb(0) if covered else read.error.upper())
+            a, b = read.low - arriving[i], read.high + arriving[i]
             if not (a >= lo and b <= hi):
                 said = f"may read [{below(a):.9g}, {above(b):.9g}] as input {i}"
                 raise Stuck(f"{where} {said}, and its part's claim is about [{lo:.9g}, {hi:.9g}]")
-        ends = tuple((max(below(a), lo), min(above(b), hi)) for (a, b), (lo, hi) in zip(reach, part.ends))
-        slopes = tuple(arb(0) if delta == 0 else self._slope(use.head, ends, i) for i, delta in enumerate(arriving))
-        moved = sum((s * d for s, d in zip(slopes, arriving)), arb(0))
-        if not moved.is_finite():
-            moved = Composed(part.graph, balls(ends)[0]).at(length(arriving))
-            slopes = tuple(arb(0) for _ in slopes)
-            if not moved.is_finite():
-                raise Stuck(f"{where}: its part has no bounded slope where it reads")
-        else:
-            moved = arb(0)
+            reach.append((max(below(a), lo), min(above(b), hi)))
         exact = tuple((below(read.low), above(read.high)) for read in reads)
-        low, high = self._range(use.head, exact)
-        found = self._from_inputs(("channel", n, 0), Read(arb(low), arb(high), arb(0), arb(0), arb(0)))
-        if not (found.low.is_finite() and found.high.is_finite()):
-            raise Stuck(f"{where}: its part is not seen to be finite on {_shown(exact)}: a pole may lie there")
-        error = sum((s * d for s, d in zip(slopes, arriving)), arb(part.error) + moved).upper()
-        self.uses.append(Carried(tuple(reads), tuple(reach), slopes, moved))
-        self._append(found.low, found.high, error)
+        least, most = self._range(use.head, exact)
+        low, high = self._whole.channel(part.graph, arb(least), arb(most))
+        if not (low.is_finite() and high.is_finite()):
+            shown = " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in exact)
+            raise Stuck(f"{where}: its part is not seen to be finite on {shown}: a pole may lie there")
+        slopes = [self._slope(use.head, tuple(reach), i) if d != 0 else arb(0) for i, d in enumerate(arriving)]
+        moved, found = arb(0), sum((s * d for s, d in zip(slopes, arriving)), arb(0))
+        if not found.is_finite():
+            found = moved = Composed(part.graph, balls(tuple(reach))[0]).at(length(arriving)).upper()
+            slopes = [arb(0)] * len(slopes)
+            if not found.is_finite():
+                raise Stuck(f"{where}: its part has no bounded slope where it reads")
+        self.uses.append(Carried(tuple(reads), tuple(slopes), moved))
+        self._append(low, high, (found + part.error).upper())
 
     def _range(self, head: int, ends: Ends) -> tuple[float, float]:
         if (head, ends) not in self._ranges:
-            self._ranges[head, ends] = span(self.parts[head].graph, ends, EFFORTS[self.effort][0])
+            self._ranges[head, ends] = span(self.parts[head].graph, ends, self.effort.ranges, self.effort.close)
         return self._ranges[head, ends]
 
     def _slope(self, head: int, ends: Ends, axis: int) -> arb:
-        key = (head, ends, axis)
+        key, effort = (head, ends, axis), self.effort
         if key not in self._steep:
-            self._steep[key] = largest_slope(self.parts[head].graph, ends, axis, EFFORTS[self.effort][1])
+            self._steep[key] = largest_slope(self.parts[head].graph, ends, axis, effort.slopes, effort.close)
         return self._steep[key]
-
-    def _from_inputs(self, which: tuple[str, int, int], read: Read) -> Read:
-        """The range of a read or a channel, also as a function of the inputs: what depends on an input twice is seen to."""
-        pieces = EFFORTS[self.effort][2]
-        if pieces == 0:
-            return read
-        nodes, places = self._whole
-        position = places[which]
-        graph, used = Graph(self.wiring.inputs, nodes[: position + 1], (position,), ()).component(0)
-        if len(graph.nodes) * len(used) > MOST_WORK or graph.nodes[graph.outputs[0]][0] == "input" or not used:
-            return read
-        a, b = span(graph, tuple(self.box[i] for i in used), pieces)
-        low = arb(a) if a > read.low else read.low
-        high = arb(b) if b < read.high else read.high
-        return read._replace(low=low, high=high)
-
-    @cached_property
-    def _whole(self) -> tuple[tuple[Node, ...], dict[tuple[str, int, int], int]]:
-        """All channels as one graph of the inputs, and where every read and every channel is in it."""
-        places = dict[tuple[str, int, int], int]()
-        nodes: list[Node] = [("input", (), (i,)) for i in range(self.wiring.inputs)]
-        channels = list(range(self.wiring.inputs))
-        for n, use in enumerate(self.wiring.uses):
-            clock.tick()
-            graph, heads = self.parts[use.head].graph, list[int]()
-            for i, row in enumerate(use.rows):
-                if row.plain:
-                    heads.append(channels[row.columns[0]])
-                else:
-                    weights, bias = row.truth()
-                    nodes.append(("linear", tuple(channels[j] for j in row.columns), (*weights, bias)))
-                    heads.append(len(nodes) - 1)
-                places["read", n, i] = heads[-1]
-            order = list[int]()
-            for name, args, params in graph.nodes:
-                if name == "input":
-                    order.append(heads[params[0]])
-                else:
-                    nodes.append((name, tuple(order[k] for k in args), params))
-                    order.append(len(nodes) - 1)
-            channels.append(order[graph.outputs[0]])
-            places["channel", n, 0] = channels[-1]
-        return tuple(nodes), places
 
     def budget(self) -> tuple[int, Mapping[str, arb]]:
         """The output with the largest bound, and what it is made of: per head, inputs, coefficients and rounding."""
         worst = max(range(len(self.outputs)), key=lambda k: up(self.outputs[k].error))
         gains = [arb(0)] * len(self.low)
         shares: dict[str, arb] = {f"head {p}": arb(0) for p in range(len(self.parts))}
-        shares |= {"inputs": arb(0), "coefficients": arb(0), "rounding of linear maps": arb(0), "moduli": arb(0)}
+        shares |= {"moduli": arb(0), "inputs": arb(0), "coefficients": arb(0), "rounding of linear maps": arb(0)}
 
         def back(row: Row, read: Read, gain: arb) -> None:
             for w, j in zip(row.weights, row.columns):
@@ -237,6 +213,7 @@ class Propagation:
 
         back(self.wiring.output[worst], self.outputs[worst], arb(1))
         for n in reversed(range(len(self.uses))):
+            clock.tick()
             use, carried, gain = self.wiring.uses[n], self.uses[n], gains[self.wiring.inputs + n]
             shares[f"head {use.head}"] += gain * self.parts[use.head].error
             shares["moduli"] += gain * carried.moved
@@ -246,5 +223,71 @@ class Propagation:
         return worst, {name: x for name, x in shares.items() if x != 0}
 
 
-def _shown(ends: Ends) -> str:
-    return " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in ends)
+class _Whole:
+    """The exact network as one function of its inputs: channels that share an input are then not taken to be independent.
+
+    What is known of a read or a channel is kept, so that a range that is too wide on the way to a later one does no harm.
+    """
+
+    def __init__(self, wiring: Wiring, parts: Sequence[Part], box: Ends, effort: Effort) -> None:
+        size = sum(sum(len(row.columns) for row in use.rows) for use in wiring.uses)
+        size += sum(len(parts[use.head].graph.nodes) for use in wiring.uses)
+        self.box, self.effort, self.idle = box, effort, effort.inputs == 0 or size > MOST_NODES
+        self.nodes: list[Node] = [("input", (), (i,)) for i in range(wiring.inputs)]
+        self.channels = list(range(wiring.inputs))
+        self.seen = [1 << i for i in range(wiring.inputs)]  # the inputs that a channel depends on, as bits
+        self.twice = [False] * wiring.inputs  # whether it depends on one of them on two ways
+        self.reads: list[tuple[int, int, bool]] = []  # of the next use of a head: node, inputs, and the same of these
+
+    def read(self, row: Row, low: arb, high: arb) -> tuple[arb, arb]:
+        """The range of the next read of a use, given one that is found with independent channels."""
+        if self.idle:
+            return low, high
+        weights, bias = row.truth()
+        node = self._add("linear", tuple(self.channels[j] for j in row.columns), (*weights, bias))
+        seen, twice = _joined([(self.seen[j], self.twice[j]) for j in row.columns])
+        return self._known(node, seen, twice, low, high, self.reads)
+
+    def channel(self, graph: Graph, low: arb, high: arb) -> tuple[arb, arb]:
+        """The range of the use whose reads were the last ones, given one that is found with independent reads."""
+        if self.idle:
+            return low, high
+        order, made = list[int](), list[tuple[int, int, bool]]()
+        for name, args, params in graph.nodes:
+            inside = tuple(order[k] for k in args)
+            order.append(self.reads[params[0]][0] if name == "input" else self._add(name, inside, params))
+        seen, twice = _joined([(bits, again) for _, bits, again in self.reads])
+        found = self._known(order[graph.outputs[0]], seen, twice, low, high, made)
+        self.reads = []
+        self.channels.append(made[0][0])
+        self.seen.append(seen)
+        self.twice.append(twice)
+        return found
+
+    def _add(self, name: str, args: tuple[int, ...], params: tuple[object, ...]) -> int:
+        self.nodes.append((name, args, params))
+        return len(self.nodes) - 1
+
+    def _known(
+        self, node: int, seen: int, twice: bool, low: arb, high: arb, to: list[tuple[int, int, bool]]
+    ) -> tuple[arb, arb]:
+        if twice:
+            graph, used = Graph(len(self.box), tuple(self.nodes[: node + 1]), (node,), ()).component(0)
+            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, self.effort.close)
+            low, high = (
+                arb(a) if a > low or not low.is_finite() else low,
+                arb(b) if b < high or not high.is_finite() else high,
+            )
+        if low.is_finite() and high.is_finite():
+            node = self._add("meet", (node,), (low, high))
+        to.append((node, seen, twice))
+        return low, high
+
+
+def _joined(parts: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
+    """The inputs of some quantities together, and whether two of them share one, or one of them depends on one twice."""
+    union, twice = 0, False
+    for bits, again in parts:
+        twice |= again or bool(union & bits)
+        union |= bits
+    return union, twice

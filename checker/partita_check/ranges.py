@@ -18,8 +18,7 @@ from partita_check.search import Measured, search
 
 __all__ = ["above", "below", "gradient", "largest_slope", "span"]
 
-CLOSE = 2.0**-48  # how close, relative to its size, an end of a range is to a value that is attained
-CLOSER = 1e-7  # the same for slopes, where only the size of a bound depends on it
+FINEST = 2.0**-48  # of an end of a range: closer to a value that is attained it need not be
 
 
 def above(x: arb) -> float:
@@ -45,24 +44,33 @@ def gradient(graph: Graph, box: Sequence[arb], axes: Sequence[int]) -> tuple[arb
     return values[out], slopes
 
 
-def span(graph: Graph, ends: Ends, pieces: int) -> tuple[float, float]:
-    """Bounds of the first output over a box, from at most so many pieces of it; infinite where it is not seen to be finite."""
-    return -_most(graph, ends, -1, pieces), _most(graph, ends, 1, pieces)
+def span(graph: Graph, ends: Ends, pieces: int, close: float) -> tuple[float, float]:
+    """Bounds of the first output over a box, from at most so many pieces of it for each; infinite where none is found.
+
+    A bound is close enough if it exceeds a value that is attained by no more than `close` of the range that is attained.
+    """
+    corners = [[arb(pair[side]) for pair in ends] for side in (0, 1)]
+    seen = [float(v.mid()) for v in (graph.evaluate(c)[0] for c in corners) if v.is_finite()]
+    return -_most(graph, ends, -1, pieces, close, seen), _most(graph, ends, 1, pieces, close, seen)
 
 
-def _most(graph: Graph, ends: Ends, sign: int, pieces: int) -> float:
-    """A bound of `sup sign·f` over a box."""
-    attained, scale, count = -math.inf, 0.0, 0
+def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: list[float]) -> float:
+    """A bound of `sup sign·f` over a box; values that are attained are added to `seen`."""
+    attained, count = -math.inf, 0
 
     def measure(part: Ends, _: object) -> Measured:
-        nonlocal attained, scale, count
+        nonlocal attained, count
         count += 1
-        bound, seen, axis = _piece(graph, part, ends, sign)
-        attained, scale = max(attained, seen), scale or (abs(bound) if math.isfinite(bound) else 0.0)
+        bound, value, axis = _piece(graph, part, ends, sign)
+        if math.isfinite(value):
+            attained = max(attained, value)
+            seen.append(sign * value)
+            seen[:] = min(seen), max(seen)
         return Measured(bound, axis)
 
     def goal() -> float:
-        return math.inf if count >= pieces else attained + CLOSE * max(scale, abs(attained))
+        enough = close * (max(seen, default=0.0) - min(seen, default=0.0))
+        return math.inf if count >= pieces else attained + max(FINEST * abs(attained), enough)
 
     return search(measure, ends, goal, clock.deadline)[0]
 
@@ -81,29 +89,31 @@ def _piece(graph: Graph, part: Ends, whole: Ends, sign: int) -> tuple[float, flo
     middle = [(arb(a) + arb(b)) / 2 if i in slopes else x for i, ((a, b), x) in enumerate(zip(part, box))]
     at = graph.all_values(middle)[graph.outputs[0]] if slopes else value
     steps = {i: abs(s) * (arb(part[i][1]) - arb(part[i][0])) / 2 for i, s in slopes.items()}
-    reach = [above(sign * value), above(sign * at + sum(steps.values(), arb(0)))]
+    bounds = [above(sign * value), above(sign * at + sum(steps.values(), arb(0)))]
     wide = {i: above(x) for i, x in steps.items()}
     if not all(map(math.isfinite, wide.values())) or not wide:
         sides = ((b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(part, whole))
         wide = {i: side for i, side in enumerate(sides) if i in slopes or not slopes}
-    seen = below(sign * at) if at.is_finite() else -math.inf
-    return min(reach), seen, max(wide, key=lambda i: wide[i])
+    return min(bounds), below(sign * at) if at.is_finite() else -math.inf, max(wide, key=lambda i: wide[i])
 
 
-def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int) -> arb:
-    """A bound of `sup |∂_i f|` over a box, from at most so many pieces of it; infinite where none is found."""
+def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float) -> arb:
+    """A bound of `sup |∂_i f|` over a box, from at most so many pieces of it; infinite where none is found.
+
+    It is close enough if it exceeds a slope that is attained by no more than a factor of `1 + close`.
+    """
     attained, count = 0.0, 0
 
     def measure(part: Ends, _: object) -> Measured:
         nonlocal attained, count
         count += 1
         box, middle, _ = balls(part)
-        slope = gradient(graph, box, [axis])[1][axis]
-        attained = max(attained, below(abs(gradient(graph, middle, [axis])[1][axis]))) if pieces > 1 else 0.0
+        slope, thin = (gradient(graph, at, [axis])[1][axis] for at in (box, middle))
+        attained = max(attained, below(abs(thin))) if thin.is_finite() else attained
         sides = [(b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(part, ends)]
         return Measured(above(abs(slope)), max(range(len(part)), key=lambda i: sides[i]))
 
     def goal() -> float:
-        return math.inf if count >= pieces else attained * (1 + CLOSER)
+        return math.inf if count >= pieces else attained * (1 + close)
 
     return arb(search(measure, ends, goal, clock.deadline)[0])

@@ -19,7 +19,7 @@ from partita_check.graph import need
 
 __all__ = ["Row", "Use", "Wiring", "fraction", "read_wiring"]
 
-MOST_COEFFICIENTS = 1 << 22  # of all maps, those that are 0 not counted; stored or structural
+MOST_COEFFICIENTS = 1 << 21  # of all maps, those that are 0 not counted
 MOST_CHANNELS = 1 << 16
 _FRACTION = re.compile(r"-?[0-9]{1,4000}/[0-9]{1,4000}", re.ASCII)
 
@@ -36,7 +36,7 @@ class Stored(Protocol):
 class Row(NamedTuple):
     """`Σ_j w_j c_j + b`, as it is stored, and the exact coefficients that differ from the stored ones.
 
-    columns: the channels. exact: by position in `columns`; −1 is the bias.
+    columns: the channels. exact: by position in `columns`; −1 is the bias. products: how many weights are not ±1.
     """
 
     columns: tuple[int, ...]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the row is one channel, which is read without rounding."""
+        """Whether the row is one channel or its negative, which is read without rounding."""
         return len(self.columns) == 1 and self.products == 0 and self.bias == 0 and not self.exact
 
     @property
@@ -161,18 +161,19 @@ def _rows(name: str, record: Any, tensors: Mapping[str, Stored], channels: int, 
         (len(weights), len(biases)) == counts, f"{name}: {len(weights)} weights and {len(biases)} biases, not {counts}"
     )
     exact, found, w, b = _exact(name, record.get("exact", []), len(shapes), width), list[Row](), 0, 0
+    whole = tuple(range(start, start + width))
     for place, (ones, others, has_bias) in enumerate(shapes):
         clock.tick()
-        held = dict.fromkeys(ones, arb(1)) | dict(zip(others, map(arb, weights[w : w + len(others)])))
-        true = exact.get(place, {})
+        bias, stored_here = arb(biases[b]) if has_bias else arb(0), [arb(x) for x in weights[w : w + len(others)]]
+        true, w, b = exact.get(place, {}), w + len(others), b + has_bias
+        held = dict.fromkeys(ones, arb(1)) | dict(zip(others, stored_here))
         held |= {column: arb(0) for column in true if column >= 0 and column not in held}
         columns = sorted(held)
         positions = {column: k for k, column in enumerate(columns)} | {-1: -1}
-        bias = arb(biases[b]) if has_bias else arb(0)
-        shifted = tuple(start + column for column in columns)
+        channels_read = whole if len(columns) == width else tuple(start + column for column in columns)
         fractions = {positions[column]: value for column, value in true.items()}
-        found.append(Row(shifted, tuple(held[c] for c in columns), bias, fractions, len(others)))
-        w, b = w + len(others), b + has_bias
+        products = sum(abs(x) != 1 for x in stored_here)
+        found.append(Row(channels_read, tuple(held[c] for c in columns), bias, fractions, products))
     return found
 
 
