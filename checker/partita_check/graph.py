@@ -253,10 +253,6 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
     plain, kink = _PLAIN.get(name), None
     if name == "const":
         plain = partial(arb, params[0])
-    elif name == "linear":  # in no file: an affine function with weights and a bias in balls
-        plain = partial(_linear, params)
-    elif name == "meet":  # in no file: a value that is known to lie between two numbers
-        plain = partial(_meet, params[0].union(params[1]))
     elif name == "pow":
         plain = partial(_power, exponent=params[0])
     elif name in ("clamp", "clip"):
@@ -266,16 +262,6 @@ def _step(position: int, node: Node, limit: Limit | None) -> Step:
     elif name in _KINKS:
         kink = partial(_kink, position, name)
     return position, args, plain, kink, limit
-
-
-def _linear(params: tuple[arb, ...], *a: Any) -> Any:
-    return sum((w * x for w, x in zip(params, a)), params[-1])
-
-
-def _meet(known: arb, x: Any) -> Any:
-    value = _value(x)
-    value = value.intersection(known) if value.is_finite() and value.overlaps(known) else known
-    return arb_series([value, x[1]], 2) if isinstance(x, arb_series) else value
 
 
 def _kink(position: int, name: str, choices: Choices | None, *a: Any) -> Any:

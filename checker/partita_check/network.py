@@ -19,7 +19,8 @@ from flint import arb, ctx
 
 from partita_check.clock import TimeOver, clock
 from partita_check.forms import same_function
-from partita_check.polynomials import balls, down, up
+from partita_check.intervals import is_known, values_over
+from partita_check.polynomials import down, up
 from partita_check.propagation import EFFORTS, Part, Propagation, Stuck
 from partita_check.reading import Stored, StoredNetwork
 from partita_check.verdict import REFUTED, UNKNOWN, VERIFIED, Point, Verdict, check, net_at
@@ -106,8 +107,10 @@ def _function(stored: StoredNetwork) -> str:
         return ""
     found = same_function(stored.graph, stored.wiring, [part.function for part in stored.parts])
     if found == "undefined":
-        values = stored.graph.evaluate(balls(tuple(zip(stored.lo, stored.hi)))[0])
-        found = "" if all(v.is_finite() for v in values) else "the function is not seen to be defined everywhere"
+        nodes, values = stored.graph.nodes, values_over(stored.graph, [*zip(map(arb, stored.lo), map(arb, stored.hi))])
+        starts = [(values[args[0]][0], int(name == "acosh")) for name, args, _ in nodes if name in ("sqrt", "acosh")]
+        defined = all(map(is_known, values)) and all(low >= least for low, least in starts)
+        found = "" if defined else "the function is not seen to be defined everywhere"
     return found
 
 

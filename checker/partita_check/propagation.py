@@ -32,21 +32,21 @@ MOST_NODES = 20_000  # of a network that is looked at as one function of its inp
 
 
 class Effort(NamedTuple):
-    """How many pieces of a box are looked at: for the ranges of parts, for slopes, and for ranges as functions of the inputs;
-    and how close bounds of ranges and slopes have to be to what is attained."""
+    """How many pieces of a box are looked at: for ranges and slopes of parts, and for ranges as functions of the inputs; and how
+    close these have to be to what is attained."""
 
-    ranges: int
-    slopes: int
-    inputs: int
+    pieces: int
     close: float
+    inputs: int
+    inputs_close: float
 
 
 EFFORTS = (
-    Effort(4, 1, 0, 1e-2),
-    Effort(64, 64, 0, 1e-3),
-    Effort(256, 256, 32, 1e-3),
-    Effort(1024, 1024, 512, 1e-4),
-    Effort(4096, 8192, 4096, 1e-7),
+    Effort(1, 1e-2, 0, 1e-2),
+    Effort(64, 1e-3, 0, 1e-2),
+    Effort(256, 1e-4, 64, 1e-2),
+    Effort(1024, 1e-6, 512, 1e-3),
+    Effort(4096, 0.0, 4096, 1e-4),
 )
 
 
@@ -189,13 +189,13 @@ class Propagation:
 
     def _range(self, head: int, ends: Ends) -> tuple[float, float]:
         if (head, ends) not in self._ranges:
-            self._ranges[head, ends] = span(self.parts[head].graph, ends, self.effort.ranges, self.effort.close)
+            self._ranges[head, ends] = span(self.parts[head].graph, ends, self.effort.pieces, self.effort.close)
         return self._ranges[head, ends]
 
     def _slope(self, head: int, ends: Ends, axis: int) -> arb:
         key, effort = (head, ends, axis), self.effort
         if key not in self._steep:
-            self._steep[key] = largest_slope(self.parts[head].graph, ends, axis, effort.slopes, effort.close)
+            self._steep[key] = largest_slope(self.parts[head].graph, ends, axis, effort.pieces, effort.close)
         return self._steep[key]
 
     def budget(self) -> tuple[int, Mapping[str, arb]]:
@@ -273,7 +273,7 @@ class _Whole:
     ) -> tuple[arb, arb]:
         if twice:
             graph, used = Graph(len(self.box), tuple(self.nodes[: node + 1]), (node,), ()).component(0)
-            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, self.effort.close)
+            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, self.effort.inputs_close)
             low, high = (
                 arb(a) if a > low or not low.is_finite() else low,
                 arb(b) if b < high or not high.is_finite() else high,

@@ -1,7 +1,7 @@
-"""Ranges and slopes of a function over a box: balls, monotonicity, mean values, and bisection.
+"""Ranges and slopes of a function over a box: intervals, monotonicity, mean values, and bisection.
 
-A variable along which the slope has one sign moves to its ends, where the ball is thin; so most ranges are found without
-bisection and are exact up to the last digits. Ends of boxes are floats, and ends of ranges are rounded outward.
+A variable along which the slope has one sign moves to its ends, so that most ranges are found without bisection and are exact up
+to the last digits. Ends of boxes are floats, and ends of ranges are rounded outward.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flint import arb, arb_series
+from flint import arb
 
 from partita_check.clock import clock
 from partita_check.graph import Graph
-from partita_check.polynomials import Ends, balls
+from partita_check.intervals import Interval, gradient, is_known, values_over
+from partita_check.polynomials import Ends
 from partita_check.search import Measured, search
 
-__all__ = ["above", "below", "gradient", "largest_slope", "span"]
+__all__ = ["above", "below", "largest_slope", "span"]
 
-FINEST = 2.0**-48  # of an end of a range: closer to a value that is attained it need not be
+FINEST = 2.0**-50  # of an end of a range: closer to a value that is attained it need not be
 
 
 def above(x: arb) -> float:
@@ -34,14 +35,18 @@ def below(x: arb) -> float:
     return -above(-x)
 
 
-def gradient(graph: Graph, box: Sequence[arb], axes: Sequence[int]) -> tuple[arb, dict[int, arb]]:
-    """The value of the first output over a box, and its slopes along some axes."""
-    values, out, slopes = graph.all_values(box), graph.outputs[0], dict[int, arb]()
-    for i in axes:
-        point = [arb_series([b, 1], 2) if k == i else b for k, b in enumerate(box)]
-        found = graph.moved(values, i, point, None)[out]
-        slopes[i] = found[1] if isinstance(found, arb_series) else arb(0)
-    return values[out], slopes
+def _box(ends: Ends) -> list[Interval]:
+    return [(arb(a), arb(b)) for a, b in ends]
+
+
+def _points(ends: Ends) -> list[list[Interval]]:
+    """The middle of a box, and two of its corners."""
+    places = [[a / 2 + b / 2 for a, b in ends], [a for a, _ in ends], [b for _, b in ends]]
+    return [[(arb(x), arb(x)) for x in place] for place in places]
+
+
+def _size(x: Interval) -> arb:
+    return max(abs(x[0]), abs(x[1]))
 
 
 def span(graph: Graph, ends: Ends, pieces: int, close: float) -> tuple[float, float]:
@@ -49,13 +54,13 @@ def span(graph: Graph, ends: Ends, pieces: int, close: float) -> tuple[float, fl
 
     A bound is close enough if it exceeds a value that is attained by no more than `close` of the range that is attained.
     """
-    corners = [[arb(pair[side]) for pair in ends] for side in (0, 1)]
-    seen = [float(v.mid()) for v in (graph.evaluate(c)[0] for c in corners) if v.is_finite()]
+    found = [values_over(graph, point)[graph.outputs[0]] for point in _points(ends)]
+    seen = [float(value[0]) for value in found if is_known(value)]
     return -_most(graph, ends, -1, pieces, close, seen), _most(graph, ends, 1, pieces, close, seen)
 
 
 def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: list[float]) -> float:
-    """A bound of `sup sign·f` over a box; values that are attained are added to `seen`."""
+    """A bound of `sup sign·f` over a box; values that are attained, up to rounding, are added to `seen`."""
     attained, count = -math.inf, 0
 
     def measure(part: Ends, _: object) -> Measured:
@@ -77,24 +82,36 @@ def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: 
 
 def _piece(graph: Graph, part: Ends, whole: Ends, sign: int) -> tuple[float, float, int]:
     """A bound of sign·f over a part of a box, a value that is attained, and the axis to halve next."""
-    pinned = dict[int, float]()
+    box, free, best = _box(part), [i for i, (a, b) in enumerate(part) if a < b], math.inf
     while True:
-        box = balls(tuple((pinned.get(i, a), pinned.get(i, b)) for i, (a, b) in enumerate(part)))[0]
-        free = [i for i, (a, b) in enumerate(part) if i not in pinned and a < b]
         value, slopes = gradient(graph, box, free)
-        turned = {i: part[i][1] if sign * s >= 0 else part[i][0] for i, s in slopes.items() if s >= 0 or s <= 0}
+        best = min(best, above(value[1]) if sign > 0 else -below(value[0]))
+        turned = [i for i in free if slopes[i][0] >= 0 or slopes[i][1] <= 0]
         if not turned:
             break
-        pinned |= turned
-    middle = [(arb(a) + arb(b)) / 2 if i in slopes else x for i, ((a, b), x) in enumerate(zip(part, box))]
-    at = graph.all_values(middle)[graph.outputs[0]] if slopes else value
-    steps = {i: abs(s) * (arb(part[i][1]) - arb(part[i][0])) / 2 for i, s in slopes.items()}
-    bounds = [above(sign * value), above(sign * at + sum(steps.values(), arb(0)))]
-    wide = {i: above(x) for i, x in steps.items()}
-    if not all(map(math.isfinite, wide.values())) or not wide:
-        sides = ((b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(part, whole))
-        wide = {i: side for i, side in enumerate(sides) if i in slopes or not slopes}
-    return min(bounds), below(sign * at) if at.is_finite() else -math.inf, max(wide, key=lambda i: wide[i])
+        for i in turned:
+            end = box[i][1 if (slopes[i][0] >= 0) == (sign > 0) else 0]
+            box[i] = (end, end)
+            free.remove(i)
+    if not free:
+        return best, (below(value[0]) if sign > 0 else -above(value[1])), _longest(range(len(part)), part, whole)
+    for i in free:
+        middle = arb(part[i][0] / 2 + part[i][1] / 2)
+        box[i] = (middle, middle)
+    at = values_over(graph, box)[graph.outputs[0]]
+    steps = {i: _size(slopes[i]) * max(arb(part[i][1]) - box[i][0], box[i][0] - arb(part[i][0])) for i in free}
+    rise = sum(steps.values(), arb(0))
+    best = min(best, above(at[1] + rise) if sign > 0 else -below(at[0] - rise))
+    axis = max(free, key=lambda i: above(steps[i])) if rise.is_finite() else _longest(free, part, whole)
+    return best, (below(at[0]) if sign > 0 else -above(at[1])), axis
+
+
+def _longest(axes: Sequence[int], part: Ends, whole: Ends) -> int:
+    def length(i: int) -> float:
+        (a, b), (c, d) = part[i], whole[i]
+        return (b - a) / (d - c) if d > c else 0.0
+
+    return max(axes, key=length)
 
 
 def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float) -> arb:
@@ -107,11 +124,11 @@ def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float
     def measure(part: Ends, _: object) -> Measured:
         nonlocal attained, count
         count += 1
-        box, middle, _ = balls(part)
-        slope, thin = (gradient(graph, at, [axis])[1][axis] for at in (box, middle))
-        attained = max(attained, below(abs(thin))) if thin.is_finite() else attained
-        sides = [(b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(part, ends)]
-        return Measured(above(abs(slope)), max(range(len(part)), key=lambda i: sides[i]))
+        for point in _points(part) if pieces > 1 else ():
+            slope = gradient(graph, point, [axis])[1][axis]
+            attained = max(attained, below(min(abs(slope[0]), abs(slope[1])))) if is_known(slope) else attained
+        bound = _size(gradient(graph, _box(part), [axis])[1][axis])
+        return Measured(above(bound), _longest(range(len(part)), part, ends))
 
     def goal() -> float:
         return math.inf if count >= pieces else attained * (1 + close)
