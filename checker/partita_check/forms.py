@@ -6,7 +6,7 @@ operation with the forms of its arguments. Equal forms are equal functions where
 - sums, differences, negatives, and products with rational constants are computed;
 - a product is a multiset of factors, whatever its order and brackets; a quotient has factors below the line, and an integer
   power has one factor several times. Factors never cancel, so that poles stay. Rational contents are pulled out of factors:
-  2x·3y is 6(x·y);
+  2x·3y is 6(x·y). Two equal square roots are what is under the root;
 - a maximum, or a minimum, is a set of arguments, whatever its order and brackets.
 
 So forms that differ may still be the same function, and nothing is concluded from that.
@@ -52,6 +52,7 @@ class Atoms:
         self._forms: dict[Any, int] = {}
         self._held: list[Form] = []
         self._factors: dict[int, Factors] = {}  # of atoms that are products
+        self._roots: dict[int, Form] = {}  # arguments of forms that are square roots
         self._sets: dict[tuple[str, int], set[int]] = {}  # arguments of forms that are maxima or minima
         self.conditions: set[tuple[str, int]] = set()
         self._terms = 0
@@ -82,6 +83,16 @@ class Atoms:
 
     def product(self, coefficient: fmpq, factors: Factors) -> Form:
         """The form of a product of factors."""
+        for k, powers in factors.items():
+            if k in self._roots and max(powers) > 1:  # pairs of roots
+                above, below = (divmod(n, 2) for n in powers)
+                single = {**factors, k: (above[1], below[1])}
+                rest = self.product(coefficient, {j: pair for j, pair in single.items() if any(pair)})
+                for exponent in (above[0], -below[0]):
+                    rest = self.times(rest, self.power(self._roots[k], exponent))
+                return rest
+        if not factors:
+            return {ONE: coefficient}
         if list(factors.values()) == [(1, 0)]:
             return scaled(self._held[next(iter(factors))], coefficient)
         found = self.atom("product", tuple(sorted((k, *powers) for k, powers in factors.items())))
@@ -123,7 +134,10 @@ class Atoms:
             self._sets[name, self.number(found)] = flat
             return found
         self.conditions |= {(name, numbers[0])} if name in PARTIAL else set()
-        return self.atom(name, tuple(numbers), params)
+        found = self.atom(name, tuple(numbers), params)
+        if name == "sqrt":
+            self._roots[self.number(found)] = args[0]
+        return found
 
 
 def constant(form: Form) -> bool:

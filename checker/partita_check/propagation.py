@@ -28,7 +28,7 @@ from partita_check.wiring import Row, Wiring
 
 __all__ = ["EFFORTS", "Carried", "Part", "Propagation", "Stuck"]
 
-MOST_NODES = 20_000  # of a network that is looked at as one function of its inputs, weights of linear maps included
+MOST_NODES = 6_000  # of a network that is looked at as one function of its inputs, weights of linear maps included
 
 
 class Effort(NamedTuple):

@@ -124,7 +124,7 @@ def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float
     def measure(part: Ends, _: object) -> Measured:
         nonlocal attained, count
         count += 1
-        for point in _points(part) if pieces > 1 else ():
+        for point in _points(part)[: 3 if count == 1 else 1] if pieces > 1 else ():
             slope = gradient(graph, point, [axis])[1][axis]
             attained = max(attained, below(min(abs(slope[0]), abs(slope[1])))) if is_known(slope) else attained
         bound = _size(gradient(graph, _box(part), [axis])[1][axis])

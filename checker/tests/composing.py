@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from forging import Files, canonical, put_together, take_apart
+from forging import Files, put_together, take_apart
 
 import partita as pa
 from partita.functions.expressions import parse
@@ -26,7 +26,7 @@ def affine(rows: Sequence[Row], width: int, dtype: str) -> tuple[dict[str, Any],
     """The record of a map, its stored weights and its stored biases."""
     listed, weights, biases, exact = [], list[float](), list[float](), []
     for place, (row, bias) in enumerate(rows):
-        held = {j: stored(w, dtype) for j, w in sorted(row.items())} | {}
+        held = {j: stored(w, dtype) for j, w in sorted(row.items())}
         others = [j for j, w in held.items() if w not in (0.0, 1.0)]
         constant = stored(bias, dtype)
         listed.append([[j for j, w in held.items() if w == 1.0], others, constant != 0])
@@ -98,7 +98,7 @@ def compose(
     ]
     described: dict[str, Any] = {"label": function or "by definition", "graph": None}
     if function is None:
-        certified = {"type": "network", "text": "by definition", "sha256": wired(record, listed)}
+        certified = {"type": "network", "text": "by definition", "sha256": ""}
     else:
         graph = parse(function, [f"x{i}" for i in range(box.dimension)]).to_json()
         described["graph"], certified = graph, {"type": "graph", "text": function, "graph": graph, "sha256": ""}
@@ -134,11 +134,3 @@ def compose(
         "why": [],
     }
     return put_together(Files(tensors, description, certificate), folder)
-
-
-def wired(record: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
-    """The hash that names a wiring."""
-    import hashlib
-
-    alone = {name: value for name, value in record.items() if name != "heads"}
-    return hashlib.sha256(canonical({"wiring": alone, "parts": [part["graph"] for part in parts]})).hexdigest()
