@@ -126,7 +126,7 @@ class Silent(Method):
 
 def test_a_method_without_a_case_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: what is appended to METHODS is judged, and found to have no head."""
-    monkeypatch.setattr("partita.methods.planner.METHODS", [Silent()])
+    monkeypatch.setattr("partita.methods.METHODS", [Silent()])
     with pytest.raises(errors.ToleranceError):
         best_plan(request("hard", CASES[0].name))
 

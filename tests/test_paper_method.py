@@ -149,7 +149,7 @@ def test_auto_chooses_the_same_without_it(case, monkeypatch):
     assert answers is not None
     found = []
     for methods in (METHODS, [m for m in METHODS if m.name != "paper"]):
-        monkeypatch.setattr("partita.methods.planner.METHODS", methods)
+        monkeypatch.setattr("partita.methods.METHODS", methods)
         calls = 0
         target = replace(asked.target, ask=counted)
         plan = best_plan(replace(asked, target=target, _found={}))

@@ -133,7 +133,7 @@ Method = Annotated[
         "--method",
         help=(
             "auto (the smallest of the heads it tries), hard, tuned, corrected, fitted, "
-            "affine, adaptive, pieces, convex, train or paper."
+            "affine, adaptive, pieces, convex, heads, layers, train or paper."
         ),
     ),
 ]
@@ -148,6 +148,16 @@ MaxBytes = Annotated[int | None, typer.Option("--max-bytes", min=1, help="Refuse
 MaxValue = Annotated[
     float | None,
     typer.Option("--max-value", help="The largest |V| of any key. Fitted values can be much larger than f."),
+]
+MaxHeads = Annotated[
+    int | None,
+    typer.Option(
+        "--max-heads", min=1, help="The most heads that a layer may have: 1 for one head.", show_default="any"
+    ),
+]
+MaxLayers = Annotated[
+    int | None,
+    typer.Option("--max-layers", min=1, help="The most layers: 1 for a single layer.", show_default="any"),
 ]
 Budget = Annotated[
     float | None,
@@ -208,7 +218,18 @@ def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Regi
     return pa.Region(text, region) if region else pa.Box.of(text)
 
 
-_AS_GIVEN = ("tolerance", "norm", "lipschitz", "modulus", "method", "accept", "sharpness", "max_value")
+_AS_GIVEN = (
+    "tolerance",
+    "norm",
+    "lipschitz",
+    "modulus",
+    "method",
+    "accept",
+    "sharpness",
+    "max_value",
+    "max_heads",
+    "max_layers",
+)
 _OF_FUNCTIONS = ("vectorize", "on_error", "max_excluded", "max_evaluations")
 
 

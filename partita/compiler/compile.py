@@ -61,6 +61,8 @@ def compile(
     outside: str = "raise",
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_value: float | None = None,
+    max_heads: int | None = None,
+    max_layers: int | None = None,
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -71,11 +73,12 @@ def compile(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
-    """The smallest single-layer, single-head attention within `tolerance` of the function on the domain, with a certificate.
+    """The smallest attention within `tolerance` of the function on the domain, with a certificate.
 
-    `net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) V_j`. Among the heads that meet the tolerance the strongest kind of claim
-    wins (`proved`, then `proved_given`, then `estimated`), then the fewest stored numbers. `c.report()` lists what was
-    considered.
+    One head is `net(z) = Σ_j softmax_j(R(v_j·z − |v_j|²/2)) V_j`. A function that is a sum of terms in few variables may
+    become one layer of several heads, `Σ_h W_h head_h`, and a composition several layers. Among those that meet the tolerance
+    the strongest kind of claim wins (`proved`, then `proved_given`, then `estimated`), then the fewest stored numbers.
+    `c.report()` lists what was considered.
 
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
@@ -97,7 +100,8 @@ def compile(
             the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
             "affine": f and its slopes in every cell. "adaptive": "affine" on scattered centers, placed where they are
             needed. "pieces": exact, for piecewise affine expressions. "convex": a maximum of planes, for convex
-            or concave expressions. "train": a tensor train, for many dimensions.
+            or concave expressions. "heads": a layer of several heads, one per term of a sum. "layers": several layers, for
+            compositions. "train": a tensor train, for many dimensions.
             "paper": the grid, the temperature and the values of the paper's proof, corrected. "auto": the smallest head
             among all of these but "paper", which it only lists.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.
@@ -109,6 +113,11 @@ def compile(
         max_bytes: largest size of the head in bytes.
         max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the
             domain. It must exceed max |f|, less the tolerance. Fitted heads of few keys may have values much larger than f.
+        max_heads: the most heads that one layer may have; 1 for a single head per layer. None leaves the choice open.
+        max_layers: the most layers. With max_heads=1 and max_layers=1 the result is one softmax, as in the theorem. None leaves
+            the choice open: networks are then tried in three variables or more if one head stores more than 100 numbers, and
+            in one or two variables, where the cells of one head can be drawn, if it stores more than 2,000. Any
+            limit that is given has them tried.
         query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
@@ -164,6 +173,8 @@ def compile(
         best_effort=budget is not None,
         asking=clock.until(_TO_EVALUATE),
         max_value=max_value,
+        max_heads=max_heads,
+        max_layers=max_layers,
         progress=planning,
     )
     planned = best_plan(request, progress=planning)
@@ -188,6 +199,8 @@ def plan(
     sharpness: float | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_value: float | None = None,
+    max_heads: int | None = None,
+    max_layers: int | None = None,
     query_values: bool = False,
     vectorize: bool = False,
     trace: bool | None = None,
@@ -224,6 +237,11 @@ def plan(
         max_bytes: largest size of the head in bytes.
         max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the
             domain. It must exceed max |f|, less the tolerance. Fitted heads of few keys may have values much larger than f.
+        max_heads: the most heads that one layer may have; 1 for a single head per layer. None leaves the choice open.
+        max_layers: the most layers. With max_heads=1 and max_layers=1 the result is one softmax, as in the theorem. None leaves
+            the choice open: networks are then tried in three variables or more if one head stores more than 100 numbers, and
+            in one or two variables, where the cells of one head can be drawn, if it stores more than 2,000. Any
+            limit that is given has them tried.
         query_values: for a pair of boxes: let the values be affine in z_Q as well as in z_K. Such a head can be smaller, but it
             is not cross-attention, whose values depend on z_K alone, and `layers()` does not exist for it.
         vectorize: call f once per point, for functions that do not take batches.
@@ -263,6 +281,8 @@ def plan(
         max_evaluations=max_evaluations,
         asking=progress,
         max_value=max_value,
+        max_heads=max_heads,
+        max_layers=max_layers,
         progress=progress,
     )
     return best_plan(request, progress=progress)

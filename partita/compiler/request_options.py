@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,19 @@ from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import BudgetSpentError, DomainError, NothingKnownError, SizeError, ToleranceError, UnsupportedError
+from partita.errors import (
+    BudgetSpentError,
+    DomainError,
+    NothingKnownError,
+    PartitaError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
-from partita.functions.regularity import Declared, knowledge_or_obstacle, where_planned
+from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle, where_planned
 from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
@@ -25,6 +34,7 @@ __all__ = ["ACCEPT", "ON_ERROR", "method_names", "request_for"]
 
 ACCEPT = ("strongest", "estimated")
 _LEAST_EVALUATIONS, _RESERVED = 100, 272
+_MANY = 4  # variables, from which on moduli of f are computed only if a method needs them: that can take a minute
 ON_ERROR = ("raise", "exclude")
 
 
@@ -52,6 +62,8 @@ def request_for(
     asking: Progress | None = None,
     query_values: bool = False,
     max_value: float | None = None,
+    max_heads: int | None = None,
+    max_layers: int | None = None,
     tail: Tail | None = None,
     on_error: str = "raise",
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
@@ -87,6 +99,9 @@ def request_for(
         raise UnsupportedError(f"max_bytes is {max_bytes}; expected a number of bytes ≥ 1.")
     if max_value is not None and not (is_number(max_value) and max_value > 0):
         raise UnsupportedError(f"max_value is {max_value!r}; expected a number > 0, the largest |V| allowed.")
+    for name, most in (("max_heads", max_heads), ("max_layers", max_layers)):
+        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or most < 1):
+            raise UnsupportedError(f"{name} is {most!r}; expected an integer ≥ 1, or None for no limit.")
     report(progress, "first evaluations of f" if callable(function) else "reading f")
     calls = Calls(progress=asking)
     if max_evaluations is not None:
@@ -105,7 +120,8 @@ def request_for(
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
-    if target.excluding is None:
+    found: tuple[Knowledge | None, PartitaError | None] | None = None  # None leaves it to the methods that need it
+    if target.excluding is None and not (target.graph is not None and target.box.dimension >= _MANY):
         on = where_planned(target, PRECISIONS[str(dtype)])
         try:
             found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
@@ -113,7 +129,7 @@ def request_for(
             if needs_moduli:
                 raise
             found = None, NothingKnownError(f"time ran out while moduli of {target.label} were looked for")
-    else:
+    elif target.excluding is not None:
         advice = "Use a larger tolerance, or restrict the domain to where the function has values."
         found = None, NothingKnownError(f"{target.label} may fail, so nothing can be proved about it", advice)
     if max_value is not None and math.isinf(power):
@@ -134,8 +150,10 @@ def request_for(
         bool(query_values),
         best_effort or max_evaluations is not None,
         math.inf if max_value is None else float(max_value),
+        None if max_heads is None else int(max_heads),
+        None if max_layers is None else int(max_layers),
         seen,
-        {"knowledge": found},
+        {} if found is None else {"knowledge": found},
     )
 
 

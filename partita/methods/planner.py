@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from partita import methods as registry
 from partita.arithmetic.progress import report as report_progress
 from partita.arithmetic.rounding import add_up
 from partita.errors import (
@@ -21,22 +22,34 @@ from partita.errors import (
 )
 from partita.functions.curvature import FIRST_LINES, attack_curvature
 from partita.geometry.domains import Box, PointCloud
-from partita.methods import METHODS, Method, Plan, Refusal, Request, Size
-from partita.methods.method import Candidate, candidate_rows, size_text
+from partita.heads.head import count_text
+from partita.methods.method import Candidate, Method, Plan, Refusal, Size, candidate_rows, size_text
+from partita.methods.request import Request
 from partita.proofs.assumptions import steepest_table, vouched
 from partita.proofs.claim import Construction
 from partita.proofs.proof import Progress
 
 __all__ = ["best_plan", "constructed", "report"]
 
+_MANY = 4  # variables, from which on networks are planned first
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 _MOST_EVALUATIONS = 1 << 17  # of a black box that "auto" chooses to make, unless max_evaluations grants more
 
 
-def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progress: Progress | None = None) -> Plan:
-    """The best of the methods asked for; `without` names methods that were built and missed the tolerance.
+def best_plan(
+    request: Request,
+    *,
+    methods: Sequence[Method] | None = None,
+    without: frozenset[str] = frozenset(),
+    progress: Progress | None = None,
+) -> Plan:
+    """The best of the methods asked for.
 
     If time or evaluations run out before a head is found that meets the tolerance, the plan is that of the best head so far.
+
+    Args:
+        methods: those to choose from, in this order; all of METHODS if None.
+        without: names of methods that were built and missed the tolerance.
 
     Raises:
         PartitaError: what stood in the way, if no method has a head.
@@ -48,12 +61,12 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
     spent: BudgetSpentError | None = None
-    for name, methods in _methods_by_name(request):
+    for name, namesakes in _methods_by_name(request, registry.METHODS if methods is None else methods):
         if name in without:
             continue
         try:
             report_progress(progress, f"planning: {name}")
-            found = _proposal(methods, request, plans, progress)
+            found = _proposal(namesakes, request, plans, progress)
         except BudgetSpentError as error:
             spent = error
             rows.append(Candidate(name, "", "the budget was spent before it was planned"))
@@ -61,8 +74,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
         if isinstance(found, Plan):
             plans.append(found)
         else:
-            asked = next((m for m in methods if m.applies(request) is None), methods[0])
-            rows.append(replace(found.row(name), evaluations=_evaluations(asked, request, found.keys)))
+            rows.append(replace(found.row(name), evaluations=_evaluations(namesakes, request, found.keys)))
             refusals += [found] if isinstance(found, Refusal) else []
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
@@ -76,7 +88,7 @@ def best_plan(request: Request, *, without: frozenset[str] = frozenset(), progre
     best, *others = sorted(plans, key=lambda p: _rank(p, request))
     first = best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
-    if request.knowledge is not None and best.kind == "estimated" and request.accept == "strongest":
+    if best.kind == "estimated" and request.accept == "strongest" and request.knowledge is not None:
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
         note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
@@ -128,22 +140,29 @@ def _why(plan: Plan) -> tuple[str, ...]:
     return (*plan.why, *(text for text in (plan.caveat, plan.request.target.origin) if text))
 
 
-def _methods_by_name(request: Request) -> Iterator[tuple[str, list[Method]]]:
+def _methods_by_name(request: Request, methods: Sequence[Method]) -> Iterator[tuple[str, list[Method]]]:
     """The methods to try; several of one name serve different domains or functions."""
     if not request.is_auto:
         names = [request.method]
     elif isinstance(request.target.domain, PointCloud) or request.sharpness is not None:
         names = ["hard"]
     else:
-        names = list(dict.fromkeys(m.name for m in METHODS))
+        names = list(dict.fromkeys(m.name for m in methods))
+        if (
+            request.box.dimension >= _MANY
+        ):  # one head is a long shot, and what a network stores limits the search for one
+            networks = {m.name for m in methods if m.is_network}
+            names.sort(key=lambda name: name not in networks)
     for name in names:
-        yield name, [m for m in METHODS if m.name == name]
+        yield name, [m for m in methods if m.name == name]
 
 
 def _proposal(
     methods: Sequence[Method], request: Request, plans: Sequence[Plan], progress: Progress | None
 ) -> Plan | Size | Refusal:
     """The plan of the first of these methods that applies, or why there is none."""
+    if request.is_auto and (hopeless := _hopeless(methods[0], request, plans)) is not None:
+        return hopeless
     refusals = [_half_refusal(m, request) or m.applies(request) for m in methods]
     method = next((m for m, refusal in zip(methods, refusals) if refusal is None), None)
     if method is None:
@@ -176,11 +195,26 @@ def _proposal(
     return found
 
 
+def _hopeless(method: Method, request: Request, plans: Sequence[Plan]) -> Refusal | None:
+    """Why one head in many variables is not looked for, given a proved network; None if it is."""
+    graph = request.target.graph
+    networks = [p.parameters for p in plans if p.maker.is_network and p.kind == "proved"]
+    if graph is None or not networks or method.is_network or request.box.dimension < _MANY:
+        return None
+    variables = len({node.parameters for node in graph.nodes if node.operation == "input"})
+    if 2**variables <= min(networks):
+        return None
+    return Refusal(
+        f"not looked for: in {variables} variables a grid has {count_text(2**variables)} keys or more, and a network stores "
+        f"{min(networks):,} numbers"
+    )
+
+
 def _half_refusal(method: Method, request: Request) -> Refusal | None:
     """Why a head of this method cannot hold its values in a half type; None if it can, or need not."""
     if not request.precision.is_half or (method.halves and isinstance(request.target.domain, Box)):
         return None
-    able = ", ".join(dict.fromkeys(repr(m.name) for m in METHODS if m.halves))
+    able = ", ".join(dict.fromkeys(repr(m.name) for m in registry.METHODS if m.halves))
     return Refusal(
         f"there are no such heads with {request.precision.name} values, only heads on product grids over boxes",
         f"Use dtype=torch.float32, or a box and one of the methods {able}.",
@@ -202,15 +236,16 @@ def _planned(
         found = method.plan(limited, share, progress)
         if isinstance(found, Plan):
             found = replace(found, request=request)
-            return replace(found, evaluations=_evaluations(method, request, found.keys))
+            return replace(found, evaluations=_evaluations([method], request, found.keys))
         refusals[question] = found
     return refusals[question]
 
 
-def _evaluations(method: Method, request: Request, keys: int | None) -> int | None:
-    """How often a black box is evaluated in all if a head of this method is built; None for expressions."""
+def _evaluations(methods: Sequence[Method], request: Request, keys: int | None) -> int | None:
+    """How often a black box is evaluated in all if a head of the first that applies is built; None for expressions."""
     if request.target.graph is not None or keys is None:
         return None
+    method = next((m for m in methods if m.applies(request) is None), methods[0])
     return request.target.calls.rows + method.evaluations_to_build(request.target, keys)
 
 

@@ -39,6 +39,7 @@ class Request:
         tolerance: ε. norm: p, math.inf for the supremum. dtype: of the head.
         sharpness: κ = R h², None for each method's own choice.
         max_value: the largest |V| that the head may have, `FoldedHead.largest_value`.
+        max_heads, max_layers: the most heads of a layer, and the most layers; None if the caller set no limit.
         max_bytes: the most that all tensors of the head's state_dict may take together.
         method: the name of a method, "auto" for the smallest head.
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
@@ -66,6 +67,8 @@ class Request:
     query_values: bool = False
     best_effort: bool = False
     max_value: float = math.inf
+    max_heads: int | None = None
+    max_layers: int | None = None
     _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
     precision: Precision = field(init=False)
