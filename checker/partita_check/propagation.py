@@ -32,22 +32,15 @@ MOST_NODES = 6_000  # of a network that is looked at as one function of its inpu
 
 
 class Effort(NamedTuple):
-    """How many pieces of a box are looked at: for ranges and slopes of parts, and for ranges as functions of the inputs; and how
-    close these have to be to what is attained."""
+    """How many pieces of a box are looked at: for ranges and slopes of parts, which have to be so close to what is attained, and
+    for ranges as functions of the inputs."""
 
     pieces: int
     close: float
     inputs: int
-    inputs_close: float
 
 
-EFFORTS = (
-    Effort(1, 1e-2, 0, 1e-2),
-    Effort(64, 1e-3, 0, 1e-2),
-    Effort(256, 1e-4, 64, 1e-2),
-    Effort(1024, 1e-6, 512, 1e-3),
-    Effort(4096, 0.0, 4096, 1e-4),
-)
+EFFORTS = (Effort(1, 1e-2, 0), Effort(64, 1e-3, 0), Effort(256, 1e-5, 64), Effort(4096, 0.0, 512), Effort(4096, 0.0, 4096))
 
 
 class Stuck(Exception):
@@ -273,7 +266,7 @@ class _Whole:
     ) -> tuple[arb, arb]:
         if twice:
             graph, used = Graph(len(self.box), tuple(self.nodes[: node + 1]), (node,), ()).component(0)
-            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, self.effort.inputs_close)
+            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, 0.0)
             low, high = (
                 arb(a) if a > low or not low.is_finite() else low,
                 arb(b) if b < high or not high.is_finite() else high,
