@@ -74,6 +74,7 @@ class GradientDescent(Descent):
         Raises:
             AlreadyExistsError: the folder exists and overwrite is False.
             UnsupportedError: a tensor was changed after the network was built.
+            ToleranceError: there is no finite bound to save.
 
         >>> import partita as pa, tempfile, pathlib
         >>> box = pa.Box([-1], [1])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.precision import Precision
-from partita.errors import DomainError, OutsideDomainError, ShapeError, UnsupportedError
+from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.heads.head import real_tensor
 from partita.kernels.guards import certified
@@ -32,7 +32,7 @@ _TERMS: tuple[tuple[str, str, Source], ...] = (
     ("Σρ^t·η·ε²(2/3)r³|x|·cosh(εr)", "descent-step", "approximation"),
     ("Σρ^t·η|x|·(error of the table)", "descent-step", "approximation"),
     (
-        "Σρ^t·(η|x|·(rounding of r) + (2δ + (2n(1 + εr) + 2d + 16)u)η|x|/ε + (d + 6)u|w|(1 + ηλ))",
+        "Σρ^t·(η|x|·(rounding of r) + (2δ + σ/(1 − σ)²)η|x|/ε + (d + 6)u|w|(1 + ηλ)), σ = (2n(1 + εr) + 2d + 16)u",
         "descent-step",
         "rounding",
     ),
@@ -151,11 +151,18 @@ class Descent(nn.Module):
         Raises:
             DomainError: examples < 1.
             UnsupportedError: a tensor was changed after the network was built.
+            ToleranceError: there is no finite bound.
         """
         self.require_unchanged()
-        facts, slope = self.facts, self.slope
-        terms = self._terms(examples)
-        grid = {} if slope.grid is None else {"table": asdict(slope.grid)}
+        facts, slope, terms = self.facts, self.slope, self._terms(examples)
+        if not np.isfinite(total(terms)):
+            worst = max(terms, key=lambda term: term.value)
+            raise ToleranceError(
+                f"the drift of {self.steps:,} steps on {examples:,} examples has no finite bound: the largest part is "
+                f"{worst.name}, and an error grows by a factor {worst.inputs['contraction']:.4g} in a step",
+                "Take fewer or smaller steps, add ridge, shrink the boxes, or use float64.",
+            )
+        grid = {} if slope.grid is None else {"table": {name: list(of) for name, of in asdict(slope.grid).items()}}
         return claim(
             self,
             {
@@ -184,7 +191,7 @@ class Descent(nn.Module):
                 "step_size": facts.step_size,
                 "ridge": facts.ridge,
                 "epsilon": facts.epsilon,
-                "contraction": Drift.of_boxes(facts, slope, examples).contraction,
+                "contraction": terms[0].inputs["contraction"],
             },
             proof={
                 "method": "descent",

@@ -74,7 +74,10 @@ class StepFacts:
         line = float(self.reach_x @ self.reach_w) + self.reach_y
         delta = u * (self.epsilon * (8 * largest if slope.keys else (dim + 6) * line) + 24)
         sums = 2 * examples * (1 + min(1.0, self.epsilon * largest))
-        relative = 1.01 * (2 * delta + u * (sums + 2 * dim + 16))
+        summed = u * (sums + 2 * dim + 16)
+        if summed >= 1:
+            return math.inf  # too many examples for the dtype
+        relative = 2.02 * delta + summed * max(1.01, (1 - summed) ** -2)
         own = 1.01 * u * (dim + 6) * float(np.linalg.norm(self.reach_w)) * (1 + self.step_size * self.ridge)
         return (relative * self.step_size * norm_x / self.epsilon * math.exp(min(2 * delta, 700.0)) + own) * _PAD
 
@@ -132,7 +135,8 @@ class Drift:
         for tau in np.broadcast_to(self.steps, (count, 3)):
             added = np.append(tau, 0.0)
             absent = (found[-1] == 0) & (added == 0)
-            found.append(np.where(absent, 0.0, up((self.contraction * found[-1] + added) * (1 + 1e-12))))
+            with np.errstate(over="ignore"):  # a drift that grows beyond all numbers is infinite
+                found.append(np.where(absent, 0.0, up((self.contraction * found[-1] + added) * (1 + 1e-12))))
         return np.stack(found)
 
     @staticmethod
