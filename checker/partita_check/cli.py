@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from partita_check import __version__
 from partita_check.clock import TimeOver, clock
+from partita_check.descent import DESCRIPTION, Descent, about, check_descent, read_descent
 from partita_check.graph import Malformed, parse
 from partita_check.reading import Stored, read_folder
 from partita_check.verdict import MALFORMED, REFUTED, UNKNOWN, VERIFIED, Verdict, check
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Recompute the error bound of a saved head in ball arithmetic, without trusting its certificate.",
         epilog="Exit status: 0 verified, 1 refuted, 2 unknown, 3 malformed, 64 wrong usage.",
     )
-    parser.add_argument("head", type=Path, help="folder of the saved head")
+    parser.add_argument("head", type=Path, help="folder of the saved head, or of a saved descent in context")
     parser.add_argument("--function", metavar="EXPR", help="also require that the claim is about this function")
     parser.add_argument(
         "--sampled",
@@ -69,9 +71,15 @@ def run(
     report: dict[str, Any] = {"head": str(folder)}
     clock.start(budget)
     try:
-        stored = read_folder(folder)
-        report |= _about(stored)
-        verdict = _other_function(stored, function) or check(stored, sampled=sampled)
+        stored: Stored | Descent
+        if os.path.exists(folder / DESCRIPTION):
+            stored = read_descent(folder)
+            report |= about(stored)
+            verdict = _other_function(stored, function) or check_descent(stored, sampled=sampled)
+        else:
+            stored = read_folder(folder)
+            report |= _about(stored)
+            verdict = _other_function(stored, function) or check(stored, sampled=sampled)
     except TimeOver:
         verdict = Verdict(UNKNOWN, "the time budget ran out before the files were read")
     except Malformed as problem:
@@ -114,7 +122,7 @@ def _about(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _other_function(stored: Stored, function: str | None) -> Verdict | None:
+def _other_function(stored: Stored | Descent, function: str | None) -> Verdict | None:
     """A refusal if the claim is not about the requested function."""
     if function is None:
         return None
