@@ -290,6 +290,7 @@ class Method(ABC):
         takes_sharpness: whether the caller may choose κ, any number > 0; other methods choose their own.
         exact: whether its claim needs values of f itself, so that an interpolant will not do.
         halves: whether its values may be held in bfloat16 or float16.
+        is_network: whether it makes a network of several heads; the others make one head.
     """
 
     name: ClassVar[str]
@@ -299,6 +300,7 @@ class Method(ABC):
     takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     halves: ClassVar[bool] = False
+    is_network: ClassVar[bool] = False
 
     def evaluations_to_build(self, target: Target, keys: int) -> int:
         """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""
@@ -363,6 +365,6 @@ def size_text(count: float) -> str:
     """Bytes in words: 1536 is "1.5 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
-            return f"{count:.4g} {unit}"
-        count /= 1024
+            return f"{count:.4g} {unit}" if count < 10**300 else f"10^{math.log10(count):.1f} {unit}"
+        count = count / 1024 if count < 10**300 else int(count) // 1024
     return ""
