@@ -125,12 +125,12 @@ class Descent(nn.Module):
         return np.stack(found, axis=-2)
 
     def error_bound_for(self, examples: int) -> float:
-        """A bound of `|w_T − exact|₂` for every prompt of this length in the boxes whose iterates stay in the box of w.
+        """A bound of `|w_T − exact|₂` for every prompt of up to this length in the boxes whose iterates stay in the box of w.
 
         *Theorem*: `descent-drift`.
 
         Args:
-            examples: n, the number of examples in the prompt, at least 1.
+            examples: n, the largest number of examples in a prompt, at least 1.
 
         Raises:
             DomainError: examples < 1.
