@@ -182,14 +182,14 @@ class Cells:
         skew = most([(t + turned) ** 2 * a for t, a in zip(turn, away)]) + spread_of_turn * most(away)
         rest = (spread_of_turn * most([b * b for b in bend])).sqrt() + skew / 2
         rest += (2 * max((off[j] for j in near), key=up)).expm1() * most(away)
-        rest += max((self._value_error(j, output, box) for j in near), key=up)
+        rest += max((self.value_error(j, output, box) for j in near), key=up)
         tilt = [
             g + mean([(v - level) * (tilts[j][i] - moved[i]) for j, v in zip(near, values)])
             for i, g in enumerate(incline)
         ]
         return [level - sum(tilt, arb(0)), *(2 * g for g in tilt)], rest
 
-    def _value_error(self, j: int, output: int, box: Sequence[arb]) -> arb:
+    def value_error(self, j: int, output: int, box: Sequence[arb]) -> arb:
         """How far V_j may be off as it is run."""
         rounded: arb = 1.01 * (self.m + 3) * self.unit * self.tall(j, output, box)
         return rounded + (self.m + 1) * TINIEST[self.semantics]
@@ -228,7 +228,7 @@ class Cells:
             found: arb = max((norm(list(map(sub, table, own_values))) + rest for table, rest in tables), key=up)
             return found
 
-        errors = {j: apart(k) + self._value_error(j, output, box) for k, j in enumerate(near)}
+        errors = {j: apart(k) + self.value_error(j, output, box) for k, j in enumerate(near)}
         return errors, size, [apart(len(near) + k) + rest for k, (_, rest) in enumerate(lines)]
 
 

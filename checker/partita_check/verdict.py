@@ -39,6 +39,7 @@ from partita_check.running import obstacle
 from partita_check.search import Measured, search
 from partita_check.soft import SoftGrid
 from partita_check.tails import clipped, tail_norm
+from partita_check.two_keys import two_key_bound, two_key_form
 
 __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at"]
 
@@ -338,6 +339,18 @@ class Checker:
         rounded += 1.01 * (2 * keys + 4) * self.unit * (size + 2 * soft + away + rounded)
         trail = self.cut(cells.exponent) * ((math.log(keys) + 45) / beta + 3 * soft + 2 * away)
         return up(soft + rounded + trail + self.moved_by_inputs()), name
+
+    def by_two_keys(self) -> tuple[float, str]:
+        """Two keys are `A + B tanh(φ)`, and f is of this form, or a polynomial of degree two."""
+        name, form = "two keys in closed form", two_key_form(self.function)
+        if form is None:
+            return math.inf, name
+        before, ctx.prec = ctx.prec, max(ctx.prec, 192)  # large values that cancel
+        try:
+            found = two_key_bound(form, Cells(self.head, None, self.ends, self.semantics, None), self.ends)
+        finally:
+            ctx.prec = before
+        return up((found + self.moved_by_inputs()) * self.factor), name
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
@@ -699,6 +712,8 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_tangents
     if head.kind == "scattered" and checker.outputs == 1 and checker.sup and known and few:
         yield checker.by_pieces
+    if head.kind == "scattered" and head.keys == 2 and known:
+        yield checker.by_two_keys
     declared_tail = "tail" in checker.claim.known and not vouched
     if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes

@@ -19,14 +19,14 @@ from partita.functions.regions import Region
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.proofs import proof_for
 from partita.proofs.center_values import GridFacts, soft_terms
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
 from partita.proofs.proof import Given, Progress, Proved, tightest
 from partita.proofs.taylor_proof import soft_grid_of
 
-__all__ = ["GradientError", "Range", "bound_gradient_error", "bound_range", "bound_slope"]
+__all__ = ["GradientError", "Range", "Slopes", "bound_gradient_error", "bound_range", "bound_slope", "sampled_slopes"]
 
 _SAMPLES = 4096
 _MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
@@ -64,7 +64,7 @@ def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress
             f"{target.label} is a black box: nothing can be proved about its gradient. Give an expression."
         )
     grid, domain = soft_grid_of(head), target.region or target.box
-    slopes = _sampled_slopes(head, domain)
+    slopes = sampled_slopes(head, domain)
     bounds, seen = [], []
     for axis in range(domain.dimension):
         graph = derivative(target.graph, axis)
@@ -86,7 +86,7 @@ def bound_slope(
     grid = soft_grid_of(head)
     if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
         return (Range(0.0, 0.0, 0.0, 0.0),) * int(grid.values.shape[-1])
-    slopes, ranges = _sampled_slopes(head, domain).values[:, :, axis], []
+    slopes, ranges = sampled_slopes(head, domain).values[:, :, axis], []
     for output, seen in enumerate(slopes.T):
         one = SoftGrid(grid.axes, grid.rates, grid.values[..., output : output + 1])
         prove = partial(_prove_slope, one, domain, along=axis, progress=progress)
@@ -160,7 +160,7 @@ def _range_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _Slopes:
+class Slopes:
     """Points `(n, m)` and the head's gradients there, `(n, out, m)`."""
 
     points: Array
@@ -171,12 +171,13 @@ def _points(domain: Box | Region) -> Array:
     return np.concatenate([domain.sample(_SAMPLES, np.random.default_rng(5)), domain.corners(256)])
 
 
-def _sampled_slopes(head: FoldedHead, domain: Box | Region) -> _Slopes:
+def sampled_slopes(head: Head, domain: Box | Region) -> Slopes:
+    """Gradients at random points and corners, by autograd in float64."""
     points = _points(domain)
     z = torch.from_numpy(points).requires_grad_()
     out = copy.deepcopy(head).double().evaluate(z)
     columns = [torch.autograd.grad(out[:, k].sum(), z, retain_graph=True)[0] for k in range(out.shape[1])]
-    return _Slopes(points, torch.stack(columns, dim=1).double().numpy())
+    return Slopes(points, torch.stack(columns, dim=1).double().numpy())
 
 
 def _one_output(head: FoldedHead, output: int) -> FoldedHead:

@@ -20,6 +20,7 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.compiler.given_function import given_function
+from partita.compiler.network_bounds import network_gradient_error, network_range, network_slope
 from partita.compiler.scalar_function import ScalarFunction
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
@@ -27,8 +28,9 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
-from partita.heads.head import FoldedHead, count_text, flatten_inputs
+from partita.heads.head import Head, count_text, flatten_inputs, require_folded
 from partita.heads.layers import CrossNetwork, SelfNetwork
+from partita.heads.network import AttentionNetwork
 from partita.heads.one_point import OnePoint
 from partita.kernels.guards import require_covered
 from partita.methods.chosen import head_at
@@ -58,8 +60,8 @@ class Compiled:
     Call it with what the function takes: arrays or tensors, a batch or a single point.
 
     Attributes:
-        head: the attention head, an `nn.Module`.
-        partition: the cells that the head makes.
+        head: the attention head, or a network of heads, an `nn.Module`.
+        partition: the cells that the head makes. None for a network, whose heads, `c.head.heads`, have one each.
         certificate: what is claimed about the head, and on which grounds.
         target: the function and its domain. A black box that was loaded from a file has no function.
         outside: what to do with inputs outside the domain: "raise", "clamp", or "allow" (the certificate does not cover them).
@@ -74,8 +76,8 @@ class Compiled:
     True
     """
 
-    head: FoldedHead
-    partition: Partition
+    head: Head
+    partition: Partition | None
     certificate: Certificate
     target: Target
     outside: str = "raise"
@@ -162,7 +164,7 @@ class Compiled:
         >>> 0 < c.evaluations < 500
         True
         """
-        text = self.certificate.function.get("type") == "graph" and not self.target.calls.rows
+        text = self.certificate.function.get("type") in ("graph", "network") and not self.target.calls.rows
         return 0 if text else int(self.certificate.facts.get("evaluations", 0))
 
     @property
@@ -214,7 +216,7 @@ class Compiled:
         """
         if self._direct and (found := self._one_point(inputs)) is not None:
             return found
-        place = self.head.inverse_temperature.device
+        place = self.head.device
         require_covered(place, *(z.device for z in inputs if isinstance(z, Tensor)))
         if self.head.semantics != self.certificate.semantics:
             raise UnsupportedError(
@@ -289,17 +291,16 @@ class Compiled:
             seed: random seed of the attack on the head.
 
         Raises:
-            UnsupportedError: κ is not a number > 0, the centers are not on a grid, the head was changed after it was certified,
-                or the claim needs a black box that is not stored with the head.
+            UnsupportedError: κ is not a number > 0, the centers are not on a grid, this is a network of heads, the head was changed
+                after it was certified, or the claim needs a black box that is not stored with the head.
 
         >>> import partita as pa
         >>> c = pa.head("sin(3*x)", pa.Box([-1], [1]), keys=8, sharpness=2.0)
         >>> [f"{c.with_sharpness(k).error_bound:.2f}" for k in (0.5, 2.0, 64.0)]
         ['0.54', '0.41', '0.35']
         """
-        made = head_at(
-            self.require_unchanged().head, self.certificate, self.target, sharpness, seed=seed, progress=progress
-        )
+        head = require_folded(self.require_unchanged().head, "with_sharpness()")
+        made = head_at(head, self.certificate, self.target, sharpness, seed=seed, progress=progress)
         found = made.construction
         return replace(
             self,
@@ -328,7 +329,8 @@ class Compiled:
         Raises:
             ToleranceError: the error bound exceeds the tolerance.
             SizeError: the tensors would be too large.
-            UnsupportedError: there is no such form of this head, or the head was changed after it was certified.
+            UnsupportedError: there is no such form of this head, this is a network of heads (see `c.head.as_attention()`), or a
+                tensor was changed after it was certified.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
@@ -339,10 +341,16 @@ class Compiled:
         if dtype is not None:
             require_dtype(dtype)
         certificate = self.require_unchanged().certificate
+        if isinstance(self.head, AttentionNetwork):
+            raise UnsupportedError(
+                "layers(): found a network of heads; the papers' forms are those of a single head",
+                "Use c.head.as_attention(), one nn.MultiheadAttention for each layer.",
+            )
+        head = require_folded(self.head, "layers()")
         proof = PROOFS.get(str(certificate.proof.get("method")))
         return claim_layers(
-            literal_layers(self.head, form, dtype),
-            self.head,
+            literal_layers(head, form, dtype),
+            head,
             certificate.terms,
             self.target.box,
             tolerance=certificate.limit if tolerance is None else tolerance,
@@ -454,7 +462,9 @@ class Compiled:
         True
         """
         self._bounded_domain()
-        return bound_range(self.head, self.target, progress=progress)
+        if isinstance(self.head, AttentionNetwork):
+            return network_range(self.head, self.target, self.require_unchanged().certificate)
+        return bound_range(require_folded(self.head, "bound_range()"), self.target, progress=progress)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
         """Proved bounds of `|∂head/∂z_i − ∂f/∂z_i|`, one per coordinate, for the stored tensors in exact arithmetic.
@@ -471,7 +481,10 @@ class Compiled:
         True
         """
         self._bounded_domain()
-        return bound_gradient_error(self.head, self.target, progress=progress)
+        if isinstance(self.head, AttentionNetwork):
+            certificate = self.require_unchanged().certificate
+            return network_gradient_error(self.head, self.target, certificate, progress=progress)
+        return bound_gradient_error(require_folded(self.head, "bound_gradient_error()"), self.target, progress=progress)
 
     def bound_slope(self, axis: int, *, progress: Progress | None = None) -> tuple[Range, ...]:
         """Proved lower and upper bounds of `∂head/∂z_axis`, one per output. `.trend` says whether the head rises or falls.
@@ -487,7 +500,11 @@ class Compiled:
         >>> pa.compile("tanh(x)", pa.Box([-1], [1]), tolerance=1e-3).bound_slope(0)[0].trend
         'increasing'
         """
-        return bound_slope(self.head, self._bounded_domain(), axis, progress=progress)
+        domain = self._bounded_domain()
+        if isinstance(self.head, AttentionNetwork):
+            certificate = self.require_unchanged().certificate
+            return network_slope(self.head, self.target, certificate, axis, progress=progress)
+        return bound_slope(require_folded(self.head, "bound_slope()"), domain, axis, progress=progress)
 
     def _bounded_domain(self) -> Box | Region:
         if isinstance(self.target.domain, PointCloud):

@@ -13,7 +13,7 @@ from partita.functions.tails import clipped
 from partita.functions.target import Target, make_target, sample_hash
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.proofs.certificate import Certificate
 
 __all__ = ["given_function"]
@@ -30,7 +30,7 @@ _AT_RANDOM_POINTS = frozenset(
 
 
 def given_function(
-    target: Target, head: FoldedHead, certificate: Certificate, function: Any, *, vectorize: bool = False
+    target: Target, head: Head, certificate: Certificate, function: Any, *, vectorize: bool = False
 ) -> Target:
     """The target with a function to evaluate.
 
@@ -39,9 +39,10 @@ def given_function(
         ShapeError: its values have another shape.
         UnsupportedError: the target has an expression.
     """
-    if target.graph is not None:
+    if target.graph is not None or certificate.function.get("type") == "network":
+        what = "the expression " if target.graph is not None else ""
         raise UnsupportedError(
-            f"this head's function is the expression {target.label}, which is stored with it", "Leave function= out."
+            f"this head's function is {what}{target.label}, which is stored with it", "Leave function= out."
         )
     domains = target.domains[0] if len(target.domains) == 1 else target.domains
     may_fail = _MAY_FAIL if "points_excluded" in certificate.facts else None
@@ -58,7 +59,7 @@ def given_function(
     return found
 
 
-def _require_same(target: Target, head: FoldedHead, certificate: Certificate, label: str) -> None:
+def _require_same(target: Target, head: Head, certificate: Certificate, label: str) -> None:
     """Compare with the values that the certificate holds; older ones hold a hash only."""
     sample = certificate.function.get("sample")
     hint = "Give the function that was compiled, or compile this one."
@@ -99,7 +100,7 @@ def _read_sample(sample: Any, target: Target) -> tuple[Array, Array]:
     return points, values
 
 
-def _hashed(target: Target, head: FoldedHead, certificate: Certificate) -> tuple[Array, Array] | None:
+def _hashed(target: Target, head: Head, certificate: Certificate) -> tuple[Array, Array] | None:
     """The points and values that the hash of an older certificate was made from; None where they cannot be found again."""
     model, partition = certificate.model, head.partition(target.box)
     if model.get("method") in _AT_RANDOM_POINTS:

@@ -1,4 +1,4 @@
-"""The folded head: `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`, the form that is run in practice."""
+"""What every compiled model is; and the folded head, `net(z) = Σ_j w_j(z) V_j`, `w = softmax_j(−R|z − v_j|²/2)`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ from partita.kernels.point_sums import PointParts
 __all__ = [
     "DotProductAttention",
     "FoldedHead",
+    "Head",
     "HeadShapes",
     "axis_sizes",
     "computing_dtype",
     "count_text",
     "flatten_inputs",
     "numbers",
+    "recorded_form",
     "recorded_shapes",
+    "require_folded",
     "require_full",
+    "require_stored",
+    "short_text",
 ]
 
 _KEYS_LISTED_AT_MOST = 1 << 27
@@ -121,21 +126,19 @@ class HeadShapes(TypedDict):
     output_shape: tuple[int, ...]
 
 
-def recorded_shapes(
-    record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box, *, needed: set[str], optional: set[str]
-) -> HeadShapes:
-    """The shapes in a head's record, after the checks that every kind of head shares.
+def recorded_form(record: Mapping[str, Any], box: Box) -> tuple[HeadShapes, str]:
+    """The shapes in a record, and the name of its dtype.
 
     Raises:
-        FormatError: shapes that are not whole numbers ≥ 1 or do not fit the box; tensors that are missing, unknown, not of
-            the recorded dtype, or not finite.
+        FormatError: shapes that are not whole numbers ≥ 1 or do not fit the box, or an unknown dtype.
     """
     try:
         inputs, output = tuple(tuple(s) for s in record["input_shapes"]), tuple(record["output_shape"])
         dtype = record["dtype"]
     except (KeyError, TypeError) as error:
         raise FormatError(
-            f"head record {dict(record)}: expected input_shapes, output_shape and dtype ({type(error).__name__}: {error})."
+            f"head record {short_text(dict(record))}: expected input_shapes, output_shape and dtype "
+            f"({type(error).__name__}: {error})."
         ) from None
     if not inputs or not all(type(n) is int and n >= 1 for shape in (*inputs, output) for n in shape):
         raise FormatError(f"head record: shapes are {inputs} and {output}; expected integers ≥ 1.")
@@ -143,12 +146,13 @@ def recorded_shapes(
         raise FormatError(
             f"head record: inputs have shapes {inputs}; expected {box.dimension} numbers in all, as in the domain."
         )
-    if not needed <= set(tensors) <= needed | optional:
-        raise FormatError(
-            f"head tensors are {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}."
-        )
     if not isinstance(dtype, str) or dtype not in PRECISIONS or dtype.startswith("torch"):
         raise FormatError(f"head record: dtype is {dtype!r}; expected float64, float32, bfloat16 or float16.")
+    return {"input_shapes": inputs, "output_shape": output}, dtype
+
+
+def require_stored(tensors: Mapping[str, Tensor], dtype: str) -> None:
+    """A FormatError for a tensor that is not of the recorded dtype, or not finite."""
     for name, tensor in tensors.items():
         expected = f"torch.{'float32' if PRECISIONS[dtype].is_half and not _is_value(name) else dtype}"
         if str(tensor.dtype) != expected:
@@ -158,20 +162,41 @@ def recorded_shapes(
             )
         if not bool(torch.isfinite(tensor).all()):
             raise FormatError(f"head tensor {name} contains NaN or infinity; expected finite numbers.")
+
+
+def recorded_shapes(
+    record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box, *, needed: set[str], optional: set[str]
+) -> HeadShapes:
+    """The shapes in the record of a folded head, after the checks that every kind of it shares.
+
+    Raises:
+        FormatError: what `recorded_form` and `require_stored` refuse; tensors that are missing or unknown.
+    """
+    shapes, dtype = recorded_form(record, box)
+    if not needed <= set(tensors) <= needed | optional:
+        raise FormatError(
+            f"head tensors are {sorted(tensors)}; expected {sorted(needed)}, optionally {sorted(optional)}."
+        )
+    require_stored(tensors, dtype)
     rates, shape = tuple(tensors["inverse_temperature"].shape), () if "centers" in needed else (box.dimension,)
     if rates != shape:
         raise FormatError(f"head tensor inverse_temperature has shape {rates}; expected {shape}.")
-    return {"input_shapes": inputs, "output_shape": output}
+    return shapes
 
 
-class FoldedHead(nn.Module, ABC):
-    """One softmax over the cells of a partition, values attached: B.15 without the detour.
+def short_text(found: object) -> str:
+    """What was found in a record, cut to fit into a message."""
+    try:
+        text = repr(found)
+    except ValueError:  # Python does not print integers of thousands of digits
+        return "a number with thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
-    Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the values into parameters. Differentiable in
-    z and in the values. Subclasses say where the centers are and how to sum without touching every cell.
 
-    `dtype` is that of the values. A head whose values are of a half type (bfloat16 or float16) rounds its inputs to that type;
-    its centers and temperatures are float32, it computes in float32, and it returns float32.
+class Head(nn.Module, ABC):
+    """A compiled model: one folded head, or a network of them. Points go in flat, `(n, m)`, and values come out, `(n, out)`.
+
+    Constants are buffers (`state_dict` is plain tensors); `unfreeze()` turns the trainable ones into parameters.
 
     Attributes:
         input_shapes: one shape per argument: `((m,),)`, `((tokens, dim),)`, or two for cross-attention.
@@ -179,8 +204,6 @@ class FoldedHead(nn.Module, ABC):
     """
 
     kind: ClassVar[str]  # what the record calls this class
-    inverse_temperature: Tensor
-    value_names: tuple[str, ...] = ("values",)  # buffers that `unfreeze` turns into parameters
 
     def __init__(self, *, input_shapes: tuple[tuple[int, ...], ...], output_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -190,7 +213,145 @@ class FoldedHead(nn.Module, ABC):
     @property
     @abstractmethod
     def num_keys(self) -> int:
-        """Cells, ghosts included."""
+        """Cells, ghosts included; of a network those of every use of a head."""
+
+    @abstractmethod
+    def evaluate(self, flat: Tensor) -> Tensor:
+        """`(n, m)` to `(n, out)`, looking only at the cells that matter."""
+
+    @abstractmethod
+    def evaluate_dense(self, flat: Tensor) -> Tensor:
+        """The same by softmaxes over all cells: the reference."""
+
+    def point_parts(self) -> PointParts | None:
+        """What the sum for one point needs, from the tensors as they are, on the CPU; None if it has to go through `evaluate`."""
+        return None
+
+    @abstractmethod
+    def partition(self, box: Box) -> Partition | None:
+        """The cells over `box`, the domain, from the stored centers; None for a network, whose heads have one each."""
+
+    def record(self) -> dict[str, Any]:
+        """Everything about the head that `state_dict` does not hold, as plain data for JSON; `from_record` reads it."""
+        return {
+            "type": self.kind,
+            "input_shapes": [list(s) for s in self.input_shapes],
+            "output_shape": list(self.output_shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @classmethod
+    @abstractmethod
+    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
+        """The head that `record()` and `state_dict()` describe. Nothing in them is trusted.
+
+        Args:
+            record: what `record()` returned.
+            tensors: what `state_dict()` returned.
+            box: the domain, or its bounding box: `partita.geometry.product` of the inputs' boxes if there are two.
+
+        Raises:
+            FormatError: an entry or a tensor that is missing, unknown or out of range.
+            ShapeError, DomainError: tensors that do not fit together.
+        """
+
+    @abstractmethod
+    def check_range(self, lo: ArrayLike, hi: ArrayLike) -> None:
+        """Check that no number formed while the head runs overflows, or underflows harmfully, for any z in a box.
+
+        Args:
+            lo, hi: the corners of the box, `(m,)` or in the inputs' own shape.
+
+        Raises:
+            DomainError: an inverse temperature whose half is not a normal number, or a difference, score, value or sum that
+                may leave the range of the head's dtype.
+            ShapeError: corners of another length.
+        """
+
+    @abstractmethod
+    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
+        """The largest `|V_j|`, or `|V_j| + |J_j||z − c_j|` for values that depend on z in [lo, hi]; up to rounding.
+
+        For a tensor train it is an upper bound, since it has too many values to look at each.
+        """
+
+    def _corners(self, lo: ArrayLike, hi: ArrayLike) -> tuple[Array, Array]:
+        """The corners of a box, flat; a ShapeError if they have another length."""
+        low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
+        if low.shape != (self.dimension,) or high.shape != (self.dimension,):
+            raise ShapeError(f"the corners have {low.size} and {high.size} numbers; expected {self.dimension} each.")
+        return low, high
+
+    @property
+    def dimension(self) -> int:
+        return sum(math.prod(shape) for shape in self.input_shapes)
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """That of the values, to which inputs are rounded."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    @property
+    @abstractmethod
+    def semantics(self) -> str:
+        """The arithmetic that it runs in, as certificates name it."""
+
+    @property
+    def has_query_values(self) -> bool:
+        """Whether this is a head on pairs whose values depend on z_Q: the values of cross-attention do not."""
+        return False
+
+    @property
+    def num_outputs(self) -> int:
+        return math.prod(self.output_shape)
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored scalars: the numbers in `state_dict`."""
+        return sum(t.numel() for t in self.state_dict().values())
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
+        flat, lead = self.flatten(*inputs)
+        return self.evaluate(flat).reshape((*lead, *self.output_shape))
+
+    def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
+        return flatten_inputs(inputs, self.input_shapes, self.dtype)
+
+    def extra_repr(self) -> str:
+        shapes = ", ".join(map(str, self.input_shapes))
+        return f"{count_text(self.num_keys)} keys, {shapes} → {self.output_shape}, {self.dtype}"
+
+    @abstractmethod
+    def unfreeze(self) -> Self:
+        """Make the values trainable parameters (same names in `state_dict`)."""
+
+    @abstractmethod
+    def freeze(self) -> Self:
+        """Make them constants again."""
+
+
+class FoldedHead(Head):
+    """One softmax over the cells of a partition, values attached: B.15 without the detour.
+
+    Differentiable in z and in the values, which `unfreeze()` turns into parameters. Subclasses say where the centers are and how
+    to sum without touching every cell.
+
+    `dtype` is that of the values. A head whose values are of a half type (bfloat16 or float16) rounds its inputs to that type;
+    its centers and temperatures are float32, it computes in float32, and it returns float32.
+
+    Attributes:
+        input_shapes, output_shape: see `Head`.
+    """
+
+    inverse_temperature: Tensor
+    value_names: tuple[str, ...] = ("values",)  # buffers that `unfreeze` turns into parameters
 
     @certified
     def evaluate(self, flat: Tensor) -> Tensor:
@@ -225,10 +386,6 @@ class FoldedHead(nn.Module, ABC):
     @abstractmethod
     def _evaluate_dense(self, flat: Tensor) -> Tensor: ...
 
-    def point_parts(self) -> PointParts | None:
-        """What the sum for one point needs, from the tensors as they are, on the CPU; None if it has to go through `evaluate`."""
-        return None
-
     @abstractmethod
     def affine_scores(self, *, shift: bool = False) -> AffineScores:
         """Scores as affine functions of z, in float64; with `shift`, of `z − middle()`, which takes smaller numbers."""
@@ -241,44 +398,8 @@ class FoldedHead(nn.Module, ABC):
     def partition(self, box: Box) -> Partition:
         """The cells over `box`, the domain, from the stored centers: a `ProductGrid` or a `PowerDiagram`."""
 
-    def record(self) -> dict[str, Any]:
-        """Everything about the head that `state_dict` does not hold, as plain data for JSON; `from_record` reads it."""
-        return {
-            "type": self.kind,
-            "input_shapes": [list(s) for s in self.input_shapes],
-            "output_shape": list(self.output_shape),
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
-
-    @classmethod
-    @abstractmethod
-    def from_record(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Self:
-        """The head that `record()` and `state_dict()` describe. Nothing in them is trusted.
-
-        Args:
-            record: what `record()` returned.
-            tensors: what `state_dict()` returned.
-            box: the domain, or its bounding box: `partita.geometry.product` of the inputs' boxes if there are two.
-
-        Raises:
-            FormatError: an entry or a tensor that is missing, unknown or out of range.
-            ShapeError, DomainError: tensors that do not fit together.
-        """
-
     def check_range(self, lo: ArrayLike, hi: ArrayLike) -> None:
-        """Check that no number formed while the head runs overflows, or underflows harmfully, for any z in a box.
-
-        Args:
-            lo, hi: the corners of the box, `(m,)` or in the inputs' own shape.
-
-        Raises:
-            DomainError: an inverse temperature whose half is not a normal number, or a difference, score, value or sum that
-                may leave the range of the head's dtype.
-            ShapeError: corners of another length.
-        """
-        low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
-        if low.shape != (self.dimension,) or high.shape != (self.dimension,):
-            raise ShapeError(f"the corners have {low.size} and {high.size} numbers; expected {self.dimension} each.")
+        low, high = self._corners(lo, hi)
         precision = PRECISIONS[str(self.dtype)]
         wider = "float32" if precision.is_half else "float64"
         advice = "rescale the variables" + (f", or use {wider}" if precision.rounds_inputs else "")
@@ -306,13 +427,6 @@ class FoldedHead(nn.Module, ABC):
             )
 
     @abstractmethod
-    def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
-        """The largest `|V_j|`, or `|V_j| + |J_j||z − c_j|` for values that depend on z in [lo, hi]; up to rounding.
-
-        For a tensor train it is an upper bound, since it has too many values to look at each.
-        """
-
-    @abstractmethod
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         """Names of the numbers that are formed for z in [lo, hi], and how large each may get."""
 
@@ -325,25 +439,22 @@ class FoldedHead(nn.Module, ABC):
         return float(self.inverse_temperature.max())
 
     @property
-    def dimension(self) -> int:
-        return sum(math.prod(shape) for shape in self.input_shapes)
-
-    @property
     def dtype(self) -> torch.dtype:
-        """That of the values, to which inputs are rounded."""
         held: Tensor = getattr(self, self.value_names[0])
         return held.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self.inverse_temperature.device
+
+    @property
     def semantics(self) -> str:
-        """The arithmetic that it runs in, as certificates name it."""
         name = str(self.dtype).removeprefix("torch.")
         other = self.inverse_temperature.dtype
         return name if other == computing_dtype(self.dtype) else f"{name} values with {other} centers"
 
     @property
     def has_query_values(self) -> bool:
-        """Whether this is a head on pairs whose values depend on z_Q: the values of cross-attention do not."""
         slopes = self.state_dict().get("value_slopes")
         return (
             len(self.input_shapes) == 2
@@ -351,38 +462,14 @@ class FoldedHead(nn.Module, ABC):
             and bool(slopes[:, :, math.prod(self.input_shapes[0]) :].any())
         )
 
-    @property
-    def num_outputs(self) -> int:
-        return math.prod(self.output_shape)
-
-    @property
-    def num_parameters(self) -> int:
-        """Stored scalars."""
-        return sum(t.numel() for t in [*self.buffers(), *self.parameters()])
-
-    def forward(self, *inputs: Any) -> Tensor:
-        """`(…, *input_shape)` per argument to `(…, *output_shape)`."""
-        flat, lead = self.flatten(*inputs)
-        return self.evaluate(flat).reshape((*lead, *self.output_shape))
-
-    def flatten(self, *inputs: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The arguments as one `(n, m)` tensor in the head's dtype, and the leading shape they had."""
-        return flatten_inputs(inputs, self.input_shapes, self.dtype)
-
-    def extra_repr(self) -> str:
-        shapes = ", ".join(map(str, self.input_shapes))
-        return f"{count_text(self.num_keys)} keys, {shapes} → {self.output_shape}, {self.dtype}"
-
-    def unfreeze(self) -> FoldedHead:
-        """Make the values trainable parameters (same names in `state_dict`)."""
+    def unfreeze(self) -> Self:
         for name in self.value_names:
             held = self._buffers.pop(name, None)
             if held is not None:
                 self.register_parameter(name, nn.Parameter(held.detach().clone()))
         return self
 
-    def freeze(self) -> FoldedHead:
-        """Make them constants again."""
+    def freeze(self) -> Self:
         for name in self.value_names:
             held = self._parameters.pop(name, None)
             if held is not None:
@@ -399,7 +486,22 @@ class FoldedHead(nn.Module, ABC):
         return DotProductAttention(self)
 
 
-def require_full(head: FoldedHead, what: str) -> None:
+def require_folded(head: Head, what: str) -> FoldedHead:
+    """The head itself, if it is one softmax; an UnsupportedError for a network of heads.
+
+    Args:
+        head: the head, or a network.
+        what: what needs one softmax, for the message.
+    """
+    if isinstance(head, FoldedHead):
+        return head
+    raise UnsupportedError(
+        f"{what}: found a {type(head).__name__}, whose heads each have their own keys and cells; expected a single head",
+        "Take one of them, c.head.heads[i], or compile with max_heads=1 and max_layers=1.",
+    )
+
+
+def require_full(head: Head, what: str) -> None:
     """An UnsupportedError for a head of a half type, where only full ones will do."""
     if PRECISIONS.get(head.semantics, DOUBLE).is_half:
         raise UnsupportedError(

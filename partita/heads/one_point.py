@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partita.geometry.domains import Box
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.kernels.native import Floats
 from partita.kernels.point_sums import PointSum
 
@@ -33,7 +33,7 @@ class OnePoint:
         rule: for points outside the box: "raise" (no answer), "clamp" or "allow".
     """
 
-    def __init__(self, head: FoldedHead, dtype: str, box: Box, rule: str) -> None:
+    def __init__(self, head: Head, dtype: str, box: Box, rule: str) -> None:
         self._given = head, dtype, box, rule
         self._latest: _Prepared | None = None
         self._outputs, self._output_shape = head.num_outputs, head.output_shape
@@ -102,7 +102,7 @@ class _Prepared:
     those that were copied or that windows were chosen for are compared, those of `PointParts.tables` are read where they are.
     """
 
-    def __init__(self, head: FoldedHead, dtype: str, box: Box, rule: str) -> None:
+    def __init__(self, head: Head, dtype: str, box: Box, rule: str) -> None:
         held = [(where, name, t) for where in (head._buffers, head._parameters) for name, t in where.items()]
         self._nothing = [(where, name) for where, name, t in held if t is None]
         present = [(where, name, t) for where, name, t in held if t is not None]

@@ -10,17 +10,18 @@ from torch import Tensor
 from partita.errors import FormatError
 from partita.geometry.domains import Box
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
+from partita.heads.network import AttentionNetwork
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.train_head import TrainHead
 
 __all__ = ["HEAD_TYPES", "head_from_record"]
 
-HEAD_TYPES: dict[str, type[FoldedHead]] = {head.kind: head for head in (GridHead, ScatteredHead, TrainHead)}
+HEAD_TYPES: dict[str, type[Head]] = {head.kind: head for head in (GridHead, ScatteredHead, TrainHead, AttentionNetwork)}
 
 
-def head_from_record(record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> FoldedHead:
-    """The head that `head.record()` and `head.state_dict()` describe; see `FoldedHead.from_record`.
+def head_from_record(record: Mapping[str, Any], tensors: Mapping[str, Tensor], box: Box) -> Head:
+    """The head that `head.record()` and `head.state_dict()` describe; see `Head.from_record`.
 
     >>> import torch
     >>> head = ScatteredHead(torch.eye(2), 4.0, torch.ones(2, 1), input_shapes=((2,),), output_shape=())

@@ -14,14 +14,18 @@ from partita.methods.method import Method, Plan, Refusal, Size
 from partita.methods.paper import Paper, cells_in_paper_order
 from partita.methods.pieces import Pieces
 from partita.methods.request import Request
+from partita.methods.sampled_sums import SampledSums
+from partita.methods.structured import Heads, Layers
 from partita.methods.tangents import Tangents
 from partita.methods.train import Train
+from partita.methods.two_keys import TwoKeys
 
 __all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size", "cells_in_paper_order"]
 
 # in the order in which "auto" tries them: later ones may be spared by what earlier ones found
 METHODS: list[Method] = [
     Pieces(),
+    TwoKeys(),
     Fitted(),
     Hard(),
     BallCover(),
@@ -29,6 +33,9 @@ METHODS: list[Method] = [
     Tangents(),
     Convex(),
     Adaptive(),
+    Heads(),
+    SampledSums(),
+    Layers(),
     Tuned(),
     Corrected(),
     Train(),

@@ -30,6 +30,7 @@ from partita.proofs.proof import Progress
 
 __all__ = ["best_plan", "constructed", "report"]
 
+_MANY, _NETWORKS = 4, ("heads", "layers")
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 _MOST_EVALUATIONS = 1 << 17  # of a black box that "auto" chooses to make, unless max_evaluations grants more
 
@@ -147,6 +148,10 @@ def _methods_by_name(request: Request, methods: Sequence[Method]) -> Iterator[tu
         names = ["hard"]
     else:
         names = list(dict.fromkeys(m.name for m in methods))
+        if (
+            request.box.dimension >= _MANY
+        ):  # one head is a long shot, and what a network stores limits the search for one
+            names.sort(key=lambda name: name not in _NETWORKS)
     for name in names:
         yield name, [m for m in methods if m.name == name]
 

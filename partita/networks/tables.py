@@ -17,6 +17,7 @@ from partita.functions.graph import Graph
 from partita.functions.regularity import AxisLipschitz, Knowledge, Known
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
+from partita.heads.head import require_folded
 from partita.methods.grids import GridDraft
 from partita.methods.hard import values_at_centers
 from partita.methods.request import Request
@@ -79,8 +80,8 @@ def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float
     constants = _proved_lipschitz(graph, box) if lipschitz is None else lipschitz
     target = graph_target(graph, (box,), graph.infix())
     built = _fitted(target, box, tolerance) or _at_centers(target, box, constants, tolerance)
-    scores = built.head.affine_scores(shift=True)
-    middle = built.head.middle()
+    head = require_folded(built.head, "a table")
+    scores, middle = head.affine_scores(shift=True), head.middle()
     return Table(
         slopes=scores.slopes,
         offsets=scores.offsets - scores.slopes @ middle,

@@ -1,5 +1,6 @@
 """Theorems rather than methods of the compiler: lookups, reassignments, two keys, positions, lower bounds."""
 
+from partita.papers.activation_heads import max_affine_head, relu_head, sigmoid_head, silu_head, tanh_head
 from partita.papers.additive_positions import PositionalHead, positional_head
 from partita.papers.equivariance import EquivarianceGap, equivariance_gap
 from partita.papers.indicator_head import indicator
@@ -7,7 +8,6 @@ from partita.papers.lower_bounds import AdditiveGap, additive_gap, least_numbers
 from partita.papers.one_hot_positions import PositionalAttention, SharedNetwork, linear_as_attention, shared_weights
 from partita.papers.reassigned_values import reassignment, reassignment_layers
 from partita.papers.rotary_positions import RotaryConvolution, rotary_convolution
-from partita.papers.two_keys import max_affine_head, relu_head, sigmoid_head, silu_head, tanh_head
 
 __all__ = [
     "AdditiveGap",

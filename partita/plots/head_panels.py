@@ -17,6 +17,7 @@ from partita.errors import UnsupportedError
 from partita.geometry.cells import intervals, polygons, sliced
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
+from partita.heads.head import require_folded
 from partita.plots.colours import ACCENT, COLOURS, INK, SOFT, colour_map
 from partita.plots.head_views import LISTED, HeadView
 from partita.proofs.certificate import Certificate
@@ -29,6 +30,7 @@ __all__ = ["PANELS", "Drawn", "Limits", "claim_text", "draw_panel", "limits_of",
 PANELS = ("function", "head", "cells", "weights", "error")
 _DEFAULT = {1: ("head", "error"), 2: ("head", "cells", "error")}
 _COMPARES = ("function", "error")  # panels for which the function is asked
+_OF_CELLS = ("cells", "weights")  # panels that show the keys of one softmax
 _CELLS_DRAWN = 4000  # polygons
 _CELLS_ACROSS = 40  # of a grid: finer ones are drawn magnified
 _KEYS_ON_A_LINE = 120  # that cells and weights show side by side: of more, the first ones
@@ -63,13 +65,15 @@ class Drawn:
 
 
 def panel_names(view: HeadView, wanted: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The panels to draw: those that were named, or those that suit the dimension and do not lack their function.
+    """The panels to draw: those that were named, or those that suit the dimension and do not lack their function or cells.
 
     Raises:
-        UnsupportedError: there is no such panel, or it compares with a function that was not stored.
+        UnsupportedError: there is no such panel, it compares with a function that was not stored, or it shows the cells of one head
+            and this is a network.
     """
     if wanted is None:
-        return tuple(n for n in _DEFAULT[view.dimension] if view.has_function or n not in _COMPARES)
+        lacking = (() if view.has_function else _COMPARES) + (() if view.has_cells else _OF_CELLS)
+        return tuple(n for n in _DEFAULT[view.dimension] if n not in lacking)
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for name in names:
         if name not in PANELS:
@@ -79,6 +83,8 @@ def panel_names(view: HeadView, wanted: str | Sequence[str] | None) -> tuple[str
                 f"panels: {name!r} needs the function, and this head was read from a file, which does not store a black box",
                 "Draw 'head', 'cells' or 'weights', or compile the function again.",
             )
+        if name in _OF_CELLS and not view.has_cells:
+            require_folded(view.head, f"panels: {name!r}")
     if not names:
         raise UnsupportedError(f"panels is empty; expected at least one of {', '.join(PANELS)}.")
     return names
@@ -196,7 +202,7 @@ def _line_values(panel: Axes, view: HeadView, name: str, limits: Limits | None) 
     if limits is not None:
         room = 0.06 * (limits[1] - limits[0])
         panel.set_ylim(limits[0] - room, limits[1] + room)
-    if name == "head" and view.compiled.partition.num_cells <= 400:
+    if name == "head" and view.has_cells and view.partition.num_cells <= 400:
         centers, ghosts = _line_keys(view)
         told = "centers of the cells" + (f" ({_counted(ghosts.sum(), 'ghost')} not shown)" if ghosts.any() else "")
         along = panel.get_xaxis_transform()
@@ -243,13 +249,13 @@ def _line_error(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
 
 def _line_keys(view: HeadView) -> tuple[Array, Flags]:
     """Centers on a line, and which keys are ghosts: they win nowhere in the domain."""
-    partition = view.compiled.partition
+    partition = view.partition
     return partition.to_power_diagram().centers[:, 0], np.isnan(intervals(partition, view.window)[:, 0])
 
 
 def _first_keys(panel: Axes, view: HeadView) -> tuple[NDArray[np.int64], Array, Flags, str]:
     """Keys that are shown one by one, from the left, their centers, which are ghosts, and what a title says about the others."""
-    centers = view.compiled.partition.to_power_diagram().centers[:, 0]
+    centers = view.partition.to_power_diagram().centers[:, 0]
     keys, lo, hi = np.argsort(centers, kind="stable"), view.window.lo[0], view.window.hi[0]
     if len(keys) > _KEYS_ON_A_LINE:
         keys = keys[:_KEYS_ON_A_LINE]
@@ -257,7 +263,7 @@ def _first_keys(panel: Axes, view: HeadView) -> tuple[NDArray[np.int64], Array, 
         panel.set_xlim(min(lo, shown[0]), shown[-1])
         ghosts = shown < lo
         return keys, shown, ghosts, f" (the first {_KEYS_ON_A_LINE} of {len(centers):,})"
-    ghosts = np.isnan(intervals(view.compiled.partition, view.window)[keys, 0])
+    ghosts = np.isnan(intervals(view.partition, view.window)[keys, 0])
     first, last = min(lo, centers.min()), max(hi, centers.max())
     room = 0.02 * (last - first) if ghosts.any() else 0.0
     panel.set_xlim(first - room, last + room)
@@ -278,7 +284,7 @@ def _line_cells(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
     from matplotlib.collections import LineCollection
 
     keys, centers, ghosts, more = _first_keys(panel, view)
-    scores = view.compiled.head.affine_scores()
+    scores = view.folded.affine_scores()
     level = scores.values[keys, view.output]
     tilt = np.zeros(len(keys)) if scores.value_slopes is None else scores.value_slopes[keys, view.output, 0]
     window = view.window
@@ -290,7 +296,7 @@ def _line_cells(panel: Axes, view: HeadView, name: str, limits: Limits | None) -
             ]
         )
     else:
-        ends = intervals(view.compiled.partition, window)[keys]
+        ends = intervals(view.partition, window)[keys]
     heights = level[:, None] + tilt[:, None] * ends
     steps = np.stack([ends, heights], axis=2)[~ghosts]
     panel.add_collection(LineCollection(list(steps), colors=ACCENT, linewidths=1.6))
@@ -398,9 +404,7 @@ def _map_cells(panel: Axes, view: HeadView) -> Drawn:
 
         def refresh(other: HeadView) -> None: ...
 
-    marks, more = (
-        _grid_cells(panel, view) if isinstance(view.compiled.partition, ProductGrid) else _power_cells(panel, view)
-    )
+    marks, more = _grid_cells(panel, view) if isinstance(view.partition, ProductGrid) else _power_cells(panel, view)
     return Drawn(_title("cells", view) + more, refresh, marks=tuple(marks))
 
 
@@ -409,7 +413,7 @@ def _faint_edges(panel: Axes, view: HeadView) -> None:
     from matplotlib.collections import LineCollection, PolyCollection
 
     look: dict[str, Any] = {"linewidths": 0.4, "alpha": 0.6}
-    partition, (x0, y0), (x1, y1) = view.compiled.partition, view.window.lo, view.window.hi
+    partition, (x0, y0), (x1, y1) = view.partition, view.window.lo, view.window.hi
     if isinstance(partition, ProductGrid):
         across, up = (_inner_edges(view, k) for k in (0, 1))
         if max(len(across), len(up)) <= _CELLS_ACROSS:
@@ -422,7 +426,7 @@ def _faint_edges(panel: Axes, view: HeadView) -> None:
 
 def _inner_edges(view: HeadView, k: int) -> Array:
     """Edges between the cells of a grid on the k-th drawn axis that lie inside the domain."""
-    centers = view.compiled.partition.axes[view.axes[k]]  # type: ignore[attr-defined]
+    centers = view.partition.axes[view.axes[k]]  # type: ignore[attr-defined]
     edges = (centers[1:] + centers[:-1]) / 2
     return np.asarray(edges[(edges > view.window.lo[k]) & (edges < view.window.hi[k])])
 
@@ -432,7 +436,7 @@ def _grid_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
     from matplotlib.patches import Rectangle
 
     (x0, y0), (x1, y1) = view.window.lo, view.window.hi
-    columns, rows = (view.compiled.partition.axes[k] for k in view.axes)  # type: ignore[attr-defined]
+    columns, rows = (view.partition.axes[k] for k in view.axes)  # type: ignore[attr-defined]
     factor = max(1.0, max(len(columns), len(rows)) / _CELLS_ACROSS)
     x1, y1 = x0 + (x1 - x0) / factor, y0 + (y1 - y0) / factor
     frame: list[Any] = []
@@ -483,7 +487,7 @@ def _power_cells(panel: Axes, view: HeadView) -> tuple[list[Any], str]:
     from matplotlib.collections import PolyCollection
 
     (x0, y0), (x1, y1) = view.window.lo, view.window.hi
-    partition = view.compiled.partition
+    partition = view.partition
     centers = partition.to_power_diagram().centers[:, list(view.axes)]
     panel.set_xlim(x0, x1)
     panel.set_ylim(y0, y1)

@@ -20,9 +20,10 @@ from partita.compiler.compiled import Compiled
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead
+from partita.geometry.partitions import Partition
+from partita.heads.head import FoldedHead, Head, computing_dtype, require_folded
 
-__all__ = ["LISTED", "HeadView", "axis_names"]
+__all__ = ["LISTED", "HeadView", "axis_names", "partition_of"]
 
 LISTED = 0  # instead of a number of points across: the listed points of a cloud
 _ACROSS = {1: 2001, 2: 320}  # points across a line and a plane
@@ -36,6 +37,12 @@ def axis_names(compiled: Compiled) -> list[str]:
         return [f"x{i}" for i in range(compiled.head.dimension)]
     keys, queries = (d.dimension for d in compiled.target.domains)
     return [f"k{i}" for i in range(keys)] + [f"q{i}" for i in range(queries)]
+
+
+def partition_of(compiled: Compiled, what: str) -> Partition:
+    """The cells of the head; an UnsupportedError that says `what` needs them for a network of heads."""
+    head, found = require_folded(compiled.head, what), compiled.partition
+    return head.partition(compiled.target.box) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +62,7 @@ class HeadView:
     """
 
     compiled: Compiled
-    head: FoldedHead
+    head: Head
     output: int
     axes: tuple[int, ...]
     at: Array
@@ -104,6 +111,21 @@ class HeadView:
                 "Pass at=, a point of the domain, or other axes=.",
             )
         return view
+
+    @property
+    def has_cells(self) -> bool:
+        """A network of heads has no cells of its own."""
+        return isinstance(self.head, FoldedHead)
+
+    @property
+    def folded(self) -> FoldedHead:
+        """The head, where one softmax is needed; an UnsupportedError for a network."""
+        return require_folded(self.head, "a picture of cells, weights or temperatures")
+
+    @property
+    def partition(self) -> Partition:
+        """The cells; an UnsupportedError for a network."""
+        return partition_of(self.compiled, "a picture of cells or weights")
 
     @property
     def names(self) -> list[str]:
@@ -178,9 +200,8 @@ class HeadView:
 
     def computed_at(self, points: Array) -> Array:
         """What the head computes at points of the domain."""
-        rate = self.head.inverse_temperature
         with torch.no_grad():
-            out = self.head.evaluate(torch.from_numpy(points).to(rate.device, rate.dtype))
+            out = self.head.evaluate(torch.from_numpy(points).to(self.head.device, computing_dtype(self.head.dtype)))
         return np.asarray(out[:, self.output].double().cpu().numpy())
 
     def function(self, across: int) -> Array:
@@ -214,7 +235,7 @@ class HeadView:
 
     def _largest_weight(self, points: Array) -> Array:
         rates = np.broadcast_to(self._rates, self.head.dimension)
-        partition = self.compiled.partition
+        partition = self.partition
         if isinstance(partition, ProductGrid):  # the weights factorise, and so does their maximum
             whole = np.ones(len(points))
             for x, centers, rate in zip(points.T, partition.axes, rates):
@@ -227,11 +248,11 @@ class HeadView:
 
     def weights_on_line(self, x: Array, keys: NDArray[np.int64]) -> Array:
         """The softmax weights of some keys at points of a line, `(n, keys)`."""
-        return np.asarray(_softmax(float(self._rates.max()) * self.compiled.partition.scores(x[:, None]))[:, keys])
+        return np.asarray(_softmax(float(self._rates.max()) * self.partition.scores(x[:, None]))[:, keys])
 
     @property
     def _rates(self) -> Array:
-        return np.asarray(self.head.inverse_temperature.detach().double().cpu().numpy())
+        return np.asarray(self.folded.inverse_temperature.detach().double().cpu().numpy())
 
     @cached_property
     def spacing(self) -> Array:
@@ -239,7 +260,7 @@ class HeadView:
 
         0 on an axis with a single center, whose temperature changes nothing.
         """
-        partition = self.compiled.partition
+        partition = self.partition
         if isinstance(partition, ProductGrid):
             return np.array([float(np.diff(a).min()) if len(a) > 1 else 0.0 for a in partition.axes])
         centers = np.unique(partition.to_power_diagram().centers, axis=0)
@@ -250,7 +271,8 @@ class HeadView:
     @property
     def own_sharpness(self) -> float:
         """κ = R h² of the compiled head, the smallest of all axes; 0 if it has one key."""
-        rates = np.asarray(self.compiled.head.inverse_temperature.detach().double().cpu().numpy())
+        own = require_folded(self.compiled.head, "the sharpness")
+        rates = np.asarray(own.inverse_temperature.detach().double().cpu().numpy())
         kappas = (rates * self.spacing**2)[self.spacing > 0]
         return float(kappas.min()) if kappas.size else 0.0
 
@@ -258,7 +280,7 @@ class HeadView:
         """The same centers and values at another temperature: R = κ/h² on every axis."""
         if not (is_number(kappa) and 0 < kappa < np.inf):
             raise UnsupportedError(f"sharpness is {kappa!r}; expected finite numbers κ = R h² > 0.")
-        head, h = copy.deepcopy(self.compiled.head), self.spacing
+        head, h = copy.deepcopy(require_folded(self.compiled.head, "another temperature")), self.spacing
         rates = np.where(h > 0, float(kappa) / np.where(h > 0, h, 1.0) ** 2, self._rates)
         with torch.no_grad():
             head.inverse_temperature.copy_(torch.from_numpy(np.asarray(rates)))

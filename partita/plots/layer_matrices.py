@@ -18,6 +18,7 @@ from partita.functions.probing import split_flat
 from partita.geometry.domains import Array
 from partita.heads.head import count_text
 from partita.heads.layers import LinearSum, LiteralNetwork, SelfNetwork
+from partita.plots.head_views import partition_of
 
 __all__ = ["Block", "LayersAt", "Matrix", "layers_at"]
 
@@ -141,7 +142,7 @@ def layers_at(compiled: Compiled, network: LiteralNetwork, at: Sequence[float] |
     }
     arrays["out"] = _matrix(output.double().numpy()[0], network.output_shape)
     tokens, cells = attention.w_o.shape[1], compiled.num_keys
-    cell = int(compiled.partition.cell(point[None])[0])
+    cell = int(partition_of(compiled, "the layers").cell(point[None])[0])
     target, of_cell = _approximated(arrays, network, cell, cells, tokens)
     kept = arrays["A"][:, :tokens]
     mass = np.zeros(cells)

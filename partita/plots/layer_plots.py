@@ -20,7 +20,7 @@ from partita.compiler.compiled import Compiled
 from partita.geometry.cells import polygons
 from partita.geometry.domains import Array, Box
 from partita.plots.colours import ACCENT, INK, MUTED, RULE, SOFT, colour_map
-from partita.plots.head_views import axis_names
+from partita.plots.head_views import axis_names, partition_of
 from partita.plots.layer_matrices import Block, LayersAt, Matrix, layers_at
 from partita.plots.style import styled
 
@@ -197,7 +197,7 @@ class _Maps(_Drawn):
 
     @cached_property
     def _shapes(self) -> list[Array]:
-        return polygons(self.found.compiled.partition, self._box)
+        return polygons(partition_of(self.found.compiled, "the map of the cells"), self._box)
 
     @cached_property
     def _window(self) -> Box:

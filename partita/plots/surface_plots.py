@@ -333,7 +333,8 @@ def _draw_floor(place: Any, view: HeadView, patches: _Patches, floor: float, *, 
         place.scatter(dots[:, 0], dots[:, 1], floor, zorder=rank + 0.2, **look)
     if not cells.shapes:
         look = {"transform": place.transAxes, "ha": "center", "fontsize": 8, "color": MUTED}
-        place.text2D(0.5, 0.02, f"{view.compiled.partition.num_cells:,} cells, too small to draw", **look)
+        said = f"{view.partition.num_cells:,} cells, too small to draw" if view.has_cells else "a network has no cells"
+        place.text2D(0.5, 0.02, said, **look)
 
 
 def _draw_lines(place: Any, lines: Sequence[Array], floor: float, colour: str, width: float, rank: float) -> None:
@@ -353,12 +354,14 @@ def _raised(lines: Sequence[Array], floor: float) -> list[Array]:
 
 
 def _cells(view: HeadView) -> _Cells:
-    partition = view.compiled.partition
+    if not view.has_cells:
+        return _no_cells()
+    partition = view.partition
     if isinstance(partition, ProductGrid):
         return _grid_cells(view, partition)
     centers = partition.to_power_diagram().centers[:, list(view.axes)]
     if partition.num_cells > _CELLS_DRAWN:
-        return _too_many()
+        return _no_cells()
     found = polygons(sliced(partition, view.axes, view.at), view.window)
     kept = [k for k, shape in enumerate(found) if len(shape)]
     shapes = [found[k] for k in kept]
@@ -376,7 +379,7 @@ def _grid_cells(view: HeadView, grid: ProductGrid) -> _Cells:
         edges = np.concatenate([[-np.inf], (centers[1:] + centers[:-1]) / 2, [np.inf]]).clip(lo, hi)
         sides.append([(j, edges[j], edges[j + 1], centers[j]) for j in range(len(centers)) if edges[j] < edges[j + 1]])
     if len(sides[0]) * len(sides[1]) > _CELLS_DRAWN:
-        return _too_many()
+        return _no_cells()
     cells = [(column, row) for row in sides[1] for column in sides[0]]
     first, second = view.axes
 
@@ -392,7 +395,7 @@ def _grid_cells(view: HeadView, grid: ProductGrid) -> _Cells:
     )
 
 
-def _too_many() -> _Cells:
+def _no_cells() -> _Cells:
     return _Cells([], [], np.empty((0, 2)), lambda points: np.full(len(points), len(TINTS) - 1))
 
 

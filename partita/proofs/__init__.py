@@ -1,33 +1,20 @@
 """What is claimed about heads, and why it is true: certificates, proofs by name, and the search for points that refute a claim."""
 
 from partita.errors import UnsupportedError
-from partita.heads.head import FoldedHead
-from partita.proofs.bisection import BisectionProof
-from partita.proofs.cell_proof import CellProof, CurvatureProof
-from partita.proofs.center_values import GridFacts, MomentProof, grid_terms
+from partita.heads.head import Head
+from partita.proofs.center_values import GridFacts, grid_terms
 from partita.proofs.certificate import Assumption, Certificate, Term, Witness, model_digest
-from partita.proofs.cover_proof import CoverProof, ScatteredFacts, scattered_terms
+from partita.proofs.cover_proof import ScatteredFacts, scattered_terms
 from partita.proofs.form_rounding import LayersRounding, dot_product_rounding, layers_rounding, literal_rounding
+from partita.proofs.network_proof import NetworkProof
 from partita.proofs.proof import Given, Proof, Proved
-from partita.proofs.soft_maximum import PiecesProof
-from partita.proofs.taylor_proof import TaylorProof
+from partita.proofs.proving_again import ONE_HEAD
 from partita.proofs.worst_point import search_worst
 
-PROOFS: dict[str, Proof] = {
-    proof.name: proof
-    for proof in (
-        MomentProof(),
-        CoverProof(),
-        CellProof(),
-        TaylorProof(),
-        CurvatureProof(),
-        BisectionProof(),
-        PiecesProof(),
-    )
-}
+PROOFS: dict[str, Proof] = {**ONE_HEAD, NetworkProof.name: NetworkProof()}
 
 
-def proof_for(head: FoldedHead) -> Proof:
+def proof_for(head: Head) -> Proof:
     """The proof that bounds the error of a head of this type against any expression."""
     for proof in PROOFS.values():
         if proof.handles(head):

@@ -24,7 +24,7 @@ from partita.functions.graph import Graph
 from partita.functions.regions import Region
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.heads.scattered_head import LISTED_WHOLE, ScatteredHead, exponent_cut
 from partita.proofs.box_lists import OUTWARD, BoxList, CellTable, Expansion, Labels, Mask, Place, U, View
 from partita.proofs.center_values import lp_factor
@@ -95,7 +95,7 @@ class BisectionProof(Proof):
     def mean_distance_in(self, details: Mapping[str, Any]) -> float:
         return math.inf if details.get("expand") else self.mean_distance
 
-    def handles(self, head: FoldedHead) -> bool:
+    def handles(self, head: Head) -> bool:
         return isinstance(head, ScatteredHead)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:

@@ -23,7 +23,7 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import distance_bounds, dropped_mass
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.proofs.center_values import GridFacts, domain_factor, input_rounding, score_error
 from partita.proofs.certificate import Term
 from partita.proofs.polynomials import bound_ranges
@@ -60,7 +60,7 @@ class CellProof(Proof):
     name = "cells"
     mean_distance = 1.0
 
-    def handles(self, head: FoldedHead) -> bool:
+    def handles(self, head: Head) -> bool:
         return isinstance(head, GridHead) and head.value_slopes is not None and is_hard(head)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:

@@ -25,7 +25,7 @@ from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import EXP_UNITS, SCORE_UNITS, added_terms, running_terms
@@ -148,7 +148,7 @@ class MomentProof(Proof):
         facts = GridFacts.of(head, target.box, error)
         return Proved(grid_terms(facts, given.known, given.norm), {"method": self.name})
 
-    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
+    def centers(self, head: Head, target: Target) -> Callable[[int, int], Array]:
         grid = head.partition(target.box)
         assert isinstance(grid, ProductGrid)
         return lambda start, stop: grid.centers_of(np.arange(start, stop))

@@ -23,7 +23,8 @@ from partita.functions.regularity import Known
 from partita.functions.target import Target, sample_hash
 from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
+from partita.heads.network import AttentionNetwork
 from partita.proofs.certificate import QUERY_VALUES, Assumption, Certificate, Kind, Term, Witness, model_digest, total
 from partita.proofs.sampled import SampledError, sampled_error
 
@@ -45,10 +46,10 @@ _REMEMBERED = 8  # values of a black box that a certificate holds, to recognise 
 
 @dataclass(frozen=True, eq=False)
 class Construction:
-    """A head, the partition it makes, and what is claimed about it."""
+    """A head, the partition it makes (None for a network of heads), and what is claimed about it."""
 
-    head: FoldedHead
-    partition: Partition
+    head: Head
+    partition: Partition | None
     certificate: Certificate
 
 
@@ -111,10 +112,12 @@ def claim(
 
 
 def _values(model: nn.Module) -> dict[str, str]:
-    """What to say about the values of a head on pairs that is not cross-attention."""
+    """What to say about the values of a head on pairs that is not cross-attention; who reads what in a network."""
+    if isinstance(model, AttentionNetwork):
+        return {"wiring_sha256": model.wiring_sha256()}
     return (
         {"values": QUERY_VALUES}
-        if isinstance(model, FoldedHead) and len(model.input_shapes) == 2 and model.has_query_values
+        if isinstance(model, Head) and len(model.input_shapes) == 2 and model.has_query_values
         else {}
     )
 

@@ -19,7 +19,7 @@ from partita.functions.target import Target
 from partita.geometry.covers import Cover
 from partita.geometry.domains import Array, Box, PointCloud
 from partita.geometry.moments import soft_maximum_gap
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head, require_folded
 from partita.heads.scattered_head import ScatteredHead, exponent_cut
 from partita.proofs.center_values import lp_factor, value_error, value_size
 from partita.proofs.certificate import Term
@@ -102,7 +102,8 @@ class CoverProof(Proof):
         factor = 1.0 if math.isinf(given.norm) else lp_factor(target.volume, target.num_outputs, given.norm)
         return Proved([_times(t, factor) for t in terms], {**details, "radius": cover.radius})
 
-    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array]:
+    def centers(self, head: Head, target: Target) -> Callable[[int, int], Array]:
+        head = require_folded(head, "centers of a cover")
         if target.region is not None:
             stored = head.get_buffer("centers").double().numpy()
             return lambda start, stop: stored[start:stop]

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress
+from partita.errors import UnsupportedError
 from partita.functions.regularity import Known
 from partita.functions.target import Target
 from partita.geometry.domains import Array
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.proofs.certificate import Term, total
 
 __all__ = ["Given", "Progress", "Proof", "Proved", "tightest"]
@@ -101,6 +102,7 @@ class Proof(ABC):
     """One way to bound `‖f − net‖` on the domain for a head's tensors as they are run."""
 
     name: ClassVar[str]
+    takes: ClassVar[type[Head]] = FoldedHead  # type: ignore[type-abstract]
     rests_on: ClassVar[str] = ""  # what of f it uses besides the expression: its "regularity" or its "curvature"
     moves_inputs: ClassVar[bool] = False  # whether it bounds by itself what rounded inputs do, without moduli of f
     # c with `Σ_j w_j |V_j − f| ≤ c · (its terms, less that of inputs)` in the norm of the claim; infinite where none is known
@@ -110,26 +112,30 @@ class Proof(ABC):
         """`mean_distance` for a head whose proof has these details."""
         return self.mean_distance
 
-    def prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
+    def prove(self, head: Head, target: Target, given: Given) -> Proved:
         """The terms of the bound.
 
         Raises:
             UnsupportedError: this proof does not apply to such a head or function, or subnormal numbers are flushed to zero here.
             DomainError: a number that the head stores or forms overflows its dtype, or is too small for relative precision.
         """
+        if not isinstance(head, self.takes):
+            raise UnsupportedError(
+                f"the proof {self.name!r} was given a {type(head).__name__}; expected a {self.takes.__name__}."
+            )
         require_gradual_underflow()
         box = target.box
         head.check_range(*PRECISIONS[str(head.dtype)].widened(box.lo.ravel(), box.hi.ravel()))
         return self._prove(head, target, given)
 
     @abstractmethod
-    def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
-        """The terms, for a head whose numbers are ordinary."""
+    def _prove(self, head: Any, target: Target, given: Given) -> Proved:
+        """The terms, for a head of the class that it takes, whose numbers are ordinary."""
 
-    def handles(self, head: FoldedHead) -> bool:
+    def handles(self, head: Head) -> bool:
         """Whether it proves any such head against any expression, whatever its values are."""
         return False
 
-    def centers(self, head: FoldedHead, target: Target) -> Callable[[int, int], Array] | None:
+    def centers(self, head: Head, target: Target) -> Callable[[int, int], Array] | None:
         """(start, stop) to the points at which the stored values are those of f; None if this proof does not rely on them."""
         return None

@@ -13,7 +13,7 @@ from partita.arithmetic.precision import PRECISIONS
 from partita.errors import BudgetSpentError, EvaluationsSpentError
 from partita.functions.target import Target
 from partita.geometry.domains import Array
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.proofs.certificate import Term
 
 __all__ = ["SampledError", "fresh_points", "sampled_error"]
@@ -56,7 +56,7 @@ class SampledError:
 
 
 def sampled_error(
-    head: FoldedHead, target: Target, norm: float = math.inf, *, samples: int | None = None, seed: int = 0
+    head: Head, target: Target, norm: float = math.inf, *, samples: int | None = None, seed: int = 0
 ) -> SampledError:
     """Compare head and function at fresh random points and the corners: an estimate. *Theorem*: `sampled-estimate`.
 

@@ -15,7 +15,7 @@ from partita.functions.regularity import Known, known_where_rounded
 from partita.functions.target import Target
 from partita.geometry.domains import Box
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.proofs.cell_proof import largest_value, lost_slopes
 from partita.proofs.center_values import GridFacts, domain_factor, soft_terms
 from partita.proofs.certificate import Term
@@ -40,7 +40,7 @@ class TaylorProof(Proof):
 
     name = "taylor"
 
-    def handles(self, head: FoldedHead) -> bool:
+    def handles(self, head: Head) -> bool:
         return isinstance(head, GridHead)
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:

@@ -21,7 +21,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.partitions import Partition
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.proofs.certificate import Certificate, Witness
 
 __all__ = ["ATTACK", "attacked", "errors_at", "require_unrefuted", "search_worst"]
@@ -30,7 +30,7 @@ _ROUNDS = 24  # of a local search
 ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
 
 
-def errors_at(head: FoldedHead, target: Target, points: Array) -> Array:
+def errors_at(head: Head, target: Target, points: Array) -> Array:
     """`|f − head|_∞` at flat points `(n, m)`; for an expression less what f's own evaluation in float64 may be off.
 
     NaN where f failed and such points are left out: there is nothing to compare with.
@@ -94,9 +94,9 @@ def search_worst(
 
 
 def attacked(
-    head: FoldedHead,
+    head: Head,
     target: Target,
-    partition: Partition,
+    partition: Partition | None,
     seed: int = 0,
     progress: Progress | None = None,
     *,
@@ -113,9 +113,7 @@ def attacked(
     return Witness(tuple(points[worst].tolist()), float(errors[worst]), len(points))
 
 
-def require_unrefuted(
-    head: FoldedHead, target: Target, certificate: Certificate, witness: Witness, seed: int = 0
-) -> None:
+def require_unrefuted(head: Head, target: Target, certificate: Certificate, witness: Witness, seed: int = 0) -> None:
     """Nothing, if no point that was seen contradicts the claim.
 
     Raises:
@@ -142,7 +140,7 @@ def require_unrefuted(
     )
 
 
-def _mean_error(head: FoldedHead, target: Target, p: float, seed: int) -> float:
+def _mean_error(head: Head, target: Target, p: float, seed: int) -> float:
     """The L_p error over uniform samples less six standard errors, by the largest output only: an estimate from below."""
     box, domain = target.box, target.domain
     count = _SAMPLES if target.graph is not None else target.calls.allowance(_SAMPLES)

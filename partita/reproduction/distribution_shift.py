@@ -14,6 +14,7 @@ from partita.compiler.compiled import Compiled
 from partita.geometry import Box
 from partita.geometry.moments import AxisGeometry, distance_bounds
 from partita.heads import GridHead
+from partita.heads.head import require_folded
 from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 
@@ -112,7 +113,7 @@ def run(setup: Setup) -> Tables:
 
 def _hull(c: Compiled, truth: np.ndarray) -> float | None:
     """The farthest that f lies from an end of the values, which the output lies between; None for values affine in z."""
-    scores = c.head.affine_scores()
+    scores = require_folded(c.head, "the hull of the values").affine_scores()
     if scores.value_slopes is not None:
         return None
     return float(max(scores.values.max() - truth.min(), truth.max() - scores.values.min()))

@@ -9,6 +9,7 @@ import torch
 
 from partita.geometry import Box, MaxAffine
 from partita.geometry.cells import polygons
+from partita.heads.head import require_folded
 from partita.papers import reassignment
 from partita.proofs.claim import Construction
 from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
@@ -102,7 +103,7 @@ def _errors(built: Construction, points: np.ndarray, wanted: np.ndarray, inside:
     """The head against what it should say, where one score leads by the margin and where none does."""
     error = _error(built, points, wanted)
     return {
-        "inverse_temperature": float(built.head.inverse_temperature),
+        "inverse_temperature": require_folded(built.head, "a temperature").sharpest_rate(),
         "error_bound": built.certificate.error_bound,
         "worst_seen": error[inside].max(),
         "worst_near_edges": error[~inside].max(),

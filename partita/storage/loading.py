@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from partita.functions.graph import Graph
 from partita.functions.regions import Domain, Region
 from partita.functions.tails import clipped
 from partita.functions.target import Tail, Target, graph_target, require_boxes
-from partita.geometry.domains import Box, PointCloud, product
-from partita.heads.head import FoldedHead
+from partita.geometry.domains import Array, Box, PointCloud, product
+from partita.heads.head import Head
+from partita.heads.network import AttentionNetwork, exact_values
 from partita.heads.recorded import head_from_record
 from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, read_regular
@@ -40,7 +42,7 @@ __all__ = ["Stored", "load_parts", "read_json", "read_sealed", "read_tensors"]
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
 _TENSOR_BYTES = 64 << 30  # sixteen times what `compile` makes unless it is told otherwise
 
-Stored = tuple[FoldedHead, Certificate, Target, str, tuple[str, ...]]
+Stored = tuple[Head, Certificate, Target, str, tuple[str, ...]]
 
 
 def load_parts(folder: str | os.PathLike[str]) -> Stored:
@@ -79,7 +81,7 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
             raise FormatError(
                 f"{DESCRIPTION}: the head's inputs have shapes {head.input_shapes}; expected the shapes of the domains."
             )
-        target = _read_target(description["target"], domains, head)
+        target = _read_target(description["target"], domains, head, certificate)
         outside, why = str(description["outside"]), tuple(map(str, description["why"]))
         _require_agreement(place, description["head"], head, target, certificate)
         hull = _hull(target.domain)
@@ -96,19 +98,26 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
 
 
 def _require_agreement(
-    place: Path, described: Mapping[str, Any], head: FoldedHead, target: Target, certificate: Certificate
+    place: Path, described: Mapping[str, Any], head: Head, target: Target, certificate: Certificate
 ) -> None:
     """A TamperedFileError unless certificate.json is about the head, the domain and the function of the other two files."""
     function, model = certificate.function, certificate.model
-    named = ("text" if target.graph is not None else "label"), target.label
+    wired = function.get("type") == "network" and isinstance(head, AttentionNetwork)
+    named = ("text" if wired or target.graph is not None else "label"), target.label
+    kind = "graph" if target.graph is not None else "network" if wired else "black box"
     pairs: list[tuple[str, Any, Any]] = [
         ("sha256 of the tensors", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
         ("domain", list(certificate.domain.get("arguments", [])), [d.description for d in target.domains]),
         ("arithmetic", certificate.semantics, head.semantics),
-        ("type of function", function.get("type"), "black box" if target.graph is None else "graph"),
+        ("type of function", function.get("type"), kind),
         ("name of the function", function.get(named[0]), named[1]),
     ]
+    if isinstance(head, AttentionNetwork):
+        pairs.append(("sha256 of the wiring", model.get("wiring_sha256"), head.wiring_sha256()))
+    if kind == "network" and isinstance(head, AttentionNetwork):
+        digest = head.function_sha256([part["graph"] for part in certificate.proof["parts"]])
+        pairs.append(("sha256 of the function", function.get("sha256"), digest))
     if target.stated is not None:
         pairs.append(("sha256 of the function", function.get("sha256"), target.stated.sha256))
         pairs.append(("function", function.get("graph"), target.stated.to_json()))
@@ -245,13 +254,24 @@ def _read_domain(data: Mapping[str, Any], points: torch.Tensor | None) -> Domain
     )
 
 
-def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: FoldedHead) -> Target:
+def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: Head, certificate: Certificate) -> Target:
+    if data["graph"] is None and certificate.function.get("type") == "network":
+        ask = _wired(head, [Graph.from_json(part["graph"]) for part in certificate.proof["parts"]])
+        return Target(domains, head.output_shape, None, ask, str(data["label"]))
     if data["graph"] is None:
         return _with_tail(data, Target(domains, head.output_shape, None, None, str(data["label"])))
     graph = Graph.from_json(data["graph"])
     if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
         raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs differ from the head's; expected the same.")
     return _with_tail(data, graph_target(graph, domains, str(data["label"])))
+
+
+def _wired(head: Head, graphs: list[Graph]) -> Callable[[Array], Array]:
+    """f, where it is what the network's wiring says, with part functions in place of its heads."""
+    found = [(graph.num_inputs, graph.output_shape) for graph in graphs]
+    if not isinstance(head, AttentionNetwork) or found != [(part.dimension, part.output_shape) for part in head.parts]:
+        raise FormatError(f"{CERTIFICATE}: the parts of the function do not fit the heads of the network.")
+    return partial(exact_values, head.wiring, graphs)
 
 
 def _with_tail(data: Mapping[str, Any], target: Target) -> Target:

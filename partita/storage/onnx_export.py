@@ -23,7 +23,7 @@ from partita.errors import AlreadyExistsError, FormatError, MissingExtraError, S
 from partita.functions.regions import Domain, Piece, Region
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud
-from partita.heads.head import FoldedHead, require_full
+from partita.heads.head import Head, require_full
 from partita.kernels.trace_modes import exporting
 from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
@@ -58,7 +58,7 @@ def onnx_metadata(certificate: Certificate, target: Target) -> dict[str, str]:
 
 
 def export_onnx(
-    head: FoldedHead,
+    head: Head,
     path: str | os.PathLike[str],
     *,
     domain: Domain | None = None,
@@ -114,7 +114,7 @@ def export_onnx(
 class _Guarded(nn.Module):
     """A head that moves inputs into a box first, or returns NaN for inputs outside of all pieces of a domain."""
 
-    def __init__(self, head: FoldedHead, domain: Box | Region, *, mark: bool) -> None:
+    def __init__(self, head: Head, domain: Box | Region, *, mark: bool) -> None:
         super().__init__()
         self.head, self.precision, self.mark = head, Precision.of(head.dtype), mark
         self.pieces = domain.pieces if isinstance(domain, Region) else (Piece(domain, ()),)
@@ -145,7 +145,7 @@ class _Guarded(nn.Module):
         return inside
 
 
-def _guarded(head: FoldedHead, domain: Domain | None, outside: str) -> nn.Module:
+def _guarded(head: Head, domain: Domain | None, outside: str) -> nn.Module:
     if outside not in ONNX_OUTSIDE:
         raise UnsupportedError(f"outside is {outside!r}; expected one of {', '.join(map(repr, ONNX_OUTSIDE))}.")
     if outside == "allow":

@@ -18,7 +18,7 @@ import torch
 from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
-from partita.heads.head import FoldedHead
+from partita.heads.head import Head
 from partita.proofs.certificate import Certificate, hex_floats, model_digest
 
 __all__ = [
@@ -38,7 +38,7 @@ TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificat
 
 
 def save(
-    head: FoldedHead,
+    head: Head,
     certificate: Certificate,
     target: Target,
     folder: str | os.PathLike[str],
@@ -102,9 +102,7 @@ def _move_into_place(draft: Path, place: Path) -> None:
         shutil.rmtree(shelf, ignore_errors=True)
 
 
-def _write(
-    draft: Path, head: FoldedHead, certificate: Certificate, target: Target, outside: str, why: Sequence[str]
-) -> None:
+def _write(draft: Path, head: Head, certificate: Certificate, target: Target, outside: str, why: Sequence[str]) -> None:
     tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
     for i, domain in enumerate(target.domains):
         if isinstance(domain, PointCloud):

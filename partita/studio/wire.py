@@ -20,7 +20,7 @@ from partita.functions.limits import LogLimit, Quotient
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
-from partita.heads.head import FoldedHead, numbers
+from partita.heads.head import Head, numbers
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.train_head import TrainHead
 from partita.methods.method import Candidate
@@ -154,8 +154,8 @@ def drawn_keys(value: Any, dimension: int) -> Keys:
     return Keys(rate, centers, powers, values, planes)
 
 
-def head_values(head: FoldedHead) -> dict[str, Any] | None:
-    """The head in the wire's form; None if it has too many inputs, outputs or keys, or is of a form that has no keys.
+def head_values(head: Head) -> dict[str, Any] | None:
+    """The head in the wire's form; None if it has too many inputs, outputs or keys, or is a network of heads.
 
     The first output is at the top. Where there are several, `outputs` lists the values and slopes of each.
     """

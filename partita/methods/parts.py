@@ -1,0 +1,327 @@
+"""The heads of a network: which uses share one, which affine maps move into them, and how the tolerance is split among them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from partita.arithmetic.progress import Progress, report
+from partita.errors import PartitaError, SizeError, ToleranceError
+from partita.functions.affine_forms import Form
+from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.structure import Structure, Unit
+from partita.functions.target import graph_target
+from partita.geometry.domains import Array, Box
+from partita.heads.network import AffineMap
+from partita.heads.wiring import Affine, Group, Wiring
+from partita.methods.adaptive import Adaptive
+from partita.methods.affine import Affine as AffineCells
+from partita.methods.convex import Convex
+from partita.methods.fitted import Fitted
+from partita.methods.method import Method
+from partita.methods.pieces import Pieces
+from partita.methods.planner import best_plan, constructed
+from partita.methods.request import Request
+from partita.methods.two_keys import TwoKeys
+from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
+from partita.proofs.claim import Construction
+from partita.proofs.network_proof import Part
+
+__all__ = ["Network", "fold", "network_of", "wire"]
+
+_PART_METHODS: list[Method] = [Pieces(), TwoKeys(), Fitted(), AffineCells(), Convex(), Adaptive()]
+_MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
+_WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
+_FEW_USES = 8
+_LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
+_LONG = 200  # characters of a label
+_THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network that is planned: its wiring, and for each distinct head what is claimed about it.
+
+    Attributes:
+        parts: one per head, in the order of the wiring's indices.
+        constructions: their heads.
+        carried: errors, ranges and gains.
+    """
+
+    wiring: Wiring
+    parts: tuple[Part, ...]
+    constructions: tuple[Construction, ...]
+    carried: Carried
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored numbers, linear maps included."""
+        maps = [group.reads for layer in self.wiring.layers for group in layer]
+        return sum(c.head.num_parameters for c in self.constructions) + sum(
+            a.num_parameters for a in (*maps, self.wiring.output)
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of all uses."""
+        return sum(self.constructions[g.head].head.num_keys * self.uses_of(g) for g in self.groups())
+
+    def groups(self) -> Iterator[Group]:
+        for layer in self.wiring.layers:
+            yield from layer
+
+    def uses_of(self, group: Group) -> int:
+        """How often the head of the group is used in it."""
+        return group.reads.rows // self.parts[group.head].graph.num_inputs
+
+
+def network_of(request: Request, structure: Structure, tolerance: float, progress: Progress | None = None) -> Network:
+    """The network with the fewest stored numbers that is found for a structure, its bound at most the tolerance.
+
+    Every head h gets a budget ε_h with `Σ_h A_h ε_h ≤ tolerance`, A_h being what one unit of error at all uses of h does to an
+    output. The number of keys of a smooth head grows with `log(1/ε_h)`, at the same rate for all, so that the sum of all
+    keys is least where every head takes an equal share `A_h ε_h`. What heads leave unused is then offered to the largest ones.
+
+    Args:
+        request: what is asked for; its dtype and limits hold for every head.
+        structure: f as units that read affine functions of earlier ones.
+        tolerance: for the heads; rounding of the affine maps comes on top.
+
+    Raises:
+        ToleranceError, SizeError, UnsupportedError: a range, a slope or a head stands in the way. The message names the unit.
+    """
+    return _Search(request, fold(structure), tolerance, progress).best()
+
+
+class _Search:
+    """One search for the heads of a network."""
+
+    def __init__(self, request: Request, structure: Structure, tolerance: float, progress: Progress | None) -> None:
+        self.request, self.structure, self.tolerance, self.progress = request, structure, tolerance, progress
+        self.lo, self.hi = (end.reshape(1, -1) for end in (request.box.lo, request.box.hi))
+        self._built: dict[tuple[Graph, bytes, bytes], list[tuple[float, Construction]]] = defaultdict(list)
+
+    def best(self) -> Network:
+        graphs = list(dict.fromkeys(unit.graph for unit in self.structure.units))
+        shared = [graphs.index(unit.graph) for unit in self.structure.units]
+        found = self._network(graphs, shared)
+        return found
+
+    def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
+        """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
+        wiring = wire(self.structure, head_of, self.request.dtype)
+        ranges = joint_ranges(wiring, graphs, self.lo[0], self.hi[0])
+        first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
+        budgets = _even(_weights(first, len(graphs)), self.tolerance)
+        reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets], ranges)
+        boxes, weights = _boxes(reach, len(graphs)), _weights(reach, len(graphs))
+        made = []
+        for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
+            report(self.progress, f"head {k + 1} of {len(graphs)}", k, len(graphs))
+            made.append(self._part(graph, box, budget))
+        made = self._leaner(graphs, boxes, weights, made)
+        parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
+        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
+        return Network(wiring, parts, tuple(made), carried)
+
+    def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float], ranges: Ranges) -> Carried:
+        precision = self.request.precision
+        carried = propagate(wiring, graphs, errors, self.lo, self.hi, precision=precision, ranges=ranges)
+        require_bounded(carried, graphs)
+        return carried
+
+    def _part(self, graph: Graph, box: Box, tolerance: float) -> Construction:
+        """The smallest proved head for a part; one that was built before, if it is good enough and none smaller was asked for."""
+        key = graph, box.lo.tobytes(), box.hi.tobytes()
+        for asked, construction in self._built[key]:
+            if construction.certificate.error_bound <= tolerance <= asked * (1 + 1e-12):
+                return construction
+        label = graph.infix() if len(graph.nodes) <= _LONG else "part"
+        target = graph_target(graph, (box,), label if len(label) <= _LONG else "part")
+        request = replace(
+            Request(target, tolerance, dtype=self.request.dtype, max_bytes=self.request.max_bytes),
+            max_value=self.request.max_value,
+        )
+        try:
+            plan = best_plan(request, methods=_PART_METHODS, progress=self.progress)
+            construction, _ = constructed(plan, self.progress)
+        except (SizeError, ToleranceError) as error:
+            raise ToleranceError(
+                f"no head was found for {target.label} within {tolerance:.2g} on {box}: {error.reason}", error.hint
+            ) from None
+        certificate = construction.certificate
+        if certificate.kind != "proved" or certificate.error_bound > tolerance:
+            raise ToleranceError(
+                f"no proved head was found for {target.label} within {tolerance:.2g} on {box}; the best leaves "
+                f"{certificate.error:.2g}",
+                "Use a larger tolerance.",
+            )
+        self._built[key].append((tolerance, construction))
+        return construction
+
+    def _leaner(
+        self, graphs: Sequence[Graph], boxes: Sequence[Box], weights: Array, made: Sequence[Construction]
+    ) -> list[Construction]:
+        """Smaller heads where others left some of their budget unused, the largest first."""
+        made = list(made)
+        for k in sorted(range(len(made)), key=lambda k: -made[k].head.num_parameters):
+            own = made[k].certificate.error_bound
+            left = self.tolerance - weights @ np.array([c.certificate.error_bound for c in made])
+            reached = weights[:, k] > 0
+            allowed = own + float(
+                (left[reached] / weights[reached, k]).min(initial=0.0 if not reached.any() else np.inf)
+            )
+            if made[k].head.num_keys <= 2 or not _LEFT_OVER * own < allowed < math.inf:
+                continue
+            try:
+                other = self._part(graphs[k], boxes[k], allowed)
+            except PartitaError:
+                continue
+            if other.head.num_parameters < made[k].head.num_parameters:
+                made[k] = other
+        return made
+
+
+def _weights(carried: Carried, heads: int) -> Array:
+    """How far one unit of error at all uses of a head can move each output, `(outputs, heads)`."""
+    gains = carried.gains[0]
+    found, channel = np.zeros((len(gains), heads)), carried.wiring.inputs
+    for groups, reads in zip(carried.wiring.layers, carried.reads):
+        for group, read in zip(groups, reads):
+            uses = read.lo.shape[1]
+            found[:, group.head] += gains[:, channel : channel + uses].sum(axis=1)
+            channel += uses
+    return found
+
+
+def _even(weights: Array, tolerance: float) -> list[float]:
+    """Budgets that give the heads behind each output equal shares of its error; heads that no output depends on get all of it."""
+    heads = np.count_nonzero(weights, axis=1, keepdims=True)
+    return [tolerance / float(share) if share > 0 else tolerance for share in (weights * heads).max(axis=0)]
+
+
+def _boxes(carried: Carried, heads: int) -> list[Box]:
+    """For every head a box that holds all its reads."""
+    found: list[list[Array]] = [[] for _ in range(heads)]
+    for groups, reads in zip(carried.wiring.layers, carried.reads):
+        for group, read in zip(groups, reads):
+            found[group.head] += [read.reach_lo[0], read.reach_hi[0]]
+    boxes = []
+    for ends in found:
+        lo, hi = (np.concatenate(ends).min(axis=0), np.concatenate(ends).max(axis=0))
+        thin = hi - lo <= _THIN * np.maximum(np.abs(lo), np.abs(hi))
+        pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
+        boxes.append(Box(lo - pad, hi + pad))
+    return boxes
+
+
+def fold(structure: Structure) -> Structure:
+    """The same function, with what all uses of a unit's graph have in common moved into that graph.
+
+    If most reads of an input have the weight s, and all the same constant b, then `g(s v + b)` takes the place of g and reads
+    `v = (form − b)/s`: weights that become 1 and constants that become 0 need not be stored.
+    """
+    members = defaultdict(list)
+    for j, unit in enumerate(structure.units):
+        members[unit.graph].append(j)
+    units = list(structure.units)
+    for graph, group in members.items():
+        maps = [_common([structure.units[j].reads[i] for j in group]) for i in range(graph.num_inputs)]
+        if all(common == (1, 0) for common in maps):
+            continue
+        folded = _substituted(graph, maps)
+        for j in group:
+            reads = tuple(
+                Form((form.constant - b) / s, {c: w / s for c, w in form.terms.items()})
+                for form, (s, b) in zip(units[j].reads, maps)
+            )
+            units[j] = Unit(folded, reads)
+    return replace(structure, units=tuple(units))
+
+
+def _common(forms: Sequence[Form]) -> tuple[Fraction, Fraction]:
+    """The scale and the constant to take out of these forms; 1 and 0 where that saves nothing."""
+    counts = Counter(w for form in forms for w in form.terms.values())
+    scale, often = max(counts.items(), key=lambda item: item[1], default=(Fraction(1), 0))
+    scale = scale if often > counts[Fraction(1)] and _is_written(scale) else Fraction(1)
+    constants = {form.constant for form in forms}
+    constant = constants.pop() if len(constants) == 1 else Fraction(0)
+    return scale, constant if _is_written(constant) else Fraction(0)
+
+
+def _is_written(number: Fraction) -> bool:
+    """Whether a graph can hold it as a constant, or as a quotient of two."""
+    try:
+        return all(Fraction(float(part)) == part for part in (number.numerator, number.denominator))
+    except OverflowError:
+        return False
+
+
+def _substituted(graph: Graph, maps: Sequence[tuple[Fraction, Fraction]]) -> Graph:
+    """`g(s_0 x_0 + b_0, s_1 x_1 + b_1, …)`."""
+    builder = GraphBuilder(graph.num_inputs)
+
+    def constant(number: Fraction) -> int:
+        if Fraction(float(number)) == number:
+            return builder.add("const", parameters=(float(number),))
+        parts = (builder.add("const", parameters=(float(p),)) for p in (number.numerator, number.denominator))
+        return builder.add("div", *parts)
+
+    places: list[int] = []
+    for node in graph.nodes:
+        if node.operation == "input":
+            scale, shift = maps[int(node.parameters[0])]
+            place = builder.add("input", parameters=node.parameters)
+            if scale == -1:
+                place = builder.add("neg", place)
+            elif scale != 1:
+                place = builder.add("mul", constant(scale), place)
+            places.append(place if shift == 0 else builder.add("add", place, constant(shift)))
+        else:
+            places.append(builder.add(node.operation, *(places[k] for k in node.arguments), parameters=node.parameters))
+    return builder.finish([places[k] for k in graph.outputs], graph.output_shape)
+
+
+def wire(structure: Structure, head_of: Sequence[int], dtype: torch.dtype) -> Wiring:
+    """The structure as a wiring, unit j using head `head_of[j]`, with coefficients as the dtype stores them."""
+    levels = [structure.level(j) for j in range(len(structure.units))]
+    order = sorted(range(len(levels)), key=lambda j: (levels[j], head_of[j], j))
+    channel = {i: i for i in range(structure.inputs)}
+    layers: list[tuple[Group, ...]] = []
+    for level in range(1, max(levels, default=0) + 1):
+        groups: dict[int, list[int]] = defaultdict(list)
+        for j in (j for j in order if levels[j] == level):
+            groups[head_of[j]].append(j)
+        layers.append(
+            tuple(
+                Group(h, _affine([form for j in group for form in structure.units[j].reads], channel, dtype))
+                for h, group in groups.items()
+            )
+        )
+        for j in (j for group in groups.values() for j in group):
+            channel[structure.inputs + j] = len(channel)
+    return Wiring(structure.inputs, tuple(layers), _affine(structure.outputs, channel, dtype))
+
+
+def _affine(forms: Sequence[Form], channel: Mapping[int, int], dtype: torch.dtype) -> Affine:
+    """Forms over the structure's channels as rows over those of the wiring, coefficients rounded where they must be."""
+    read = sorted({channel[c] for form in forms for c in form.terms})
+    start = read[0] if read else 0
+    weight, bias = np.zeros((len(forms), read[-1] + 1 - start if read else 1)), np.zeros(len(forms))
+    exact: dict[tuple[int, int], Fraction] = {}
+    for row, form in enumerate(forms):
+        entries = [(channel[c] - start, w) for c, w in form.terms.items()]
+        for column, number in (*entries, (-1, form.constant)):
+            if Fraction(float(number)) != number:
+                exact[row, column] = number
+            if column < 0:
+                bias[row] = float(number)
+            else:
+                weight[row, column] = float(number)
+    return AffineMap.of(Affine(weight, bias, start, exact), dtype).affine()
