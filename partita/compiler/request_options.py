@@ -13,11 +13,19 @@ from partita.arithmetic.arguments import is_number, require_dtype
 from partita.arithmetic.environment import require_gradual_underflow
 from partita.arithmetic.precision import PRECISIONS
 from partita.arithmetic.progress import Progress, report
-from partita.errors import BudgetSpentError, DomainError, NothingKnownError, SizeError, ToleranceError, UnsupportedError
+from partita.errors import (
+    BudgetSpentError,
+    DomainError,
+    NothingKnownError,
+    PartitaError,
+    SizeError,
+    ToleranceError,
+    UnsupportedError,
+)
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.probing import Calls
 from partita.functions.regions import DomainLike
-from partita.functions.regularity import Declared, knowledge_or_obstacle, where_planned
+from partita.functions.regularity import Declared, Knowledge, knowledge_or_obstacle, where_planned
 from partita.functions.tails import clipped_for
 from partita.functions.target import Tail, Target, make_target
 from partita.methods import METHODS, Request
@@ -26,6 +34,7 @@ __all__ = ["ACCEPT", "ON_ERROR", "method_names", "request_for"]
 
 ACCEPT = ("strongest", "estimated")
 _LEAST_EVALUATIONS, _RESERVED = 100, 272
+_MANY = 4  # variables, from which on moduli of f are computed only if a method needs them: that can take a minute
 ON_ERROR = ("raise", "exclude")
 
 
@@ -111,7 +120,8 @@ def request_for(
     if not isinstance(tail, Tail | None):
         raise DomainError(f"tail is {tail!r}; expected a Tail(clip, norm).")
     target, left = clipped_for(target, tail, power, float(tolerance))
-    if target.excluding is None:
+    found: tuple[Knowledge | None, PartitaError | None] | None = None  # None leaves it to the methods that need it
+    if target.excluding is None and not (target.graph is not None and target.box.dimension >= _MANY):
         on = where_planned(target, PRECISIONS[str(dtype)])
         try:
             found = knowledge_or_obstacle(on, norm=power, declared=said, progress=progress)
@@ -119,7 +129,7 @@ def request_for(
             if needs_moduli:
                 raise
             found = None, NothingKnownError(f"time ran out while moduli of {target.label} were looked for")
-    else:
+    elif target.excluding is not None:
         advice = "Use a larger tolerance, or restrict the domain to where the function has values."
         found = None, NothingKnownError(f"{target.label} may fail, so nothing can be proved about it", advice)
     if max_value is not None and math.isinf(power):
@@ -143,7 +153,7 @@ def request_for(
         None if max_heads is None else int(max_heads),
         None if max_layers is None else int(max_layers),
         seen,
-        {"knowledge": found},
+        {} if found is None else {"knowledge": found},
     )
 
 

@@ -290,6 +290,7 @@ class Method(ABC):
         takes_sharpness: whether the caller may choose κ, any number > 0; other methods choose their own.
         exact: whether its claim needs values of f itself, so that an interpolant will not do.
         halves: whether its values may be held in bfloat16 or float16.
+        is_network: whether it makes a network of several heads; the others make one head.
     """
 
     name: ClassVar[str]
@@ -299,6 +300,7 @@ class Method(ABC):
     takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     halves: ClassVar[bool] = False
+    is_network: ClassVar[bool] = False
 
     def evaluations_to_build(self, target: Target, keys: int) -> int:
         """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from partita.arithmetic.progress import Progress, report
-from partita.errors import PartitaError, SizeError, ToleranceError
+from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.structure import Structure, Unit
@@ -28,7 +29,7 @@ from partita.methods.method import Method
 from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
-from partita.methods.two_keys import TwoKeys
+from partita.methods.two_keys import TwoKeys, two_keys_draft
 from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
 from partita.proofs.claim import Construction
 from partita.proofs.network_proof import Part
@@ -40,6 +41,8 @@ _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach,
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _FEW_USES = 8
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
+_STEPS = 8  # per power of two: how finely budgets are graded
+_GRID = 64  # steps: how finely the ends of ranges are graded
 _LONG = 200  # characters of a label
 _THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
 
@@ -99,6 +102,40 @@ def network_of(request: Request, structure: Structure, tolerance: float, progres
     return _Search(request, fold(structure), tolerance, progress).best()
 
 
+class _NoHeadError(Exception):
+    """No head serves all uses of one function.
+
+    Args:
+        head: which. problem: why. sizes: how large what each use reads can be, use by use.
+    """
+
+    def __init__(self, head: int, problem: ToleranceError, sizes: Array) -> None:
+        super().__init__(str(problem))
+        self.head, self.problem, self.sizes = head, problem, sizes
+
+
+def _split(uses: Sequence[int], sizes: Array) -> list[list[int]]:
+    """Two groups of uses, on either side of the widest gap between their sizes on a scale of logarithms."""
+    order = np.argsort(sizes)
+    cut = 1 + int(np.argmax(np.diff(np.log(np.maximum(sizes[order], 1e-300)))))
+    return [[uses[i] for i in sorted(part)] for part in (order[:cut].tolist(), order[cut:].tolist())]
+
+
+def _sizes(carried: Carried, head: int) -> Array:
+    """The product of the largest sizes of what each use of a head reads."""
+    found = [
+        np.maximum(np.abs(read.reach_lo[0]), np.abs(read.reach_hi[0])).prod(axis=1)
+        for _, group, read in carried.groups()
+        if group.head == head
+    ]
+    return np.concatenate(found)
+
+
+def _rounded_down(budget: float) -> float:
+    """A little less, so that budgets that hardly differ are the same and heads are found once."""
+    return float(2.0 ** (math.floor(_STEPS * math.log2(budget)) / _STEPS))
+
+
 class _Search:
     """One search for the heads of a network."""
 
@@ -108,10 +145,19 @@ class _Search:
         self._built: dict[tuple[Graph, bytes, bytes], list[tuple[float, Construction]]] = defaultdict(list)
 
     def best(self) -> Network:
-        graphs = list(dict.fromkeys(unit.graph for unit in self.structure.units))
-        shared = [graphs.index(unit.graph) for unit in self.structure.units]
-        found = self._network(graphs, shared)
-        return found
+        """The network whose uses of one function share one head, or two where no head serves them all, and so on."""
+        units = self.structure.units
+        graphs = list(dict.fromkeys(unit.graph for unit in units))
+        clusters = [[j for j, unit in enumerate(units) if unit.graph == graph] for graph in graphs]
+        while True:
+            head_of = {j: k for k, cluster in enumerate(clusters) for j in cluster}
+            try:
+                return self._network([units[c[0]].graph for c in clusters], [head_of[j] for j in range(len(units))])
+            except _NoHeadError as error:
+                k = error.head
+                if len(clusters[k]) == 1:
+                    raise error.problem from None
+                clusters[k : k + 1] = _split(clusters[k], error.sizes)
 
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
@@ -124,7 +170,10 @@ class _Search:
         made = []
         for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
             report(self.progress, f"head {k + 1} of {len(graphs)}", k, len(graphs))
-            made.append(self._part(graph, box, budget))
+            try:
+                made.append(self._part(graph, box, _rounded_down(budget)))
+            except ToleranceError as error:
+                raise _NoHeadError(k, error, _sizes(reach, k)) from None
         made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
         carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
@@ -149,6 +198,8 @@ class _Search:
             max_value=self.request.max_value,
         )
         try:
+            with suppress(UnsupportedError):  # what two keys cannot promise of a product, the others do not find either
+                two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
             plan = best_plan(request, methods=_PART_METHODS, progress=self.progress)
             construction, _ = constructed(plan, self.progress)
         except (SizeError, ToleranceError) as error:
@@ -191,12 +242,9 @@ class _Search:
 def _weights(carried: Carried, heads: int) -> Array:
     """How far one unit of error at all uses of a head can move each output, `(outputs, heads)`."""
     gains = carried.gains[0]
-    found, channel = np.zeros((len(gains), heads)), carried.wiring.inputs
-    for groups, reads in zip(carried.wiring.layers, carried.reads):
-        for group, read in zip(groups, reads):
-            uses = read.lo.shape[1]
-            found[:, group.head] += gains[:, channel : channel + uses].sum(axis=1)
-            channel += uses
+    found = np.zeros((len(gains), heads))
+    for channel, group, read in carried.groups():
+        found[:, group.head] += gains[:, channel : channel + read.lo.shape[1]].sum(axis=1)
     return found
 
 
@@ -209,16 +257,22 @@ def _even(weights: Array, tolerance: float) -> list[float]:
 def _boxes(carried: Carried, heads: int) -> list[Box]:
     """For every head a box that holds all its reads."""
     found: list[list[Array]] = [[] for _ in range(heads)]
-    for groups, reads in zip(carried.wiring.layers, carried.reads):
-        for group, read in zip(groups, reads):
-            found[group.head] += [read.reach_lo[0], read.reach_hi[0]]
+    for _, group, read in carried.groups():
+        found[group.head] += [read.reach_lo[0], read.reach_hi[0]]
     boxes = []
     for ends in found:
         lo, hi = (np.concatenate(ends).min(axis=0), np.concatenate(ends).max(axis=0))
         thin = hi - lo <= _THIN * np.maximum(np.abs(lo), np.abs(hi))
         pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
-        boxes.append(Box(lo - pad, hi + pad))
+        boxes.append(Box(_graded(lo - pad, hi + pad, -1), _graded(hi + pad, lo - pad, 1)))
     return boxes
+
+
+def _graded(end: Array, other: Array, side: int) -> Array:
+    """Ends of ranges moved outward to a coarse grid, so that ranges that hardly differ are the same; never across 0."""
+    size = np.minimum(np.abs(end - other), np.abs(end))
+    step = 2.0 ** np.floor(np.log2(np.where(size > 0, size, 1.0) / _GRID))
+    return np.where(size > 0, side * np.ceil(side * end / step) * step, end)
 
 
 def fold(structure: Structure) -> Structure:
@@ -233,7 +287,7 @@ def fold(structure: Structure) -> Structure:
     units = list(structure.units)
     for graph, group in members.items():
         maps = [_common([structure.units[j].reads[i] for j in group]) for i in range(graph.num_inputs)]
-        if all(common == (1, 0) for common in maps):
+        if all(scale == 1 and shift == 0 for scale, shift in maps):
             continue
         folded = _substituted(graph, maps)
         for j in group:

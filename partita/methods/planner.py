@@ -22,6 +22,7 @@ from partita.errors import (
 )
 from partita.functions.curvature import FIRST_LINES, attack_curvature
 from partita.geometry.domains import Box, PointCloud
+from partita.heads.head import count_text
 from partita.methods.method import Candidate, Method, Plan, Refusal, Size, candidate_rows, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import steepest_table, vouched
@@ -30,7 +31,7 @@ from partita.proofs.proof import Progress
 
 __all__ = ["best_plan", "constructed", "report"]
 
-_MANY, _NETWORKS = 4, ("heads", "layers")
+_MANY = 4  # variables, from which on networks are planned first
 _STRENGTH = {"proved": 0, "proved_given": 1, "estimated": 2}
 _MOST_EVALUATIONS = 1 << 17  # of a black box that "auto" chooses to make, unless max_evaluations grants more
 
@@ -73,8 +74,7 @@ def best_plan(
         if isinstance(found, Plan):
             plans.append(found)
         else:
-            asked = next((m for m in namesakes if m.applies(request) is None), namesakes[0])
-            rows.append(replace(found.row(name), evaluations=_evaluations(asked, request, found.keys)))
+            rows.append(replace(found.row(name), evaluations=_evaluations(namesakes, request, found.keys)))
             refusals += [found] if isinstance(found, Refusal) else []
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
@@ -88,7 +88,7 @@ def best_plan(
     best, *others = sorted(plans, key=lambda p: _rank(p, request))
     first = best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
-    if request.knowledge is not None and best.kind == "estimated" and request.accept == "strongest":
+    if best.kind == "estimated" and request.accept == "strongest" and request.knowledge is not None:
         hard = next((c.note for c in rows if c.method == "hard"), "not planned")
         note = f"only an estimate, although something is known about f; the hard head: {hard}"
         best = replace(best, why=(*best.why, note))
@@ -151,7 +151,8 @@ def _methods_by_name(request: Request, methods: Sequence[Method]) -> Iterator[tu
         if (
             request.box.dimension >= _MANY
         ):  # one head is a long shot, and what a network stores limits the search for one
-            names.sort(key=lambda name: name not in _NETWORKS)
+            networks = {m.name for m in methods if m.is_network}
+            names.sort(key=lambda name: name not in networks)
     for name in names:
         yield name, [m for m in methods if m.name == name]
 
@@ -160,6 +161,8 @@ def _proposal(
     methods: Sequence[Method], request: Request, plans: Sequence[Plan], progress: Progress | None
 ) -> Plan | Size | Refusal:
     """The plan of the first of these methods that applies, or why there is none."""
+    if request.is_auto and (hopeless := _hopeless(methods[0], request, plans)) is not None:
+        return hopeless
     refusals = [_half_refusal(m, request) or m.applies(request) for m in methods]
     method = next((m for m, refusal in zip(methods, refusals) if refusal is None), None)
     if method is None:
@@ -192,6 +195,21 @@ def _proposal(
     return found
 
 
+def _hopeless(method: Method, request: Request, plans: Sequence[Plan]) -> Refusal | None:
+    """Why one head in many variables is not looked for, given a proved network; None if it is."""
+    graph = request.target.graph
+    networks = [p.parameters for p in plans if p.maker.is_network and p.kind == "proved"]
+    if graph is None or not networks or method.is_network or request.box.dimension < _MANY:
+        return None
+    variables = len({node.parameters for node in graph.nodes if node.operation == "input"})
+    if 2**variables <= min(networks):
+        return None
+    return Refusal(
+        f"not looked for: in {variables} variables a grid has {count_text(2**variables)} keys or more, and a network stores "
+        f"{min(networks):,} numbers"
+    )
+
+
 def _half_refusal(method: Method, request: Request) -> Refusal | None:
     """Why a head of this method cannot hold its values in a half type; None if it can, or need not."""
     if not request.precision.is_half or (method.halves and isinstance(request.target.domain, Box)):
@@ -218,15 +236,16 @@ def _planned(
         found = method.plan(limited, share, progress)
         if isinstance(found, Plan):
             found = replace(found, request=request)
-            return replace(found, evaluations=_evaluations(method, request, found.keys))
+            return replace(found, evaluations=_evaluations([method], request, found.keys))
         refusals[question] = found
     return refusals[question]
 
 
-def _evaluations(method: Method, request: Request, keys: int | None) -> int | None:
-    """How often a black box is evaluated in all if a head of this method is built; None for expressions."""
+def _evaluations(methods: Sequence[Method], request: Request, keys: int | None) -> int | None:
+    """How often a black box is evaluated in all if a head of the first that applies is built; None for expressions."""
     if request.target.graph is not None or keys is None:
         return None
+    method = next((m for m in methods if m.applies(request) is None), methods[0])
     return request.target.calls.rows + method.evaluations_to_build(request.target, keys)
 
 

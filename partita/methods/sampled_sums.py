@@ -35,6 +35,7 @@ class SampledSums(Method):
     """
 
     name = "heads"
+    is_network = True
     shares = (0.9, 0.5)
     estimates = True
 
@@ -69,6 +70,7 @@ class SampledSums(Method):
                     construction, _ = constructed(best_plan(part, methods=[Fitted()], progress=progress), progress)
                 except (SizeError, ToleranceError) as problem:
                     return Refusal(f"the term in {_named(found.variables[k])} has no fitted head: {problem.reason}")
+                assert isinstance(construction.head, FoldedHead)
                 heads.append(construction.head)
                 error += construction.certificate.error
         network = AttentionNetwork(
@@ -137,13 +139,22 @@ def _named(variables: tuple[int, ...]) -> str:
     return " and ".join(f"x{i}" for i in variables)
 
 
+def _chosen(m: int, variables: tuple[int, ...]) -> Array:
+    """Rows that read these variables."""
+    rows = np.zeros((len(variables), m))
+    rows[np.arange(len(variables)), list(variables)] = 1.0
+    return rows
+
+
 def _wiring(found: SumOfTerms, outputs: int) -> Wiring:
     """Every term for every output, each a head of its own that reads its variables by index."""
     m, terms = len(found.anchor), len(found.variables)
     layer = tuple(
-        Group(o * terms + k, Affine(np.eye(m)[list(own)], np.zeros(len(own))))
+        Group(o * terms + k, Affine(_chosen(m, own), np.zeros(len(own))))
         for o in range(outputs)
         for k, own in enumerate(found.variables)
     )
-    weight = np.kron(np.eye(outputs), np.ones((1, terms)))
+    weight: Array = np.zeros((outputs, outputs * terms))
+    for o in range(outputs):
+        weight[o, o * terms : (o + 1) * terms] = 1.0
     return Wiring(m, (layer,), Affine(weight, found.constant.copy(), m))

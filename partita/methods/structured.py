@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Sequence
 
 from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.structure import Structure, layered, one_layer
+from partita.geometry.domains import Box
 from partita.heads.network import AttentionNetwork
 from partita.methods.method import Method, Plan, Refusal, needs_box, size_text
 from partita.methods.parts import Network, network_of
@@ -25,10 +26,14 @@ _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
 
 
 class _Structured(Method):
-    """What both methods share: read the structure, find the heads, carry their errors to the outputs. *Theorem*: `carried-errors`."""
+    """What both methods share: read the structure, find the heads, carry their errors on. *Theorem*: `carried-errors`."""
 
+    is_network = True
     shares = (0.98, 0.8, 0.5)
-    read: ClassVar[Callable[[Graph], Structure]]
+
+    @abstractmethod
+    def read(self, graph: Graph, box: Box) -> Structure:
+        """The units of f."""
 
     def applies(self, request: Request) -> Refusal | None:
         target = request.target
@@ -65,7 +70,7 @@ class _Structured(Method):
         graph = request.target.graph
         if graph is None:
             return Refusal("needs an expression, whose terms can be read")
-        structure = type(self).read(graph)
+        structure = self.read(graph, request.box)
         refusal = self.refused(structure, request)
         if refusal is not None:
             return refusal
@@ -132,7 +137,9 @@ class Heads(_Structured):
     """
 
     name = "heads"
-    read = staticmethod(one_layer)
+
+    def read(self, graph: Graph, box: Box) -> Structure:
+        return one_layer(graph)
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         variables = max((len(unit.reads) for unit in structure.units), default=0)
@@ -149,7 +156,9 @@ class Layers(_Structured):
     """
 
     name = "layers"
-    read = staticmethod(layered)
+
+    def read(self, graph: Graph, box: Box) -> Structure:
+        return layered(graph, box)
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         if structure.depth <= 1:
@@ -166,7 +175,8 @@ def network_not_worth(request: Request, plans: Sequence[Plan]) -> Refusal | None
         return Refusal("max_heads=1 and max_layers=1 ask for one head")
     if request.max_heads is not None or request.max_layers is not None:
         return None
-    strongest = [p.parameters for p in plans if p.kind == "proved" or request.target.graph is None]
+    single = [p for p in plans if not p.maker.is_network]
+    strongest = [p.parameters for p in single if p.kind == "proved" or request.target.graph is None]
     enough = _SMALL_IF_DRAWN if request.box.dimension <= _DRAWN else _SMALL
     if min(strongest, default=math.inf) <= enough:
         return Refusal(f"tried if one head stores more than {enough:,} numbers, or if max_heads or max_layers is given")
