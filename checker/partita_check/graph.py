@@ -23,9 +23,9 @@ from partita_check.limits import Limit, find_limits
 
 __all__ = ["Graph", "Malformed", "need", "parse", "read_graph", "read_hex"]
 
-MAX_NODES, MAX_EXPONENT, MAX_TEXT, MAX_TYPED = 100_000, 64, 10_000, 2_000
+MAX_NODES, MAX_EXPONENT, MAX_TEXT, MAX_TYPED = 100_000, 64, 10_000, 20_000
 MAX_HELD = 1_000 * MAX_TEXT  # characters of all nodes while a graph is printed
-MAX_PARTS = MAX_TYPED**2 // 4  # parts of sums and products: no typed expression has more, counted over all its nodes
+MAX_PARTS = 1_000_000  # parts of sums and products over all nodes; a sum of n terms has n² / 2
 MAX_COPIED = 1_000_000  # nodes of one-output graphs; beyond that they share the whole graph
 EVERY = 256  # nodes between two looks at the clock
 _HYPERBOLIC = ("asinh", "acosh", "atanh")

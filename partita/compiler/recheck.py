@@ -66,6 +66,8 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
         stated = said.get("sha256") == graph.sha256 and said.get("text") == target.label
         detail = f"{target.label}, graph sha256 {graph.sha256[:16]}…"
         yield Check("function", stated and _reads_as(target), detail)
+    if isinstance(head, AttentionNetwork):
+        yield from _wiring_again(compiled, head)
     if certificate.kind == "estimated":
         yield from _estimate_again(compiled)
     else:
@@ -79,6 +81,22 @@ def _checks(compiled: Compiled) -> Iterator[Check]:
         seen = float(compiled.errors_at(np.array([certificate.witness.point]))[0])
         inside = certificate.norm != "inf" or seen <= certificate.error_bound
         yield Check("witness", inside, f"error {seen:.6g} at the worst point on record")
+
+
+def _wiring_again(compiled: Compiled, head: AttentionNetwork) -> Iterator[Check]:
+    """That the certificate is about this wiring, and, where f is defined by it, about this function."""
+    certificate, digest = compiled.certificate, head.wiring_sha256()
+    yield Check("wiring", certificate.model.get("wiring_sha256") == digest, f"sha256 {digest[:16]}…")
+    if compiled.target.graph is not None or certificate.kind == "estimated":
+        return
+    try:
+        made = head.function_sha256([part["graph"] for part in certificate.proof["parts"]])
+    except (KeyError, TypeError) as error:
+        yield Check("function", False, f"the certificate's parts cannot be read: {type(error).__name__}: {error}")
+        return
+    said = certificate.function
+    same = said.get("type") == "network" and said.get("sha256") == made
+    yield Check("function", same, f"what the wiring makes of the heads' functions, sha256 {made[:16]}…")
 
 
 def _proof_again(compiled: Compiled) -> Iterator[Check]:

@@ -287,7 +287,7 @@ def _checked(number: Fraction) -> Fraction:
 
 
 _LINEAR = ("add", "sub", "neg", "sum")
-_CHAINS = {"mul": "product", "max": "max", "min": "min"}
+_CHAINS = {"mul": "product", "div": "product", "max": "max", "min": "min"}
 
 
 def _weighted(operation: str, arguments: Sequence[Form]) -> list[tuple[Fraction, Form]]:
@@ -357,10 +357,10 @@ class _Walk:
         if operation in _LINEAR:
             self.owned.add(position)
             return self._sum(operation, node.arguments)
-        if operation == "mul" and (scaled := self._multiple(position, *node.arguments)) is not None:
+        if operation in ("mul", "div") and (scaled := self._multiple(position, operation, *node.arguments)) is not None:
             return scaled
         if operation in _CHAINS:
-            return self._chain(_CHAINS[operation], node.arguments)
+            return self._chain(operation, node.arguments)
         return self.interner.apply(operation, [self._form(k) for k in node.arguments], node.parameters)
 
     def _sum(self, operation: str, arguments: tuple[int, ...]) -> Form:
@@ -377,25 +377,32 @@ class _Walk:
                 constant = _added(terms, constant, form, factor)
         return Form(constant, terms)
 
-    def _multiple(self, position: int, a: int, b: int) -> Form | None:
-        """A product with a number, without atoms."""
-        for number, other in ((a, b), (b, a)):
-            factor = self.values[number]
-            if isinstance(factor, Form) and not factor.terms and not isinstance(self.values[other], _Pending):
-                if factor.constant != 1:  # the multiple by 1 is the same form
-                    self.owned.add(position)
-                return self._form(other).scaled(_checked(factor.constant))
+    def _multiple(self, position: int, operation: str, a: int, b: int) -> Form | None:
+        """A product with a number, or a quotient by one, without atoms."""
+        for number, other in ((b, a), (a, b)) if operation == "mul" else ((b, a),):
+            factor, value = self.values[number], self.values[other]
+            if isinstance(factor, Form) and not factor.terms and isinstance(value, Form):
+                scale = factor.constant if operation == "mul" or not factor.constant else 1 / factor.constant
+                if operation == "mul" or factor.constant:
+                    if scale != 1:  # the multiple by 1 is the same form
+                        self.owned.add(position)
+                    return value.scaled(_checked(scale))
         return None
 
     def _chain(self, operation: str, arguments: tuple[int, ...]) -> _Pending:
-        pending, rest = _Pending(operation), list(arguments)
-        for k in arguments:
+        pending, rest = _Pending(_CHAINS[operation]), list(arguments)
+        for k in arguments[:1] if operation == "div" else arguments:
             value = self.values[k]
-            if isinstance(value, _Pending) and value.operation == operation and self.once[k]:
+            if isinstance(value, _Pending) and value.operation == pending.operation and self.once[k]:
                 pending = value
                 rest.remove(k)
                 break
-        add = self.interner._multiply if operation == "product" else self.interner._compare
         for k in rest:
-            add(pending, self._form(k))
+            form = self._form(k)
+            if operation in ("max", "min"):
+                self.interner._compare(pending, form)
+            else:
+                self.interner._multiply(
+                    pending, self.interner.recip(form) if (operation, k) == ("div", arguments[1]) else form
+                )
         return pending

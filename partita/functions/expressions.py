@@ -36,8 +36,8 @@ __all__ = [
     "rounded_literals",
 ]
 
-MAX_CHARACTERS = 2_000
-MAX_NODES = 500
+MAX_CHARACTERS = 20_000  # reading and printing take under a second and 10 MB, growing in proportion: docs/soundness.md
+MAX_NODES = 10_000
 MAX_DEPTH = 50
 CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
 _OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER = 2, 4, 6, 8, 10, 20, 30, 40
@@ -57,7 +57,7 @@ def parse(text: str, variables: Sequence[str], aliases: Mapping[str, str] | None
     """The graph of an expression in the variables, in their order; an alias is another name of a variable.
 
     Raises `ExpressionError`, with the place marked, for text outside the language, and `ExpressionLimitError` beyond
-    2000 characters, 500 nodes, 50 levels of nesting or exponents of ±64.
+    20,000 characters, 10,000 nodes, 50 levels of nesting or exponents of ±64.
 
     >>> parse("sin(3*x) + x*y^2", ["x0", "x1"], {"x": "x0", "y": "x1"}).infix()
     'sin(3*x0) + x0*x1^2'
@@ -79,12 +79,12 @@ def rounded_literals(text: str, variables: Collection[str] = ()) -> tuple[str, .
     >>> rounded_literals("0.5*x + 0.1*sin(pi*x) + 9007199254740993*x", ["x"])
     ('0.1', 'pi', '9007199254740993')
     """
-    found = []
+    found: dict[str, None] = {}
     for match in _TOKEN.finditer(text):
         token, kind = match.group(), match.lastgroup
         constant = kind == "name" and token in CONSTANTS and token not in variables
         if token not in found and (constant or (kind == "number" and not _is_held(token))):
-            found.append(token)
+            found[token] = None
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """Nodes written as text that the expression parser reads back to the same nodes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from partita.errors import ExpressionLimitError, UnsupportedError
@@ -20,13 +20,18 @@ def infix(nodes: Sequence[Node], outputs: Sequence[int], shape: tuple[int, ...],
     A single component keeps its separator: "a," has the shape (1,) and "a, b;" the shape (1, 2).
     Raises `ExpressionLimitError` when shared nodes, written out, are too long; `UnsupportedError` beyond two axes.
     """
-    texts: list[tuple[str, int]] = []
-    for node in nodes:
-        texts.append(_text(node, nodes, texts, names))
-        if len(texts[-1][0]) > MAX_CHARACTERS:
+    texts: dict[int, tuple[str, int]] = {}
+    last = {k: position for position, node in enumerate(nodes) for k in node.arguments}
+    last |= dict.fromkeys(outputs, len(nodes))
+    for position, node in enumerate(nodes):
+        texts[position] = _text(node, nodes, texts, names)
+        if len(texts[position][0]) > MAX_CHARACTERS:
             raise ExpressionLimitError(
                 f"infix: found more than {MAX_CHARACTERS} characters; to_json shares common parts"
             )
+        for k in node.arguments:  # a sum of n terms has n beginnings, of a quadratic number of characters together
+            if last[k] == position:
+                texts.pop(k, None)
     parts = [texts[k][0] for k in outputs]
     if len(shape) == 0:
         return parts[0]
@@ -38,7 +43,9 @@ def infix(nodes: Sequence[Node], outputs: Sequence[int], shape: tuple[int, ...],
     raise UnsupportedError(f"infix: found outputs of shape {shape}, expected at most two axes; use to_json")
 
 
-def _text(node: Node, nodes: Sequence[Node], texts: Sequence[tuple[str, int]], names: Sequence[str]) -> tuple[str, int]:
+def _text(
+    node: Node, nodes: Sequence[Node], texts: Mapping[int, tuple[str, int]], names: Sequence[str]
+) -> tuple[str, int]:
     """The text of one node and how tightly it binds."""
 
     def argument(k: int, level: int) -> str:

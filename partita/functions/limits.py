@@ -257,16 +257,15 @@ def _quotient(nodes: Sequence[Node], top: int, bottom: int) -> Quotient | None:
 
 
 def multiple(nodes: Sequence[Node], k: int) -> tuple[Fraction, int]:
-    """A node as a multiple of another, by a factor that is not 0."""
+    """A node as a multiple of another, by a factor that is not 0; at most 32 operations are looked at."""
     factor = Fraction(1)
-    while nodes[k].operation in ("mul", "div", "neg"):
+    for _ in range(_MOST_FACTORS):
         node = nodes[k]
-        left, right = (constant(nodes, j) for j in (node.arguments[0], node.arguments[-1]))
         if node.operation == "neg":
             factor, k = -factor, node.arguments[0]
-        elif right:
+        elif node.operation in ("mul", "div") and (right := constant(nodes, node.arguments[1])):
             factor, k = factor * right if node.operation == "mul" else factor / right, node.arguments[0]
-        elif left and node.operation == "mul":
+        elif node.operation == "mul" and (left := constant(nodes, node.arguments[0])):
             factor, k = factor * left, node.arguments[1]
         else:
             break

@@ -24,9 +24,10 @@ __all__ = ["enclose_each", "range_over"]
 
 Mask = NDArray[np.bool_]
 
-_CLOSE = 1e-3  # of the range seen: an end that exceeds it by less is not made tighter, unless
+_CLOSE = 5e-3  # of the range seen: an end that exceeds it by less is not made tighter, unless
 _CLOSE_TO_END = 0.02  # of the end itself: small numbers are divided by, and
 _CLOSEST = 1e-6  # of the range seen, which is always enough
+_PATIENCE, _NEAR = 8, 0.9  # times as many boxes, until the bound is so near to a positive end
 _ROUNDS = 4  # of setting coordinates to an end and looking at the slopes of the others again
 _AT_ONCE = 16  # boxes that are halved in one round
 _ROWS = 1 << 15  # boxes that are enclosed at once
@@ -34,7 +35,7 @@ _PIECES = {1: 64, 2: 8, 3: 4}  # of each side, by the number of inputs
 _LOOSE = 0.1  # of the largest slope: slopes that vary less over a box are known well
 
 
-def range_over(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 2048) -> Interval:
+def range_over(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 512) -> Interval:
     """Enclosures of the range of every output of f over one box, `(outputs,)`.
 
     They hold f(x) for every x of the box at which f is defined. An end is infinite where no bound was found.
@@ -43,7 +44,7 @@ def range_over(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 2048)
         graph: f.
         lo: lower corner, `(m,)`.
         hi: upper corner, `(m,)`.
-        boxes: how many boxes to look at, for each end of each output.
+        boxes: about how many boxes to look at for each end of each output. More are looked at for ends near 0.
 
     Raises:
         ShapeError: corners of another length.
@@ -128,7 +129,7 @@ def _pieces(lo: Array, hi: Array, sides: int) -> tuple[Array, Array]:
 
 
 @np.errstate(all="ignore")
-def _sharpened(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval]:
+def _sharpened(graph: Graph, lo: Array, hi: Array, *, faces: bool = True) -> tuple[Interval, Interval]:
     """Values `(n,)` and slopes `(n, m)` over boxes: what the walk, the mean value form and the extreme faces say together."""
     value, slope = graph.enclose_gradient(lo, hi)
     value, slope = value[:, 0], slope[:, 0]
@@ -137,10 +138,10 @@ def _sharpened(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval]:
     middle = np.clip(0.5 * lo + 0.5 * hi, lo, hi)
     at = graph.enclose(middle, middle)[:, 0]
     spread = _spread(slope, up(np.maximum(hi - middle, middle - lo)) * (lo < hi))
-    (first_lo, first_hi), (last_lo, last_hi) = _faces(slope, lo, hi)
-    lowest, highest = graph.enclose(first_lo, first_hi)[:, 0], graph.enclose(last_lo, last_hi)[:, 0]
-    least = np.fmax(np.fmax(value.lo, down(at.lo - spread)), lowest.lo)
-    most = np.fmin(np.fmin(value.hi, up(at.hi + spread)), highest.hi)
+    least, most = np.fmax(value.lo, down(at.lo - spread)), np.fmin(value.hi, up(at.hi + spread))
+    if faces:
+        first, last = _faces(slope, lo, hi)
+        least, most = np.fmax(least, graph.enclose(*first)[:, 0].lo), np.fmin(most, graph.enclose(*last)[:, 0].hi)
     fits = least <= most  # not where f has no value at all
     return Interval(np.where(fits, least, value.lo), np.where(fits, most, value.hi)), slope
 
@@ -171,22 +172,25 @@ class _Search:
         self.lo, self.hi, self.bound, self.slope = self._bounded(lo[None], hi[None])
 
     def lowest(self, boxes: int) -> float:
-        """A lower bound of f over all of the box, after looking at so many boxes."""
+        """A lower bound of f over all of the box.
+
+        It looks at about so many boxes, and at more while the values seen are positive and the bound is far below them: whoever
+        divides by f needs to know how near it comes to 0.
+        """
         looked = 1
-        least, most = self._values(np.concatenate([0.5 * self.lo + 0.5 * self.hi, self.lo, self.hi]))
-        while looked < boxes:
+        least, most = self._seen(self.lo, self.hi)
+        while looked < (_PATIENCE * boxes if self.bound.min() < _NEAR * least and least > 0.0 else boxes):
             seen = max(most - least, 0.0)
             close = max(min(_CLOSE * seen, _CLOSE_TO_END * abs(least)), _CLOSEST * seen)
-            far = self.bound < least - close
             wide = (self.lo < self.hi).any(axis=1)
-            worst = np.flatnonzero(far & wide) if math.isfinite(least) else np.flatnonzero(wide)
+            worst = np.flatnonzero(wide & (self.bound < least - close) if math.isfinite(least) else wide)
             if not len(worst):
                 break
-            count = min(max(_AT_ONCE, len(self.lo) // 8), (boxes - looked + 1) // 2)
+            count = max(_AT_ONCE, len(self.lo) // 8)
             worst = worst[np.argsort(self.bound[worst], kind="stable")][:count]
             lo, hi = self._halves(worst)
             looked += len(lo)
-            first, last = self._values(np.concatenate([0.5 * lo + 0.5 * hi, lo, hi]))
+            first, last = self._seen(lo, hi)
             least, most = min(least, first), max(most, last)
             lo, hi, bound, slope = self._bounded(lo, hi)
             # a half has no smaller values than the whole
@@ -200,24 +204,27 @@ class _Search:
             )
         return float(self.bound.min())
 
-    def _values(self, points: Array) -> tuple[float, float]:
-        """The least and the largest value of f among points; (inf, −inf) where it has none. They only steer the search."""
-        values = self.graph.evaluate(points).ravel()
+    def _seen(self, lo: Array, hi: Array) -> tuple[float, float]:
+        """The least and the largest value of f at some points of boxes, to steer the search; (inf, −inf) where it has none."""
+        values = self.graph.evaluate(np.concatenate([0.5 * lo + 0.5 * hi, lo, hi])).ravel()
         values = values[np.isfinite(values)]
         return float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
 
     def _bounded(self, lo: Array, hi: Array) -> tuple[Array, Array, Array, Array]:
         """Boxes cut down to faces on which f is smallest, a lower bound on each, and how steep f is along its sides."""
-        bound = np.full(len(lo), -math.inf)
+        lo, hi = lo.copy(), hi.copy()
+        bound, steep = np.full(len(lo), -math.inf), np.empty(lo.shape)
+        rows = np.arange(len(lo))
         for _ in range(_ROUNDS):
-            value, slope = _sharpened(self.graph, lo, hi)
-            bound = np.maximum(bound, value.lo)
-            (first, last), _ = _faces(slope, lo, hi)
-            done = bool((first == lo).all() and (last == hi).all())
-            lo, hi = first, last
-            if done:
+            value, slope = _sharpened(self.graph, lo[rows], hi[rows], faces=False)
+            bound[rows], steep[rows] = np.maximum(bound[rows], value.lo), slope.magnitude
+            (first, last), _ = _faces(slope, lo[rows], hi[rows])
+            changed = (first != lo[rows]).any(axis=1) | (last != hi[rows]).any(axis=1)
+            lo[rows], hi[rows] = first, last
+            rows = rows[changed]
+            if not len(rows):
                 break
-        return lo, hi, bound, slope.magnitude
+        return lo, hi, bound, steep
 
     @np.errstate(all="ignore")
     def _halves(self, rows: NDArray[np.intp]) -> tuple[Array, Array]:

@@ -205,6 +205,11 @@ def _rule(request: Request, knowledge: Knowledge) -> SpacingRule:
     )
 
 
+def _large(count: int) -> str:
+    """A number that may be beyond float64."""
+    return f"{count:.4g}" if count < 10**300 else f"10^{math.log10(count):.1f}"
+
+
 def stored_numbers(request: Request, counts: Sequence[int]) -> int:
     """Values, centers and inverse temperatures of a head with so many centers per axis."""
     return math.prod(counts) * request.target.num_outputs + sum(counts) + len(counts)
@@ -271,7 +276,7 @@ def _too_large(request: Request, knowledge: Knowledge, rule: SpacingRule, counts
         fits = _bytes(request, rule.counts(middle)) <= request.max_bytes
         low, high = (low, middle) if fits else (middle, high)
     return Refusal(
-        f"tolerance {request.asked:g} needs {' × '.join(map(str, counts))} = {math.prod(counts):.4g} keys, "
+        f"tolerance {request.asked:g} needs {' × '.join(map(str, counts))} = {_large(math.prod(counts))} keys, "
         f"{size_text(_bytes(request, counts))} of tensors; max_bytes allows {size_text(request.max_bytes)}",
         f"The best tolerance that fits is about {request.stated(high * 1.001):.4g} ({math.prod(rule.counts(high)):,} keys, "
         "one value per cell); or raise max_bytes.",

@@ -365,6 +365,6 @@ def size_text(count: float) -> str:
     """Bytes in words: 1536 is "1.5 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
-            return f"{count:.4g} {unit}"
-        count /= 1024
+            return f"{count:.4g} {unit}" if count < 10**300 else f"10^{math.log10(count):.1f} {unit}"
+        count = count / 1024 if count < 10**300 else int(count) // 1024
     return ""

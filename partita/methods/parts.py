@@ -36,7 +36,8 @@ from partita.proofs.network_proof import Part
 
 __all__ = ["Network", "fold", "network_of", "wire"]
 
-_PART_METHODS: list[Method] = [Pieces(), TwoKeys(), Fitted(), AffineCells(), Convex(), Adaptive()]
+_QUICK: list[Method] = [Pieces(), TwoKeys(), Fitted()]
+_PATIENT: list[Method] = [AffineCells(), Convex(), Adaptive()]  # for what has kinks, or a range of many scales
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _FEW_USES = 8
@@ -171,7 +172,8 @@ class _Search:
         for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
             report(self.progress, f"head {k + 1} of {len(graphs)}", k, len(graphs))
             try:
-                made.append(self._part(graph, box, _rounded_down(budget)))
+                alone = head_of.count(k) == 1  # several uses that no quick method serves are split first
+                made.append(self._part(graph, box, _rounded_down(budget), patient=alone))
             except ToleranceError as error:
                 raise _NoHeadError(k, error, _sizes(reach, k)) from None
         made = self._leaner(graphs, boxes, weights, made)
@@ -185,8 +187,12 @@ class _Search:
         require_bounded(carried, graphs)
         return carried
 
-    def _part(self, graph: Graph, box: Box, tolerance: float) -> Construction:
-        """The smallest proved head for a part; one that was built before, if it is good enough and none smaller was asked for."""
+    def _part(self, graph: Graph, box: Box, tolerance: float, *, patient: bool = False) -> Construction:
+        """The smallest proved head for a part; one that was built before, if it is good enough and none smaller was asked for.
+
+        Args:
+            patient: whether methods may be tried that can take minutes, if no other has a head.
+        """
         key = graph, box.lo.tobytes(), box.hi.tobytes()
         for asked, construction in self._built[key]:
             if construction.certificate.error_bound <= tolerance <= asked * (1 + 1e-12):
@@ -200,7 +206,12 @@ class _Search:
         try:
             with suppress(UnsupportedError):  # what two keys cannot promise of a product, the others do not find either
                 two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
-            plan = best_plan(request, methods=_PART_METHODS, progress=self.progress)
+            try:
+                plan = best_plan(request, methods=_QUICK, progress=self.progress)
+            except (SizeError, ToleranceError):
+                if not patient:
+                    raise
+                plan = best_plan(request, methods=_PATIENT, progress=self.progress)
             construction, _ = constructed(plan, self.progress)
         except (SizeError, ToleranceError) as error:
             raise ToleranceError(

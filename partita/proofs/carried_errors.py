@@ -26,7 +26,7 @@ from partita.functions.ranges import enclose_each, range_over
 from partita.geometry.domains import Array
 from partita.heads.wiring import Affine, Group, Wiring
 
-__all__ = [
+__all__ = ["MOST_BOXES", "cut_boxes", 
     "Carried",
     "LocalError",
     "Ranges",
@@ -44,6 +44,7 @@ Ranges = Sequence[Sequence[Interval | None]]  # for every group of every layer: 
 
 _UNIT = 2.0**-53
 _MOST_ROUNDINGS = 0.009  # n·unit, up to which (1 + unit)^n − 1 ≤ 1.01·n·unit
+MOST_BOXES = 4096  # into which a domain is cut
 _MOST_NODES = 4000  # of a network that is written out as one function of its inputs
 _LONGEST = 60  # characters of a formula in a message
 _quiet = np.errstate(all="ignore")
@@ -174,6 +175,23 @@ class Carried:
             stored = _plus(stored, _sum(_times(onward, reads.stored.reshape(rows))))
             rounded = _plus(rounded, _sum(_times(onward, reads.rounded.reshape(rows))))
         return Shares(by_head, stored, rounded, inputs)
+
+
+def cut_boxes(lo: Array, hi: Array, cuts: Sequence[Sequence[float]]) -> tuple[Array, Array]:
+    """The boxes into which points on each axis cut a box, `(boxes, m)` corners.
+
+    A network's error on the whole box is the largest on any of these, and on small boxes ranges are narrow and slopes close to
+    what they are at a point.
+
+    Args:
+        lo: lower corner, `(m,)`.
+        hi: upper corner.
+        cuts: for each axis points inside, increasing; none leaves the axis whole.
+    """
+    ends = [np.array([a, *axis, b]) for a, axis, b in zip(lo, cuts, hi, strict=True)]
+    corners = [np.meshgrid(*(e[part] for e in ends), indexing="ij") for part in (slice(None, -1), slice(1, None))]
+    found = [np.stack([axis.ravel() for axis in corner], axis=1) for corner in corners]
+    return found[0], found[1]
 
 
 def propagate(
@@ -354,7 +372,8 @@ class _Map:
         overflows = (reached > largest) | np.isnan(reached) | (self.size.max(axis=1, initial=0.0) > largest)
         overflows |= ~(np.isfinite(self.weight).all(axis=1) & np.isfinite(self.bias))
         rounded = np.where(overflows, math.inf, rounded)
-        return _plus(_weighted(off, self.size), _plus(stored, rounded)), stored, rounded
+        arrived = np.where(self.alone, error[:, self.first], _weighted(off, self.size))
+        return _plus(arrived, _plus(stored, rounded)), stored, rounded
 
 
 def _above(exact: Fraction) -> float:
@@ -445,7 +464,7 @@ def require_bounded(carried: Carried, graphs: Sequence[Graph]) -> None:
         )
 
 
-def joint_ranges(wiring: Wiring, graphs: Sequence[Graph], lo: Array, hi: Array, *, boxes: int = 2048) -> Ranges:
+def joint_ranges(wiring: Wiring, graphs: Sequence[Graph], lo: Array, hi: Array, *, boxes: int = 512) -> Ranges:
     """Ranges of reads on a box, each looked at as one function of the inputs; None for groups where that gains nothing.
 
     The ranges that `propagate` finds treat the channels of a read as if they were independent. That is exact unless an input
@@ -457,7 +476,7 @@ def joint_ranges(wiring: Wiring, graphs: Sequence[Graph], lo: Array, hi: Array, 
         graphs: the function of each head.
         lo: lower corner of the box of inputs, `(inputs,)`.
         hi: upper corner.
-        boxes: how many boxes to look at for each end of a range.
+        boxes: about how many boxes to look at for each end of a range.
     """
     nothing = [[None] * len(groups) for groups in wiring.layers]
     uses = sum(
@@ -492,32 +511,40 @@ def joint_ranges(wiring: Wiring, graphs: Sequence[Graph], lo: Array, hi: Array, 
 
 
 def _entangled(wiring: Wiring, graphs: Sequence[Graph]) -> list[list[list[bool]]]:
-    """Which rows of each group read an input on two ways, where one is not through affine maps alone."""
-    seen = [1 << i for i in range(wiring.inputs)]  # the inputs that a channel depends on, as bits
-    knotted = [False] * wiring.inputs
+    """Which rows of each group read channels whose ranges, taken as independent, give more than the range of the row.
+
+    Two channels that depend on one input are not independent, and neither are two such reads of one use. A function of one read
+    whose range is exact has an exact range again.
+    """
+    inputs = [1 << i for i in range(wiring.inputs)]  # those that a channel depends on, as bits
+    exact = [True] * wiring.inputs
     layers = []
     for groups in wiring.layers:
-        marks, made = [], []
+        marks, made = [], list[tuple[int, bool]]()
         for group in groups:
-            k, rows = graphs[group.head].num_inputs, list[tuple[int, bool]]()
+            k, rows, bits = graphs[group.head].num_inputs, list[bool](), list[int]()
             for weights in group.reads.weight:
                 columns = [group.reads.start + int(c) for c in np.flatnonzero(weights)]
-                rows.append(_joined([(seen[c], knotted[c]) for c in columns]))
-            marks.append([is_knotted for _, is_knotted in rows])
-            made += [_joined(rows[i : i + k]) for i in range(0, len(rows), k)]
+                union, shared = _union([inputs[c] for c in columns])
+                bits.append(union)
+                rows.append(shared or not all(exact[c] for c in columns))
+            marks.append(rows)
+            for i in range(0, len(rows), k):
+                union, shared = _union(bits[i : i + k])
+                made.append((union, not shared))
         layers.append(marks)
-        seen += [bits for bits, _ in made]
-        knotted += [is_knotted for _, is_knotted in made]
+        inputs += [union for union, _ in made]
+        exact += [is_exact for _, is_exact in made]
     return layers
 
 
-def _joined(parts: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
-    """The inputs of some quantities together, and whether one of them is knotted or two share an input."""
-    union, is_knotted = 0, False
-    for bits, was in parts:
-        is_knotted |= was or bool(union & bits)
+def _union(parts: Sequence[int]) -> tuple[int, bool]:
+    """The union of sets, written as bits, and whether two of them have an element in common."""
+    union, shared = 0, False
+    for bits in parts:
+        shared |= bool(union & bits)
         union |= bits
-    return union, is_knotted
+    return union, shared
 
 
 def _affine_node(builder: GraphBuilder, given: Affine, row: int, channels: Sequence[int]) -> int:

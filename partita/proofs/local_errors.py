@@ -27,7 +27,8 @@ def local_error(head: FoldedHead, graph: Graph, certificate: Certificate) -> Cal
 
     Over one box at a time, `|head(z) − g(z)| ≤ e^{2δ} Σ_j w_j |V_j(z) − g(z)|` with `w_j ≤ min_k σ(s_j − s_k)`, where σ is the
     logistic function and δ what scores are off by; the certificate's other terms for rounding come on top. Scores and values are
-    those of the stored tensors. Away from its kinks a head of affine pieces is much closer than its bound says. *Theorem*: `carried-errors`.
+    those of the stored tensors. Away from its kinks a head of affine pieces is much closer than its bound says.
+    *Theorem*: `carried-errors`.
 
     Args:
         head: with one output.

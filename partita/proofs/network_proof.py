@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,24 @@ from partita.errors import FormatError, PartitaError, ShapeError, ToleranceError
 from partita.functions.affine_forms import Form, Interner, forms_of
 from partita.functions.graph import Graph
 from partita.functions.target import Target, graph_target
-from partita.geometry.domains import Box
+from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Wiring
-from partita.proofs.carried_errors import Carried, joint_ranges, propagate, require_bounded, shown
+from partita.proofs.carried_errors import (
+    MOST_BOXES,
+    Carried,
+    cut_boxes,
+    joint_ranges,
+    propagate,
+    require_bounded,
+    shown,
+)
 from partita.proofs.certificate import Certificate, Term, hex_floats, model_digest, total
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
-__all__ = ["Carried", "NetworkProof", "Part", "joint_ranges", "part_checks", "propagate", "same_as_wiring"]
+__all__ = ["NetworkProof", "Part", "part_checks", "same_as_wiring"]
 
 _MEANINGS = ("graph", "wiring")
 
@@ -196,19 +205,20 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        lo, hi = target.box.lo.reshape(1, -1), target.box.hi.reshape(1, -1)
+        lo, hi = target.box.lo.ravel(), target.box.hi.ravel()
+        cuts = _cuts(given.details.get("cuts", []), lo, hi)
         carried = propagate(
             wiring,
             graphs,
             [part.certificate.error_bound for part in parts],
-            lo,
-            hi,
+            *cut_boxes(lo, hi, cuts),
             precision=PRECISIONS[str(head.dtype)],
-            ranges=joint_ranges(wiring, graphs, lo[0], hi[0]),
+            ranges=joint_ranges(wiring, graphs, lo, hi),
         )
         require_bounded(carried, graphs)
         _require_inside(carried, parts)
         details = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
+        details |= {"cuts": cuts} if any(cuts) else {}
         return Proved(_terms(carried, parts), details)
 
     @staticmethod
@@ -229,6 +239,20 @@ class NetworkProof(Proof):
         return parts
 
 
+def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
+    """Points that cut the axes of a box, from what a certificate stores. Raises `FormatError` unless they increase inside it."""
+    try:
+        cuts = [[_number(x) for x in axis] for axis in data] or [[] for _ in lo]
+        ends = [[a, *axis, b] for a, axis, b in zip(lo, cuts, hi, strict=True)]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
+    if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
+        raise FormatError(
+            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and {MOST_BOXES:,} boxes at most."
+        )
+    return cuts
+
+
 def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
     """Check that every head reads points of the box for which it is proved.
 
@@ -239,8 +263,8 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
         box = parts[group.head].box
         outside = (reads.reach_lo < box.lo.ravel()) | (reads.reach_hi > box.hi.ravel())
         if outside.any():
-            _, use, i = (int(index[0]) for index in np.nonzero(outside))
-            lo, hi = reads.reach_lo[0, use, i], reads.reach_hi[0, use, i]
+            where, use, i = (int(index[0]) for index in np.nonzero(outside))
+            lo, hi = reads.reach_lo[where, use, i], reads.reach_hi[where, use, i]
             raise UnsupportedError(
                 f"network: use {use} of the head for {parts[group.head].label} may read input {i} anywhere in [{lo!r}, {hi!r}], "
                 "which its box does not hold",
@@ -251,8 +275,8 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
 def _terms(carried: Carried, parts: Sequence[Part]) -> list[Term]:
     """One term for each head, one for inexact coefficients, one for rounding: at the output where their sum is largest."""
     shares = carried.shares(len(parts))
-    worst = int(np.argmax(shares.total[0]))
-    key, heads = "carried-errors", shares.heads[0, worst]
+    box, worst = np.unravel_index(int(np.argmax(shares.total)), shares.total.shape)
+    key, heads = "carried-errors", shares.heads[box, worst]
     uses = [0] * len(parts)
     for _, group, reads in carried.groups():
         uses[group.head] += len(reads.moves)
@@ -266,11 +290,11 @@ def _terms(carried: Carried, parts: Sequence[Part]) -> list[Term]:
         )
         for i, (part, value, count) in enumerate(zip(parts, heads, uses))
     ]
-    rounded, stored = float(shares.rounding[0, worst]), float(shares.coefficients[0, worst])
+    rounded, stored = float(shares.rounding[box, worst]), float(shares.coefficients[box, worst])
     if stored:
         terms.append(Term("coefficients", stored, "Σ gain·(|w̃ − w||c| + |b̃ − b|)", key, source="storage"))
     terms.append(Term("rounding", rounded, "Σ gain·n·u(|w̃||c̃| + |b̃|) over the affine maps", key, source="rounding"))
-    moved = float(shares.inputs[0, worst])
+    moved = float(shares.inputs[box, worst])
     if moved:
         terms.append(Term("input rounding", moved, "Σ gain·u max|z_i|", key, source="input"))
     return terms
