@@ -34,6 +34,7 @@ from torch import nn
 
 import partita as pa
 from partita.functions.target import make_target
+from partita.heads.network import AttentionNetwork
 from partita.reproduction.structured_functions import (
     KNOWN_FUNCTIONS,
     bell_of,
@@ -100,7 +101,18 @@ class Row:
 
 # Converted on 2026-11-16, before networks of heads had one path: the first call of a process, 0.01 s for the next.
 MLP_BEFORE = Row(
-    MLP, 8, 1e-3, "proved", stored=4881, heads=2, uses=128, layers=2, keys=1280, bound=4.876e-4, seen=5.8e-5, seconds=0.50
+    MLP,
+    8,
+    1e-3,
+    "proved",
+    stored=4881,
+    heads=2,
+    uses=128,
+    layers=2,
+    keys=1280,
+    bound=4.876e-4,
+    seen=5.8e-5,
+    seconds=0.50,
 )
 
 
@@ -137,13 +149,10 @@ def measure(case: Case) -> Row:
 
 def describe(row: Row, head: Any) -> None:
     """Heads that are stored, their uses, layers and keys. A single head is a network with one use of one head."""
-    wiring = getattr(head, "wiring", None)
-    if wiring is None:
-        row.heads = row.uses = row.layers = 1
+    if isinstance(head, AttentionNetwork):
+        row.heads, row.uses, row.layers = len(head.heads), head.num_uses, head.num_layers
     else:
-        groups = [group for layer in wiring.layers for group in layer]
-        row.heads, row.layers = len(head.heads), len(wiring.layers)
-        row.uses = sum(group.reads.rows // head.heads[group.head].dimension for group in groups)
+        row.heads = row.uses = row.layers = 1
     row.keys = head.num_keys
 
 
@@ -164,7 +173,7 @@ def measure_mlp() -> Row:
     module = getattr(net, "head", net)
     row.stored = sum(t.numel() for t in module.state_dict().values())
     row.claim, row.bound = net.certificate.kind, net.error_bound
-    if hasattr(module, "wiring"):
+    if isinstance(module, AttentionNetwork):
         describe(row, module)
     else:
         row.heads, row.uses, row.layers, row.keys = 2, 128, 2, net.keys

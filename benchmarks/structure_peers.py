@@ -90,7 +90,9 @@ class SparseGrid:
         self.coefficients[index] = found
         part = np.broadcast_to(found.reshape(-1), (len(self.tests), found.size))
         for axis, level in index:
-            part = np.einsum("nij,ni->nj", part.reshape(len(self.tests), len(new_nodes(level)), -1), self._column(axis, level))
+            part = np.einsum(
+                "nij,ni->nj", part.reshape(len(self.tests), len(new_nodes(level)), -1), self._column(axis, level)
+            )
         self.left = self.left - part[:, 0]
         return float(np.abs(found).max())
 
@@ -209,7 +211,12 @@ def _train(
         ((model(x[batch]) - y[batch]) ** 2).mean().backward()
         adam.step()
     newton = torch.optim.LBFGS(
-        model.parameters(), max_iter=50, history_size=100, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        model.parameters(),
+        max_iter=50,
+        history_size=100,
+        tolerance_grad=0,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def loss() -> torch.Tensor:
