@@ -350,7 +350,8 @@ class Checker:
             found = two_key_bound(form, Cells(self.head, None, self.ends, self.semantics, None), self.ends)
         finally:
             ctx.prec = before
-        return up((found + self.moved_by_inputs()) * self.factor), name
+        moved = self.moved_by_inputs() if form.turn is None else arb(0)
+        return up((found + moved) * self.factor), name
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
