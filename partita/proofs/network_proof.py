@@ -187,6 +187,7 @@ class NetworkProof(Proof):
     `given.details["parts"]` are the claims about the heads, as JSON; `given.earlier` are `Part`s whose proofs were done in this
     process and are not done again. `given.details["meaning"]` is "graph" if the network must be shown to compute the expression
     f, and "wiring" if f is defined as what the wiring makes of the heads' functions. The default is "graph" for an expression.
+    `given.details["cuts"]` are points on each axis that cut the domain into boxes; the bound is the largest on any of them.
     """
 
     name = "network"
@@ -217,7 +218,7 @@ class NetworkProof(Proof):
         )
         require_bounded(carried, graphs)
         _require_inside(carried, parts)
-        details = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
+        details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
         details |= {"cuts": cuts} if any(cuts) else {}
         return Proved(_terms(carried, parts), details)
 
@@ -248,7 +249,8 @@ def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
         raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
     if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
         raise FormatError(
-            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and {MOST_BOXES:,} boxes at most."
+            f"cuts of a network's domain: found {str(data)[:80]}; expected increasing points inside it, and at most "
+            f"{MOST_BOXES:,} boxes."
         )
     return cuts
 
@@ -273,7 +275,7 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
 
 
 def _terms(carried: Carried, parts: Sequence[Part]) -> list[Term]:
-    """One term for each head, one for inexact coefficients, one for rounding: at the output where their sum is largest."""
+    """One term for each head, one for inexact coefficients, one for rounding: for the box and the output with the largest sum."""
     shares = carried.shares(len(parts))
     box, worst = np.unravel_index(int(np.argmax(shares.total)), shares.total.shape)
     key, heads = "carried-errors", shares.heads[box, worst]
