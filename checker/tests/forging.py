@@ -57,24 +57,42 @@ def canonical(data: Any) -> bytes:
     return json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def packed(dtype: str, numbers: list[float]) -> bytes:
+    return struct.pack(f"<{len(numbers)}{WIDTH[dtype][0]}", *numbers)
+
+
+def seal_certificate(certificate: dict[str, Any], tensors: dict[str, list[Any]], prefix: str) -> None:
+    """Name the tensors that a certificate is about, and its function."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name in tensors if name.startswith(prefix)):
+        dtype, shape, numbers = tensors[name]
+        torch_name = {"F64": "torch.float64", "F32": "torch.float32"}[dtype]
+        digest.update(f"{name.removeprefix(prefix)}|{torch_name}|{tuple(shape)}|".encode() + packed(dtype, numbers))
+    certificate.get("model", {})["sha256"] = digest.hexdigest()
+    graph = certificate.get("function", {}).get("graph")
+    if graph is not None:
+        certificate["function"]["sha256"] = hashlib.sha256(canonical(graph)).hexdigest()
+
+
 def put_together(files: Files, folder: Path) -> Path:
     """Write the head with every hash and seal as its own writer would have made them."""
     folder.mkdir(parents=True, exist_ok=True)
-    header, body, digest = {}, b"", hashlib.sha256()
+    header, body = {}, b""
     for name in sorted(files.tensors):
         dtype, shape, numbers = files.tensors[name]
-        raw = struct.pack(f"<{len(numbers)}{WIDTH[dtype][0]}", *numbers)
+        raw = packed(dtype, numbers)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(raw)]}
         body += raw
-        if name.startswith("head."):
-            torch_name = {"F64": "torch.float64", "F32": "torch.float32"}[dtype]
-            digest.update(f"{name.removeprefix('head.')}|{torch_name}|{tuple(shape)}|".encode() + raw)
     text = json.dumps(header).encode()
     (folder / "head.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
-    files.certificate.get("model", {})["sha256"] = digest.hexdigest()
-    graph = files.certificate.get("function", {}).get("graph")
-    if graph is not None:
-        files.certificate["function"]["sha256"] = hashlib.sha256(canonical(graph)).hexdigest()
+    seal_certificate(files.certificate, files.tensors, "head.")
+    for i, part in enumerate(files.certificate.get("proof", {}).get("parts", [])):
+        seal_certificate(part["certificate"], files.tensors, f"head.heads.{i}.")
+    function = files.certificate.get("function", {})
+    if function.get("type") == "network":
+        wiring = {name: value for name, value in files.description["head"].items() if name != "heads"}
+        graphs = [part["graph"] for part in files.certificate["proof"]["parts"]]
+        function["sha256"] = hashlib.sha256(canonical({"wiring": wiring, "parts": graphs})).hexdigest()
     (folder / "certificate.json").write_bytes(canonical(files.certificate))
     files.description["sha256"] = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
