@@ -44,9 +44,9 @@ Mask = NDArray[np.bool_]
 LocalError = Callable[[Array, Array], Array]  # corners (n, k) of boxes to bounds of |head − g| on each, (n,)
 Ranges = Sequence[Sequence[Interval | None]]  # for every group of every layer: ranges of its reads, (rows,)
 
+MOST_BOXES = 4096  # into which a domain is cut
 _UNIT = 2.0**-53
 _MOST_ROUNDINGS = 0.009  # n·unit, up to which (1 + unit)^n − 1 ≤ 1.01·n·unit
-MOST_BOXES = 4096  # into which a domain is cut
 _MOST_NODES = 4000  # of a network that is written out as one function of its inputs
 _LONGEST = 60  # characters of a formula in a message
 _quiet = np.errstate(all="ignore")
