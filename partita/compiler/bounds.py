@@ -22,11 +22,11 @@ from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
 from partita.heads.scattered_head import ScatteredHead
-from partita.proofs import proof_for
+from partita.proofs import proofs_for
 from partita.proofs.center_values import GridFacts, soft_terms
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
 from partita.proofs.head_graphs import MOST_KEYS, head_graph, minus
-from partita.proofs.proof import Given, Progress, Proved, tightest
+from partita.proofs.proof import Given, Progress, Proof, Proved, tightest
 from partita.proofs.taylor_proof import soft_grid_of
 
 __all__ = ["GradientError", "Range", "Slopes", "bound_gradient_error", "bound_range", "bound_slope", "sampled_slopes"]
@@ -34,6 +34,7 @@ __all__ = ["GradientError", "Range", "Slopes", "bound_gradient_error", "bound_ra
 _SAMPLES = 4096
 _MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
 _LEAST = 1e-298  # proofs allow themselves 1e-300 for underflow
+_WIDE = 1.5  # times the range seen: a bound that is not that close is not good
 _NEAR = 1.005  # times what was seen: no proof aims closer
 
 
@@ -143,18 +144,26 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 
 
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
-    """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
+    """From proofs that the output is within r of a constant, and, for constant values, from the values themselves.
+
+    Values that cancel are far from what a proof by cells can see; then the other proofs for such a head are asked as well.
+    """
     hull = _hull(head, target.box, output, seen)
     if hull is not None and (head.num_keys > _MOST_CELLS or hull.hi - hull.lo <= _NEAR * np.ptp(seen)):
         return hull  # no proof aims closer to what was seen
-    proof, one = proof_for(head), _one_output(head, output)
+    one, best = _one_output(head, output), hull
+    for proof in proofs_for(head):
 
-    def prove(graph: Graph, goal: float) -> Proved:
-        constant = graph_target(graph, target.domains, "a constant")
-        return proof.prove(one, constant, Given(aim=goal, sharpen=False, progress=progress))
+        def prove(graph: Graph, goal: float, proof: Proof = proof) -> Proved:
+            constant = graph_target(graph, target.domains, "a constant")
+            return proof.prove(one, constant, Given(aim=goal, sharpen=False, progress=progress))
 
-    found = _range_of(seen, target.domain.dimension, prove)
-    return found if hull is None else replace(found, lo=max(found.lo, hull.lo), hi=min(found.hi, hull.hi))
+        found = _range_of(seen, target.domain.dimension, prove)
+        best = found if best is None else replace(found, lo=max(found.lo, best.lo), hi=min(found.hi, best.hi))
+        if best.hi - best.lo <= _WIDE * np.ptp(seen):
+            break
+    assert best is not None
+    return best
 
 
 def _hull(head: FoldedHead, box: Box, output: int, seen: Array) -> Range | None:

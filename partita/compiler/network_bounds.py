@@ -24,7 +24,7 @@ from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine
 from partita.proofs.carried_errors import Carried, Reads
 from partita.proofs.certificate import Certificate
-from partita.proofs.network_proof import Part, carried_over, read_cuts
+from partita.proofs.network_proof import Part, carried_over
 
 __all__ = ["claimed_range", "network_gradient_error", "network_range", "network_slope"]
 
@@ -155,8 +155,7 @@ def _carried(
     parts = Part.all_from_json(certificate.proof.get("parts"), network.parts)
     for part, head in zip(parts, network.parts):
         part.require_claim(head)
-    cuts = read_cuts(certificate.proof.get("cuts", []), target.box)
-    return parts, carried_over(network, parts, target.box, cuts)
+    return parts, carried_over(network, parts, target.box, certificate.proof)[0]
 
 
 def _own_errors(network: AttentionNetwork, parts: Sequence[Part], progress: Progress | None) -> list[Array]:

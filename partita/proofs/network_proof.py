@@ -20,7 +20,7 @@ from partita.errors import FormatError, PartitaError, ShapeError, ToleranceError
 from partita.functions.affine_forms import Form, Interner, forms_of
 from partita.functions.graph import Graph
 from partita.functions.target import Target, graph_target
-from partita.geometry.domains import Box
+from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Wiring
@@ -37,17 +37,7 @@ from partita.proofs.certificate import Certificate, Term, hex_floats, model_dige
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
-__all__ = [
-    "Carried",
-    "NetworkProof",
-    "Part",
-    "carried_over",
-    "joint_ranges",
-    "part_checks",
-    "propagate",
-    "read_cuts",
-    "same_as_wiring",
-]
+__all__ = ["NetworkProof", "Part", "carried_over", "part_checks", "same_as_wiring"]
 
 _MEANINGS = ("graph", "wiring")
 
@@ -215,8 +205,7 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        cuts = read_cuts(given.details.get("cuts", []), target.box)
-        carried = carried_over(head, parts, target.box, cuts)
+        carried, cuts = carried_over(head, parts, target.box, given.details)
         details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
         if any(cuts):
             details["cuts"] = cuts
@@ -240,43 +229,23 @@ class NetworkProof(Proof):
         return parts
 
 
-def read_cuts(data: Any, box: Box) -> list[list[float]]:
-    """Points that cut the axes of a box, as a certificate stores them.
-
-    Args:
-        data: a list of numbers for each axis, or an empty list.
-        box: the domain.
-
-    Raises:
-        FormatError: they do not increase inside the box, or make more than 4096 boxes.
-    """
-    lo, hi = box.lo.ravel(), box.hi.ravel()
-    try:
-        cuts = [[_number(x) for x in axis] for axis in data] or [[] for _ in lo]
-        ends = [[a, *axis, b] for a, axis, b in zip(lo, cuts, hi, strict=True)]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
-    if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
-        raise FormatError(
-            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and at most "
-            f"{MOST_BOXES:,} boxes."
-        )
-    return cuts
-
-
-def carried_over(head: AttentionNetwork, parts: Sequence[Part], box: Box, cuts: Sequence[Sequence[float]]) -> Carried:
-    """Ranges and errors of every channel of a network on the boxes into which its domain is cut.
+def carried_over(
+    head: AttentionNetwork, parts: Sequence[Part], box: Box, details: Mapping[str, Any]
+) -> tuple[Carried, list[list[float]]]:
+    """Ranges and errors of every channel of a network over a box, and the points at which its axes are cut.
 
     Args:
         head: the network.
         parts: the claim about each of its heads.
         box: the domain.
-        cuts: points on each axis, from `read_cuts`.
+        details: of the proof; `cuts` are the points that cut each axis.
 
     Raises:
         UnsupportedError: a range or an error without a bound, or a head that may read a point outside its box.
+        FormatError: points that do not increase inside the box, or too many.
     """
     wiring, graphs, lo, hi = head.wiring, [part.graph for part in parts], box.lo.ravel(), box.hi.ravel()
+    cuts = _cuts(details.get("cuts", []), lo, hi)
     carried = propagate(
         wiring,
         graphs,
@@ -287,7 +256,22 @@ def carried_over(head: AttentionNetwork, parts: Sequence[Part], box: Box, cuts: 
     )
     require_bounded(carried, graphs)
     _require_inside(carried, parts)
-    return carried
+    return carried, cuts
+
+
+def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
+    """Points that cut the axes of a box, from what a certificate stores. Raises `FormatError` unless they increase inside it."""
+    try:
+        cuts = [[_number(x) for x in axis] for axis in data] or [[] for _ in lo]
+        ends = [[a, *axis, b] for a, axis, b in zip(lo, cuts, hi, strict=True)]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
+    if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
+        raise FormatError(
+            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and at most {MOST_BOXES:,} "
+            "boxes."
+        )
+    return cuts
 
 
 def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
