@@ -8,6 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from flint import fmpq
+from partita_check import forms as checked
+from partita_check.graph import read_graph
 
 from partita.errors import UnsupportedError
 from partita.functions import Graph, parse
@@ -375,7 +378,7 @@ def test_random_functions(seed: int) -> None:
         points = box.sample(20, rng)
         expected = graph.evaluate(points)
         for structure in structures(graph, box):
-            assert same_function(graph, structure)
+            assert same_function(graph, structure) and checked_as_same(graph, structure)
             assert is_sound(structure)
             found = evaluated(structure, points)
             usable = np.isfinite(expected) & (np.abs(expected) < 1e6)
@@ -459,6 +462,75 @@ def test_forms_know_the_identities() -> None:
         ("x0 - x1", "x1 - x0"),
     ]:
         assert form(a) != form(b), (a, b)
+
+
+def shared_sums() -> Graph:
+    """Sums that something reads before another sum extends them: as they are, under a root, times 1, to the power 1."""
+    builder = GraphBuilder(3)
+    x = [builder.add("input", parameters=(i,)) for i in range(3)]
+    one, outputs = builder.add("const", parameters=(1.0,)), []
+    for operation in ("sqrt", "mul", "pow", "max"):
+        total = builder.add(
+            "add",
+            builder.add(
+                operation,
+                x[0],
+                *([one] if operation in ("mul", "max") else []),
+                parameters=(3,) if operation == "pow" else (),
+            ),
+            x[1],
+        )
+        first = {
+            "sqrt": lambda k: builder.add("sqrt", k),
+            "mul": lambda k: builder.add("mul", one, k),
+            "pow": lambda k: builder.add("pow", k, parameters=(1,)),
+            "max": lambda k: builder.add("max", k, x[2]),
+        }[operation](total)
+        longer = builder.add("sub", total, x[2])
+        outputs += [longer, builder.add("pow", first, parameters=(2,)), builder.add("add", first, longer)]
+    return builder.finish(outputs, (len(outputs),))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_forms_do_not_depend_on_what_else_is_read(seed: int) -> None:
+    """Sums are gathered in place; a form that something else holds must not change. Here and in the checker."""
+    rng = np.random.default_rng(seed)
+    for graph in [shared_sums(), *(random_graph(rng) for _ in range(10))]:
+        interner, atoms = Interner(), checked.Atoms()
+        inputs = [interner.input(i) for i in range(graph.num_inputs)]
+        theirs = [atoms.atom("input", i) for i in range(graph.num_inputs)]
+        together = forms_of(graph, inputs, interner)
+        checked_together = checked.forms_of(read_graph(graph.to_json()), theirs, atoms)
+        for k, form, other in zip(graph.outputs, together, checked_together, strict=True):
+            alone = replace(graph, outputs=(k,), output_shape=())
+            assert forms_of(alone, inputs, interner) == [form]
+            assert checked.forms_of(read_graph(alone.to_json()), theirs, atoms) == [other]
+
+
+def checked_as_same(graph: Graph, structure: Structure) -> bool:
+    """What the checker's own forms say."""
+    atoms = checked.Atoms()
+    channels = [atoms.atom("input", i) for i in range(graph.num_inputs)]
+    expected = checked.forms_of(read_graph(graph.to_json()), channels, atoms)
+
+    def value(form: Form) -> checked.Form:
+        constant = {checked.ONE: fmpq(form.constant.numerator, form.constant.denominator)} if form.constant else {}
+        parts = [(fmpq(c.numerator, c.denominator), channels[k]) for k, c in form.terms.items()]
+        return checked.combined([(fmpq(1), constant), *parts])
+
+    for unit in structure.units:
+        channels += checked.forms_of(read_graph(unit.graph.to_json()), [value(form) for form in unit.reads], atoms)
+    return expected == [value(form) for form in structure.outputs]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_checker_recognises_the_structures(name: str) -> None:
+    """It has forms of its own, with at least the identities that structures rely on."""
+    graph = graph_of(*FUNCTIONS[name])
+    for structure in structures(graph, box_of(name)):
+        assert checked_as_same(graph, structure)
+        wrong = structure.outputs[0].plus(Form(Fraction(1, 10**30)))
+        assert not checked_as_same(graph, replace(structure, outputs=(wrong, *structure.outputs[1:])))
 
 
 def test_constants_are_written_exactly() -> None:
