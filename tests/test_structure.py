@@ -487,7 +487,7 @@ def shared_sums() -> Graph:
             "max": lambda k: builder.add("max", k, x[2]),
         }[operation](total)
         longer = builder.add("sub", total, x[2])
-        outputs += [longer, builder.add("pow", first, parameters=(2,)), builder.add("add", first, longer)]
+        outputs += [first, longer, builder.add("pow", first, parameters=(2,)), builder.add("add", first, longer)]
     return builder.finish(outputs, (len(outputs),))
 
 
