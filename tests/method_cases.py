@@ -101,6 +101,7 @@ CASES = [
     Case("convex", "1-D expression kink smooth", "abs(x0 - 0.2) + x0^2", line, 0.05),
     Case("steep typed", "1-D expression steep", "sqrt(abs(x0 - 0.3)) + x0*log(abs(x0))", line, 0.2),
     Case("mixed", "2-D expression smooth", MIXED, square, 0.4),
+    Case("logistic", "1-D expression smooth", "x0/(1 + exp(-3*x0))", lambda: pa.Box([-2], [3]), 0.05),
     Case("constant", "2-D expression constant", "0*x0 + 3", lambda: pa.Box([0, 0], [1, 1]), 0.1),
     Case("vector 2-D typed", "2-D expression vector", "x0*x1, x0 - x1", square, 0.25),
     Case("cube", "3-D expression smooth", "sin(x0)*x1 + x2", lambda: pa.Box([0] * 3, [1] * 3), 0.4),

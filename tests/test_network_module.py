@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -26,10 +27,13 @@ from partita.heads import (
     Wiring,
     exact_values,
     head_from_record,
+    network,
 )
 from partita.plots import plot_head, plot_surface, plot_temperatures
-from partita.proofs.certificate import Term
+from partita.proofs import PROOFS
 from partita.proofs.claim import claim, function_of
+from partita.proofs.network_proof import NetworkProof, Part
+from partita.proofs.proof import Given
 from partita.storage import export_onnx
 from partita.studio.wire import head_values
 
@@ -490,19 +494,22 @@ def test_hostile_tensors_are_refused(name, tensor):
         head_from_record(net.record(), tensors, CUBE)
 
 
-def test_maps_are_limited_together():
+def test_maps_are_limited_together(monkeypatch):
     """Every map alone is small enough; a file of a few kilobytes must not take gigabytes."""
-    m = 1 << 13
+    monkeypatch.setattr(network, "_ENTRIES_AT_MOST", 1 << 12)
+    m = 1 << 6
     head = make_head("grid", 1, torch.float64)
     record = {"type": "grid", **head.record()}
-    rows = [[[], [], False] for _ in range(1 << 8)]
+    rows = [[[], [], False] for _ in range(1 << 3)]
     reads = {"start": 0, "width": m, "rows": rows}
-    layers = [[{"head": 0, "reads": reads}] for _ in range(1 << 5)]
+    layers = [[{"head": 0, "reads": reads}] for _ in range(16)]
     hostile = {"type": "network", "heads": [record], "layers": layers, "output": {"start": 0, "width": 1, "rows": [rows[0]]},
                "input_shapes": [[m]], "output_shape": [], "dtype": "float64"}  # fmt: skip
     tensors = {f"heads.0.{n}": t for n, t in head.state_dict().items()}
     with pytest.raises(FormatError, match="coefficients"):
         head_from_record(hostile, tensors, Box(-np.ones(m), np.ones(m)))
+    monkeypatch.undo()
+    assert head_from_record(hostile, tensors, Box(-np.ones(m), np.ones(m))).num_uses == 128
 
 
 # the range of what it forms
@@ -543,29 +550,33 @@ PARTS = ("sin(x0)", "cos(x0)")
 
 
 def compiled(dtype: torch.dtype = torch.float64, *, wired: bool = False) -> Compiled:
-    """A sum of three heads, two of them equal, with a bound above its error; f is an expression, or the wiring itself."""
-    boxes = Box([-1], [1]), Box([-2], [2])
-    parts = [pa.compile(text, box, tolerance=1e-4, dtype=dtype) for text, box in zip(PARTS, boxes)]
+    """A sum of three heads, two of them equal; f is an expression, or the wiring itself."""
+    boxes = Box([-1], [1]), Box([-2.001], [2.001])  # sums are rounded
+    made = [
+        pa.compile(t, b, tolerance=1e-4 if dtype == torch.float64 else 1e-3, dtype=dtype, method="fitted")
+        for t, b in zip(PARTS, boxes)
+    ]
+    parts = [Part(c.target.graph, box, c.certificate) for c, box in zip(made, boxes)]
     layer = (Group(0, Affine(np.eye(2), np.zeros(2))), Group(1, Affine(np.ones((1, 2)), np.zeros(1))))
     wiring = Wiring(2, (layer,), Affine(np.array([[0.0, 0.0, 1.0, 1.0, 1.0]]), np.zeros(1)))
-    net = AttentionNetwork([c.head for c in parts], wiring, input_shapes=((2,),), output_shape=())
-    graphs = [parse(text, ["x0"]) for text in PARTS]
-    stored = [{"graph": graph.to_json()} for graph in graphs]
+    net = AttentionNetwork([c.head for c in made], wiring, input_shapes=((2,),), output_shape=())
+    graphs = [part.graph for part in parts]
     target = graph_target(parse(TEXT, ["x0", "x1"]), (SQUARE,), TEXT)
     function = function_of(target)
     if wired:
         target = Target((SQUARE,), (), None, lambda z: exact_values(net.wiring, graphs, z), "three waves")
-        digest = net.function_sha256([part["graph"] for part in stored])
+        digest = net.function_sha256([graph.to_json() for graph in graphs])
         function = {"type": "network", "text": "three waves", "sha256": digest}
+    proved = NetworkProof().prove(net, target, Given(earlier=parts))
     certificate = claim(
         net,
         function,
         (SQUARE,),
-        [Term("heads", 4e-4, "Σ ε", "carried-errors")],
+        proved.terms,
         dtype=dtype,
         theorem="carried-errors",
         details={"type": "network"},
-        proof={"method": "network", "parts": stored},
+        proof=proved.details,
     )
     return Compiled(net, net.partition(SQUARE), certificate, target)
 
@@ -588,7 +599,7 @@ def test_it_is_called_like_a_head(sum_of_heads):
         f(2.0, 0.0)
     assert c.with_outside("clamp").scalar()(2.0, 0.0) == c([1.0, 0.0])
     assert c.errors_at(z).max() <= c.error_bound and str(c.num_keys) in repr(c)
-    assert c.evaluations == 0 and "heads" in c.explain()
+    assert c.evaluations == 0 and "head 1" in c.explain()
     assert f"{c.num_parameters:,}" in c._repr_html_()
 
 
@@ -688,9 +699,88 @@ def test_pictures_without_cells_are_drawn(sum_of_heads):
 
 
 def test_proofs_of_one_head_refuse_a_network(sum_of_heads):
-    from partita.proofs import PROOFS
-    from partita.proofs.proof import Given
-
     for name in ("moments", "taylor"):
         with pytest.raises(UnsupportedError, match="expected a FoldedHead"):
             PROOFS[name].prove(sum_of_heads.head, sum_of_heads.target, Given())
+
+
+# further bounds
+
+
+@pytest.mark.parametrize("wired", [False, True])
+def test_ranges_hold_what_is_computed(wired):
+    c = compiled(wired=wired)
+    (found,) = c.bound_range()
+    z = torch.from_numpy(SQUARE.sample(20_000, np.random.default_rng(1)))
+    values = c.head.evaluate(z)
+    assert found.lo <= float(values.min()) and float(values.max()) <= found.hi
+    assert found.lo <= found.seen_lo <= found.seen_hi <= found.hi
+    if not wired:  # the maximum is 2 sin(x) + cos(2x) at sin(x) = 1/2
+        assert found.hi < 1.5 + 0.01
+
+
+def test_slopes_hold_those_of_autograd(sum_of_heads):
+    c = sum_of_heads
+    z = torch.from_numpy(SQUARE.sample(5000, np.random.default_rng(1))).requires_grad_()
+    slopes = torch.autograd.grad(c.head.evaluate(z).sum(), z)[0]
+    for axis in (0, 1):
+        (found,) = c.bound_slope(axis)
+        assert found.lo <= float(slopes[:, axis].min()) and float(slopes[:, axis].max()) <= found.hi
+        assert found.hi < 2.2 and found.lo > -0.7  # cos(x) − sin(x + y), each over its own range
+    with pytest.raises(DomainError, match="axis"):
+        c.bound_slope(2)
+
+
+def test_slopes_through_two_layers(nested):
+    c = nested
+    z = torch.from_numpy(SQUARE.sample(5000, np.random.default_rng(1))).requires_grad_()
+    slopes = torch.autograd.grad(c.head.evaluate(z).sum(), z)[0]
+    for axis in (0, 1):
+        (found,) = c.bound_slope(axis)
+        assert found.lo <= float(slopes[:, axis].min()) and float(slopes[:, axis].max()) <= found.hi
+        assert max(-found.lo, found.hi) < 1.01 * np.exp(1.2)
+
+
+@pytest.fixture(scope="module")
+def nested() -> Compiled:
+    """exp(sin(x0) + x1/3): two layers, an exact fraction, and reads that are off."""
+    text, dtype = "exp(sin(x0) + x1/3)", torch.float64
+    boxes = Box([-1], [1]), Box([-1.2], [1.2])
+    made = [pa.compile(t, b, tolerance=1e-5, method="fitted") for t, b in zip(("sin(x0)", "exp(x0)"), boxes)]
+    parts = [Part(c.target.graph, box, c.certificate) for c, box in zip(made, boxes)]
+    first = Group(0, Affine(np.array([[1.0, 0.0]]), np.zeros(1)))
+    second = Group(1, Affine(np.array([[1 / 3, 1.0]]), np.zeros(1), 1, {(0, 0): Fraction(1, 3)}))
+    wiring = Wiring(2, ((first,), (second,)), Affine(np.array([[1.0]]), np.zeros(1), 3))
+    net = AttentionNetwork([c.head for c in made], wiring, input_shapes=((2,),), output_shape=())
+    target = graph_target(parse(text, ["x0", "x1"]), (SQUARE,), text)
+    proved = NetworkProof().prove(net, target, Given(earlier=parts))
+    shared = {"dtype": dtype, "theorem": "carried-errors", "details": {"type": "network"}, "proof": proved.details}
+    return Compiled(net, None, claim(net, function_of(target), (SQUARE,), proved.terms, **shared), target)
+
+
+def test_errors_of_gradients_hold_those_of_autograd(sum_of_heads, nested):
+    def gradient(points: np.ndarray, c: Compiled) -> np.ndarray:
+        z = torch.from_numpy(points).requires_grad_()
+        return torch.autograd.grad(c.head.evaluate(z).sum(), z)[0].numpy()
+
+    points = SQUARE.sample(5000, np.random.default_rng(2))
+    x, y = points.T
+    truths = {
+        sum_of_heads: np.stack([np.cos(x) - np.sin(x + y), np.cos(y) - np.sin(x + y)], axis=1),
+        nested: np.exp(np.sin(x) + y / 3)[:, None] * np.stack([np.cos(x), np.full_like(x, 1 / 3)], axis=1),
+    }
+    for c, truth in truths.items():
+        error = np.abs(gradient(points, c) - truth).max(axis=0)
+        found = c.bound_gradient_error()
+        assert (error <= np.array(found.bounds)).all() and max(found.bounds) < 0.2
+        assert all(seen <= bound for seen, bound in zip(found.seen, found.bounds))
+    with pytest.raises(UnsupportedError, match="expression"):
+        compiled(wired=True).bound_gradient_error()
+
+
+def test_an_estimate_bounds_nothing(sum_of_heads):
+    certificate = replace(sum_of_heads.certificate, kind="estimated", error_bound=np.inf)
+    c = replace(sum_of_heads, certificate=certificate)
+    for ask in (c.bound_range, c.bound_gradient_error, lambda: c.bound_slope(0)):
+        with pytest.raises(UnsupportedError, match="kind estimated"):
+            ask()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["TimeOver", "clock"]
 
@@ -24,6 +26,15 @@ class Clock:
     def stop(self) -> None:
         """No deadline any more: what is called next in this process has its own time."""
         self.deadline = math.inf
+
+    @contextmanager
+    def share(self, seconds: float) -> Iterator[None]:
+        """A nearer deadline for what is done inside, so that something is left for what comes after it."""
+        whole, self.deadline = self.deadline, min(self.deadline, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self.deadline = whole
 
     def left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())

@@ -18,11 +18,27 @@ from typing import Any, NamedTuple
 from partita_check.clock import clock
 from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 from partita_check.regions import Region, read_region
+from partita_check.wiring import Wiring, read_wiring
 
-__all__ = ["Claim", "Head", "Stored", "nearby", "parse_json", "parse_tensors", "read_folder"]
+__all__ = [
+    "Claim",
+    "Head",
+    "Stored",
+    "StoredNetwork",
+    "Tensor",
+    "digest_of",
+    "nearby",
+    "parse_json",
+    "parse_tensors",
+    "read_claim",
+    "read_folder",
+    "read_sealed",
+    "sha256_of",
+]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
+MAX_INPUTS, MAX_HEADS = 1024, 4096  # of a network
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {
     "F64": ("float64", "d", 8),
@@ -95,6 +111,33 @@ class Stored(NamedTuple):
     fill: float
     region: Region | None = None
 
+    @property
+    def function(self) -> Graph:
+        """f, where it has to be known."""
+        if self.graph is None:
+            raise TypeError("a black box has no graph")
+        return self.graph
+
+
+class StoredNetwork(NamedTuple):
+    """A network of heads. parts: every head with its function, box and claim; none where the network's claim is an estimate.
+
+    graph: None if the function is by definition the wiring, with its exact coefficients and the parts' functions for heads,
+    or if it is a black box.
+    """
+
+    heads: tuple[Head, ...]
+    wiring: Wiring
+    parts: tuple[Stored, ...]
+    dtype: str
+    claim: Claim
+    graph: Graph | None
+    label: str
+    names: tuple[str, ...]
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+    region: Region | None
+
 
 def _read(path: Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused, before and after opening."""
@@ -151,15 +194,15 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
-def parse_tensors(data: bytes) -> dict[str, Tensor]:
+def parse_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
     size = int.from_bytes(data[:8], "little")
-    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS} or its header is cut off")
-    header, body = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :]
+    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{file} or its header is cut off")
+    header, body = parse_json(data[8 : 8 + size], file), data[8 + size :]
     found, spans = dict[str, Tensor](), list[tuple[int, int]]()
     header.pop("__metadata__", None)
     for name, entry in header.items():
-        what = f"{TENSORS}: {name[:60]}"
+        what = f"{file}: {name[:60]}"
         need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, f"{what}: wrong keys")
         need(str(entry["dtype"]) in _DTYPES, f"{what}: expected {', '.join(_DTYPES)}")
         dtype, code, width = _DTYPES[entry["dtype"]]
@@ -171,7 +214,7 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         clock.tick()
         spans.append((start, end))
     joints = [(0, 0), *sorted(spans), (len(body), len(body))]
-    need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{TENSORS} has gaps or overlaps")
+    need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{file} has gaps or overlaps")
     return found
 
 
@@ -203,7 +246,7 @@ def _counts(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     return tuple(value)
 
 
-def read_folder(folder: Path) -> Stored:
+def read_folder(folder: Path) -> Stored | StoredNetwork:
     """All that is stored, every hash, shape and cross reference checked; `Malformed` says what does not fit."""
     try:
         return _read_folder(folder)
@@ -211,40 +254,130 @@ def read_folder(folder: Path) -> Stored:
         raise Malformed(f"{folder} does not contain a valid head: {type(error).__name__}: {error}") from None
 
 
-def _read_folder(folder: Path) -> Stored:
-    described = parse_json(_read(folder / DESCRIPTION, MAX_JSON), DESCRIPTION)
-    need(described["format"] == "partita-head" and described["version"] == 1, f"{DESCRIPTION}: wrong format or version")
-    seal = described.pop("seal")
-    canonical = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    need(seal == hashlib.sha256(canonical.encode()).hexdigest(), f"{DESCRIPTION} does not match its seal")
-    raw = {name: _read(folder / name, most) for name, most in ((TENSORS, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
+def sha256_of(data: Any) -> str:
+    """The hash of canonical JSON."""
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(tensors: dict[str, Tensor]) -> str:
+    """The hash of named tensors that certificates hold."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name}|torch.{tensors[name].dtype}|{tensors[name].shape}|".encode() + tensors[name].raw)
+    return digest.hexdigest()
+
+
+def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The description, the certificate and the tensors of a folder, after the seal and the hashes were checked."""
+    described = parse_json(_read(folder / description, MAX_JSON), description)
+    need(described["format"] == format and described["version"] == 1, f"{description}: wrong format or version")
+    need(described.pop("seal") == sha256_of(described), f"{description} does not match its seal")
+    raw = {name: _read(folder / name, most) for name, most in ((tensors, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
     for name, data in raw.items():
         need(hashlib.sha256(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
-    certificate, tensors = parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[TENSORS])
+    return described, parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[tensors], tensors)
+
+
+def _read_folder(folder: Path) -> Stored | StoredNetwork:
+    described, certificate, tensors = read_sealed(folder, DESCRIPTION, "partita-head", TENSORS)
     cloud = tensors.pop("domain.0.points", None)
     need(all(name.startswith("head.") for name in tensors), f"{TENSORS} holds unknown tensors")
-    own = {name.removeprefix("head."): t for name, t in tensors.items()}
-    digest, model = hashlib.sha256(), certificate["model"]
-    for name in sorted(own):
-        digest.update(f"{name}|torch.{own[name].dtype}|{own[name].shape}|".encode() + own[name].raw)
-    need(digest.hexdigest() == model["sha256"], "the certificate is about other tensors")
-    for name in ("type", "half_windows"):  # not every method writes them into its certificate
-        same = name not in model or model[name] == described["head"].get(name)
-        need(same, f"the certificate's {name} is not the head's")
-    lo, hi, points, fill, shapes, region = _domain(described["domains"], certificate["domain"]["arguments"], cloud)
-    need(shapes == described["head"]["input_shapes"], "the head's inputs are not the domain's")
-    outputs = _counts(described["head"]["output_shape"], "output_shape", 1)
-    head = _head(described["head"], own, len(lo), math.prod(outputs))
-    graph = _function(described["target"], certificate["function"], len(lo), outputs)
-    claim = _claim(certificate, len(lo))
-    need(claim.semantics in (head.dtype, "real"), f"semantics is {claim.semantics}, but the head is {head.dtype}")
-    need(graph is not None or claim.kind != "proved", "the claim is proved, but its function is not stored")
+    own, record = {name.removeprefix("head."): t for name, t in tensors.items()}, described["head"]
+    _same_model(certificate["model"], record, own)
+    network = record["type"] == "network"
+    most = MAX_INPUTS if network else MAX_DIMENSION
+    lo, hi, points, fill, shapes, region = _domain(
+        described["domains"], certificate["domain"]["arguments"], cloud, most
+    )
+    need(shapes == record["input_shapes"], "the head's inputs are not the domain's")
+    outputs, claim = _counts(record["output_shape"], "output_shape", 1), read_claim(certificate, len(lo))
     parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
     names = tuple(f"{letter}{i}" for letter, count in parts for i in range(count))
+    need(claim.semantics in (record["dtype"], "real"), f"semantics is {claim.semantics}, the head is {record['dtype']}")
+    if network:
+        need(points is None, "a network needs a domain of boxes or a region")
+        return _network(described, certificate, own, claim, names, lo, hi, region)
+    head = _head(record, own, len(lo), math.prod(outputs))
+    graph = _function(described["target"], certificate["function"], len(lo), outputs)
+    need(graph is not None or claim.kind != "proved", "the claim is proved, but its function is not stored")
     return Stored(head, claim, graph, names, lo, hi, points, fill, region)
 
 
-def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, ...]:
+def _same_model(model: Any, record: Any, own: dict[str, Tensor]) -> None:
+    """Whether a certificate is about these tensors."""
+    need(digest_of(own) == model["sha256"], "the certificate is about other tensors")
+    for name in ("type", "half_windows"):  # not every method writes them into its certificate
+        same = name not in model or model[name] == record.get(name)
+        need(same, f"the certificate's {name} is not the head's")
+
+
+def _network(
+    described: Any,
+    certificate: Any,
+    own: dict[str, Tensor],
+    claim: Claim,
+    names: tuple[str, ...],
+    lo: tuple[float, ...],
+    hi: tuple[float, ...],
+    region: Region | None,
+) -> StoredNetwork:
+    """The heads, how they are wired, and what is claimed of each."""
+    record, function = described["head"], certificate["function"]
+    dtype, outputs = record["dtype"], _counts(record["output_shape"], "output_shape", 1)
+    need(dtype in ("float64", "float32"), f"a network of dtype {dtype!r}")
+    need(isinstance(record["heads"], list) and len(record["heads"]) <= MAX_HEADS, "heads: expected a list")
+    sorted_own = dict[str, dict[str, Tensor]]()
+    for name, tensor in own.items():
+        need(tensor.dtype == dtype, f"{name[:60]} is {tensor.dtype}, the network {dtype}")
+        owner, _, last = name.rpartition(".") if name.startswith("heads.") else ("", "", name)
+        sorted_own.setdefault(owner, {})[last] = tensor
+    maps, heads, parts, widths = sorted_own.pop("", {}), list[Head](), list[Stored](), list[int]()
+    listed = claim.proof["parts"] if claim.bound is not None else []
+    need(len(listed) == len(record["heads"]) or claim.bound is None, "the certificate does not list every head")
+    for i, part in enumerate(record["heads"]):
+        clock.tick()
+        shapes, held = [_counts(x, f"head {i}", 1) for x in part["input_shapes"]], sorted_own.pop(f"heads.{i}", {})
+        need(part["dtype"] == dtype and part["output_shape"] == [], f"head {i}: expected one output, {dtype}")
+        need(part["type"] in ("grid", "scattered"), f"head {i}: unknown type {part['type']!r}")
+        widths.append(sum(map(math.prod, shapes)))
+        need(0 < widths[i] <= MAX_DIMENSION, f"head {i}: invalid inputs")
+        heads.append(_head(part, held, widths[i], 1))
+        if claim.bound is not None:
+            _same_model(listed[i]["certificate"]["model"], part, held)
+            parts.append(_part(f"part {i}", listed[i], heads[i], widths[i], claim))
+    need(not sorted_own, f"{TENSORS} holds unknown tensors")
+    wiring = read_wiring(record, maps, len(lo), widths, math.prod(outputs))
+    if function["type"] == "network":
+        wired = {name: value for name, value in record.items() if name != "heads"}
+        defined = {"wiring": wired, "parts": [part["graph"] for part in listed]}
+        need(function["sha256"] == sha256_of(defined), "the certificate is about another wiring")
+        need(described["target"]["graph"] is None and claim.bound is not None, "a network that is its own function")
+        graph, label = None, str(function["text"])
+    else:
+        graph, label = _function(described["target"], function, len(lo), outputs), ""
+        need(graph is not None or claim.kind == "estimated", "a bound, but the function is not stored")
+    return StoredNetwork(tuple(heads), wiring, tuple(parts), dtype, claim, graph, label, names, lo, hi, region)
+
+
+def _part(what: str, part: Any, head: Head, k: int, claim: Claim) -> Stored:
+    """What the certificate of a network says of one head: a claim like that of any head, on its own box."""
+    graph, certificate = read_graph(part["graph"]), part["certificate"]
+    need(graph.inputs == k and graph.shape == (), f"{what}: its function has other inputs or outputs than its head")
+    lo, hi = (tuple(read_hex(x, what) for x in part["box"][end]) for end in ("lo", "hi"))
+    need(len(lo) == len(hi) == k and all(a < b for a, b in zip(lo, hi)), f"{what}: expected lo < hi on every axis")
+    arguments, function = certificate["domain"]["arguments"], certificate["function"]
+    said = [tuple(read_hex(x, what) for d in arguments for x in d[end]) for end in ("lo", "hi")]
+    need(said == [lo, hi] and all(d["type"] == "box" for d in arguments), f"{what}: its claim is about another box")
+    sealed = function["sha256"] == sha256_of(part["graph"])
+    need(function["type"] == "graph" and function["graph"] == part["graph"] and sealed, f"{what}: another function")
+    own = read_claim(certificate, k)
+    need(own.kind == "proved" and math.isinf(own.norm), f"{what}: expected a proved bound in the sup norm")
+    need(own.semantics == claim.semantics, f"{what}: its claim is about {own.semantics} arithmetic")
+    return Stored(head, own, graph, tuple(f"x{j}" for j in range(k)), lo, hi, None, 0.0)
+
+
+def _domain(described: Any, certified: Any, cloud: Tensor | None, most: int) -> tuple[Any, ...]:
     """Both files must describe the same domain: ends (or points), fill distance, shapes of the arguments."""
     need(len(described) == len(certified) and len(described) in (1, 2), "expected one or two domains")
     if cloud is not None:
@@ -255,20 +388,20 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None) -> tuple[Any, 
         m, flat = math.prod(shape), cloud.numbers.tolist()
         alone = len(described) == 1 and described[0]["type"] == "point_cloud"
         need(ours == said and alone, "the two files describe different domains")
-        need(fill >= 0 and flat and 0 < m <= MAX_DIMENSION and cloud.dtype == "float64", "domain: invalid points")
+        need(fill >= 0 and flat and 0 < m <= most and cloud.dtype == "float64", "domain: invalid points")
         rows = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
         return tuple(map(min, zip(*rows))), tuple(map(max, zip(*rows))), rows, fill, [list(shape)], None
     need(described == certified, "the two files describe different domains")
     if described[0]["type"] == "region":
         shape = _counts(described[0]["shape"], "domain", 1)
-        need(len(described) == 1 and 0 < math.prod(shape) <= MAX_DIMENSION, "domain: expected one region")
+        need(len(described) == 1 and 0 < math.prod(shape) <= most, "domain: expected one region")
         region = read_region(described[0], math.prod(shape))
         return *map(tuple, zip(*region.ends)), None, 0.0, [list(shape)], region
     need(all(d["type"] == "box" for d in described), "expected boxes")
     lo, hi = (tuple(read_hex(x, end) for d in described for x in d[end]) for end in ("lo", "hi"))
     sizes = [math.prod(_counts(d["shape"], "domain", 1)) for d in described]
     need(sizes == [len(d["lo"]) for d in described] and len(lo) == len(hi), "domain: the shapes do not fit")
-    need(0 < len(lo) <= MAX_DIMENSION and all(a < b for a, b in zip(lo, hi)), "domain: expected lo < hi")
+    need(0 < len(lo) <= most and all(a < b for a, b in zip(lo, hi)), "domain: expected lo < hi")
     return lo, hi, None, 0.0, [d["shape"] for d in described], None
 
 
@@ -317,15 +450,15 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
     need(said == described["label"], f"the certificate calls the function {said!r}, the head {described['label']!r}")
     if graph is None:
         return None
-    text = json.dumps(graph, sort_keys=True, separators=(",", ":"))
-    sealed = certified["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    sealed = certified["sha256"] == sha256_of(graph)
     need(certified["graph"] == graph and sealed, "the certificate has another graph, or its hash does not match")
     read = read_graph(graph)
     need(read.inputs == m and read.shape == outputs, "the graph's inputs or outputs are not the head's")
     return read
 
 
-def _claim(c: dict[str, Any], m: int) -> Claim:
+def read_claim(c: dict[str, Any], m: int) -> Claim:
+    """What a certificate says of a function of m variables."""
     need(c["schema"] in SCHEMAS and c["kind"] in KINDS, "certificate: unknown kind or schema")
     need(c["semantics"] in ("real", "float64", "float32", *_HALVES), "unknown semantics")
     need(isinstance(c["norm"], str), "unknown norm")

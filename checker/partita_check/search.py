@@ -60,11 +60,11 @@ def search(
 
     def bound() -> float:
         if supremum:
-            return max(stuck, -heap[0][0] if heap else 0.0)
+            return max(stuck, -heap[0][0] if heap else -math.inf)
         total = sum((arb(-entry[0]) for entry in heap), arb(stuck)) * outputs
         return up(total ** (1 / arb(norm))) if total > 0 else 0.0 if total == 0 else math.inf
 
-    stuck, look = 0.0, 1
+    stuck, look = -math.inf if supremum else 0.0, 1
     try:
         stop = add(ends, None)
     except TimeOver:

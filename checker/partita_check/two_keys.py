@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flint import arb, fmpq
 
-from partita_check.bounds import UNIT
+from partita_check.bounds import STORED, UNIT
 from partita_check.cells import Cells
 from partita_check.clock import clock
 from partita_check.graph import Graph
@@ -228,11 +228,12 @@ def slabs(turn: Sequence[arb], ends: Ends) -> Iterator[tuple[arb, Ends]]:
 
 
 def two_key_bound(form: Form, cells: Cells, ends: Ends) -> arb:
-    """A bound of |f − net| over a box, for the head as it is run but for the rounding of its inputs.
+    """A bound of |f − net| over a box, for the head as it is run; where f is a polynomial, without the rounding of its inputs.
 
     With `φ̃` the stored φ: where f is `Σ_j w_j V_j`, `|net − f| ≤ Σ_j w̃_j|Ṽ_j − V_j| + |B||φ̃ − φ|/cosh²`. Where f is a polynomial,
     `f − A = κBφ̃ + r`, `|net − f| ≤ |B||tanh φ̃ − κφ̃| + |r|`, and `|tanh t − t + t³/3| ≤ 2t⁵/15` for |t| ≤ 1. Scores that are
-    off by δ_j move φ̃ by (δ₀ + δ₁)/2, and a base other than e by 2u of itself.
+    off by δ_j move φ̃ by (δ₀ + δ₁)/2, and a base other than e by 2u of itself. A stored input moves f by its slope,
+    `Σ_j w_j V_j' + Bφ'/cosh²`, times u|z|.
     """
     m, outputs, (_, middle, radius) = cells.m, cells.outputs, balls(ends)
     keys = [[[cells.value(j, o, [arb(0)] * m), *cells.slope(j, o)] for o in range(outputs)] for j in (0, 1)]
@@ -254,20 +255,29 @@ def two_key_bound(form: Form, cells: Cells, ends: Ends) -> arb:
         values = [[_row(form.polynomials[o][j], m) for o in range(outputs)] for j in (0, 1)]
         if sum((a * b for a, b in zip(true[1:], turn[1:])), arb(0)) < 0:  # the keys are in the other order
             true, values = [-x for x in true], values[::-1]
-    worst, unit = arb(0), UNIT[cells.semantics]
+    worst, unit, narrow = arb(0), UNIT[cells.semantics], cells.semantics not in ("real", "float64")
     for span, part in slabs(turn, ends):
         box, center, wide = balls(part)
         off = [cells.delta(cells.size_of_score(j, box)) for j in (0, 1)]
         shift = (off[0] + off[1]) / 2 + 2.02 * unit * span.abs_upper()
         away = _over([a - b for a, b in zip(turn, true)], center, wide) if true else arb(0)
-        shared = _shared(span, shift)
+        shared, (by, least, _) = _shared(span, shift), STORED[cells.semantics]
+        moved = [(x.abs_upper() * by + least) if narrow else arb(0) for x in box]
         weights = [1 / (1 + (2 * (x - shift)).exp()) for x in (span.lower(), (-span).lower())]
         for o in range(outputs):
             height = _over(swing[o], center, wide)
             found = height * shift * shared
             if true:
                 half = [(b - a) / 2 for a, b in zip(values[0][o], values[1][o])]
-                found += _over(half, center, wide) * away * _shared(span, away)
+                near = sum((abs(t) * s for t, s in zip(true[1:], moved)), away)
+                steep = _over(half, center, [w + s for w, s in zip(wide, moved)]) * _shared(span, near)
+                found += steep * away
+                for i, step in enumerate(moved):
+                    ends_of = [
+                        abs((1 - x) * values[0][o][i + 1] + (1 + x) * values[1][o][i + 1]) / 2
+                        for x in _turned(span, near)
+                    ]
+                    found += step * (max(ends_of, key=up) + steep * abs(true[i + 1]))
             for j in (0, 1):
                 rounded = cells.value_error(j, o, box)
                 held = _over(keys[j][o], center, wide) + rounded
@@ -275,6 +285,11 @@ def two_key_bound(form: Form, cells: Cells, ends: Ends) -> arb:
                 found += weights[j] * (apart + rounded + 1.01 * 12 * unit * held)
             worst = max(worst, found if found.is_finite() else INF, key=up)
     return worst + read + cells.lost
+
+
+def _turned(span: arb, moved: arb) -> list[arb]:
+    """The ends of tanh within `moved` of an interval."""
+    return [(span.lower() - moved).tanh(), (span.upper() + moved).tanh()]
 
 
 def _shared(span: arb, moved: arb) -> arb:
@@ -302,7 +317,10 @@ def _polynomial(
     own += [line[i + 1] + 2 * sum((square[i][j] * middle[j] for j in range(m)), arb(0)) for i in range(m)]
     b, s, a = ([_at(row, middle), *row[1:]] for row in (turn, swing, level))
     bent = [[(s[i + 1] * b[j + 1] + s[j + 1] * b[i + 1]) / 2 for j in range(m)] for i in range(m)]
-    i, j = max(((i, j) for i in range(m) for j in range(m)), key=lambda at: abs(float(bent[at[0]][at[1]].mid())))
+    i, j = max(
+        ((i, j) for i in range(m) for j in range(m)),
+        key=lambda at: abs(float((bent[at[0]][at[1]] * radius[at[0]] * radius[at[1]]).mid())),
+    )
     slope = (square[i][j] / bent[i][j]).mid() if not bent[i][j].contains(0) else arb(0)
     rest = abs(own[0] - a[0] - slope * s[0] * b[0])
     rest += sum(

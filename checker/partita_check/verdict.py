@@ -41,7 +41,7 @@ from partita_check.soft import SoftGrid
 from partita_check.tails import clipped, tail_norm
 from partita_check.two_keys import two_key_bound, two_key_form
 
-__all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at"]
+__all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at", "net_at"]
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
@@ -350,7 +350,8 @@ class Checker:
             found = two_key_bound(form, Cells(self.head, None, self.ends, self.semantics, None), self.ends)
         finally:
             ctx.prec = before
-        return up((found + self.moved_by_inputs()) * self.factor), name
+        moved = self.moved_by_inputs() if form.turn is None else arb(0)
+        return up((found + moved) * self.factor), name
 
     def assume(self, statement: str) -> None:
         """Rest on a statement that the certificate lists as the caller's."""
@@ -619,8 +620,14 @@ def mean_of(values: Sequence[float], weights: Sequence[list[arb]]) -> arb:
 
 def error_at(head: Head, graph: Graph, point: Point, seen_at: list[arb] | None = None) -> arb:
     """A ball that holds the largest |f − net| over the outputs at a point, for the exact head, which may see it elsewhere."""
-    at, m, out, nets = [arb(x) for x in point], len(point), len(head.values), list[arb]()
-    truth, at = graph.evaluate(at), seen_at or at
+    at = [arb(x) for x in point]
+    errors: list[arb] = [abs(a - b) for a, b in zip(graph.evaluate(at), net_at(head, seen_at or at))]
+    return max(errors, key=lambda e: float(e.mid()) if e.is_finite() else math.inf)
+
+
+def net_at(head: Head, at: Sequence[arb]) -> list[arb]:
+    """The outputs of the exact head at a point in balls."""
+    m, out, nets = len(at), len(head.values), list[arb]()
     if head.axes:
         rows = []
         for axis, rate, x in zip(head.axes, head.rates, at):
@@ -632,13 +639,19 @@ def error_at(head: Head, graph: Graph, point: Point, seen_at: list[arb] | None =
             if head.slopes is not None and head.origin is not None:
                 means = [mean_of(head.slopes[o * m + i :: out * m], rows) for i in range(m)]
                 nets[-1] += sum((s * (x - c) for s, x, c in zip(means, at, head.origin)), arb(0))
-    else:
-        cells = Cells(head, None, tuple(zip(point, point)), "real", None)
-        weights = [cells.score(j, at).exp() for j in range(head.keys)]
-        total = sum(weights, arb(0))
-        nets = [sum((w * cells.value(j, o, at) for j, w in enumerate(weights)), arb(0)) / total for o in range(out)]
-    errors: list[arb] = [abs(a - b) for a, b in zip(truth, nets)]
-    return max(errors, key=lambda e: float(e.mid()) if e.is_finite() else math.inf)
+        return nets
+    total, nets = arb(0), [arb(0)] * out
+    for j, center in enumerate(head.centers):
+        clock.tick()
+        steps = [x - c for x, c in zip(at, center)]
+        power = arb(head.powers[j] if head.powers is not None else 0)
+        weight = ((power - sum((d * d for d in steps), arb(0))) * head.rates[0] / 2).exp()
+        total += weight
+        for o, v in enumerate(head.values):
+            start = (j * out + o) * m
+            slopes = head.slopes[start : start + m] if head.slopes is not None else ()
+            nets[o] += weight * sum((s * d for s, d in zip(slopes, steps)), arb(v[j]))
+    return [net / total for net in nets]
 
 
 def check(stored: Stored, *, sampled: int = 0) -> Verdict:

@@ -15,15 +15,18 @@ from partita.arithmetic.rounding import add_up, sub_down
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.differentiate import derivative
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.ranges import range_over
 from partita.functions.regions import Region
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
-from partita.proofs import proof_for
+from partita.heads.scattered_head import ScatteredHead
+from partita.proofs import proofs_for
 from partita.proofs.center_values import GridFacts, soft_terms
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
-from partita.proofs.proof import Given, Progress, Proved, tightest
+from partita.proofs.head_graphs import MOST_KEYS, head_graph, minus
+from partita.proofs.proof import Given, Progress, Proof, Proved, tightest
 from partita.proofs.taylor_proof import soft_grid_of
 
 __all__ = ["GradientError", "Range", "Slopes", "bound_gradient_error", "bound_range", "bound_slope", "sampled_slopes"]
@@ -31,6 +34,7 @@ __all__ = ["GradientError", "Range", "Slopes", "bound_gradient_error", "bound_ra
 _SAMPLES = 4096
 _MOST_CELLS = 1 << 16  # of a grid that is proved; the hull of the values serves for larger ones
 _LEAST = 1e-298  # proofs allow themselves 1e-300 for underflow
+_WIDE = 1.5  # times the range seen: a bound that is not that close is not good
 _NEAR = 1.005  # times what was seen: no proof aims closer
 
 
@@ -58,12 +62,18 @@ class GradientError:
 
 
 def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> GradientError:
-    """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`."""
+    """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`.
+
+    The series is for grids with constant values. Other heads with few keys are enclosed as the expressions that they are.
+    """
     if target.graph is None:
         raise UnsupportedError(
             f"{target.label} is a black box: nothing can be proved about its gradient. Give an expression."
         )
-    grid, domain = soft_grid_of(head), target.region or target.box
+    domain = target.region or target.box
+    if not _has_series(head):
+        return _gradient_error_of_expression(head_graph(head), head, target.graph, domain)
+    grid = soft_grid_of(head)
     slopes = sampled_slopes(head, domain)
     bounds, seen = [], []
     for axis in range(domain.dimension):
@@ -83,6 +93,8 @@ def bound_slope(
     """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: its sign says whether the head rises or falls."""
     if not 0 <= axis < domain.dimension:
         raise DomainError(f"axis is {axis}; expected 0 to {domain.dimension - 1}.")
+    if not _has_series(head):
+        return _slope_of_expression(head_graph(head), head, domain, axis)
     grid = soft_grid_of(head)
     if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
         return (Range(0.0, 0.0, 0.0, 0.0),) * int(grid.values.shape[-1])
@@ -94,6 +106,35 @@ def bound_slope(
     return tuple(ranges)
 
 
+def _has_series(head: FoldedHead) -> bool:
+    """Whether gradients are bounded by the series for grids; also for heads that are too large for anything else."""
+    is_grid = isinstance(head, GridHead) and head.value_slopes is None
+    return is_grid or not isinstance(head, GridHead | ScatteredHead) or head.num_keys > MOST_KEYS
+
+
+def _slope_of_expression(graph: Graph, head: FoldedHead, domain: Box | Region, axis: int) -> tuple[Range, ...]:
+    box, seen = domain.bounding_box(), sampled_slopes(head, domain).values[:, :, axis]
+    found = range_over(derivative(graph, axis), box.lo, box.hi)
+    return tuple(
+        Range(float(a), float(b), float(s.min()), float(s.max())) for a, b, s in zip(found.lo, found.hi, seen.T)
+    )
+
+
+def _gradient_error_of_expression(graph: Graph, head: FoldedHead, f: Graph, domain: Box | Region) -> GradientError:
+    box, off, slopes = domain.bounding_box(), minus(graph, f), sampled_slopes(head, domain)
+    bounds, seen = [], []
+    for axis in range(domain.dimension):
+        found = range_over(derivative(off, axis), box.lo, box.hi)
+        bounds.append(float(found.magnitude.max()))
+        truth = derivative(f, axis).evaluate(slopes.points).reshape(len(slopes.points), -1)
+        seen.append(float(np.abs(truth - slopes.values[:, :, axis]).max()))
+    if not all(map(math.isfinite, bounds)):
+        raise UnsupportedError(
+            f"no bound was found for the gradient of {f.infix()[:100]} on {box}: it may have a pole or a jump."
+        )
+    return GradientError(tuple(bounds), tuple(seen))
+
+
 def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:
     """The range of each output over the domain, of the head as it is run."""
     domain = target.region or target.box
@@ -103,18 +144,26 @@ def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None =
 
 
 def _output_range(head: FoldedHead, target: Target, output: int, seen: Array, progress: Progress | None) -> Range:
-    """From a proof that the output is within r of a constant, and, for constant values, from the values themselves."""
+    """From proofs that the output is within r of a constant, and, for constant values, from the values themselves.
+
+    Values that cancel are far from what a proof by cells can see; then the other proofs for such a head are asked as well.
+    """
     hull = _hull(head, target.box, output, seen)
     if hull is not None and (head.num_keys > _MOST_CELLS or hull.hi - hull.lo <= _NEAR * np.ptp(seen)):
         return hull  # no proof aims closer to what was seen
-    proof, one = proof_for(head), _one_output(head, output)
+    one, best = _one_output(head, output), hull
+    for proof in proofs_for(head):
 
-    def prove(graph: Graph, goal: float) -> Proved:
-        constant = graph_target(graph, target.domains, "a constant")
-        return proof.prove(one, constant, Given(aim=goal, sharpen=False, progress=progress))
+        def prove(graph: Graph, goal: float, proof: Proof = proof) -> Proved:
+            constant = graph_target(graph, target.domains, "a constant")
+            return proof.prove(one, constant, Given(aim=goal, sharpen=False, progress=progress))
 
-    found = _range_of(seen, target.domain.dimension, prove)
-    return found if hull is None else replace(found, lo=max(found.lo, hull.lo), hi=min(found.hi, hull.hi))
+        found = _range_of(seen, target.domain.dimension, prove)
+        best = found if best is None else replace(found, lo=max(found.lo, best.lo), hi=min(found.hi, best.hi))
+        if best.hi - best.lo <= _WIDE * np.ptp(seen):
+            break
+    assert best is not None
+    return best
 
 
 def _hull(head: FoldedHead, box: Box, output: int, seen: Array) -> Range | None:

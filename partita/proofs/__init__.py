@@ -14,12 +14,14 @@ from partita.proofs.worst_point import search_worst
 PROOFS: dict[str, Proof] = {**ONE_HEAD, NetworkProof.name: NetworkProof()}
 
 
-def proof_for(head: Head) -> Proof:
-    """The proof that bounds the error of a head of this type against any expression."""
-    for proof in PROOFS.values():
-        if proof.handles(head):
-            return proof
-    raise UnsupportedError(f"there is no proof for a {type(head).__name__}; expected a grid head or a scattered head.")
+def proofs_for(head: Head) -> list[Proof]:
+    """The proofs that bound how far a head of this type is from a constant, those first that are usually good."""
+    found = [proof for proof in PROOFS.values() if proof.handles(head)]
+    if not found:
+        raise UnsupportedError(
+            f"there is no proof for a {type(head).__name__}; expected a grid head or a scattered head."
+        )
+    return found
 
 
 __all__ = [
@@ -39,7 +41,7 @@ __all__ = [
     "layers_rounding",
     "literal_rounding",
     "model_digest",
-    "proof_for",
+    "proofs_for",
     "scattered_terms",
     "search_worst",
 ]

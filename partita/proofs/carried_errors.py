@@ -26,12 +26,14 @@ from partita.functions.ranges import enclose_each, range_over
 from partita.geometry.domains import Array
 from partita.heads.wiring import Affine, Group, Wiring
 
-__all__ = ["MOST_BOXES", "cut_boxes", 
+__all__ = [
+    "MOST_BOXES",
     "Carried",
     "LocalError",
     "Ranges",
     "Reads",
     "Shares",
+    "cut_boxes",
     "joint_ranges",
     "propagate",
     "require_bounded",

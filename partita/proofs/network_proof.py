@@ -37,7 +37,7 @@ from partita.proofs.certificate import Certificate, Term, hex_floats, model_dige
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
-__all__ = ["NetworkProof", "Part", "part_checks", "same_as_wiring"]
+__all__ = ["NetworkProof", "Part", "carried_over", "part_checks", "same_as_wiring"]
 
 _MEANINGS = ("graph", "wiring")
 
@@ -205,20 +205,10 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        lo, hi = target.box.lo.ravel(), target.box.hi.ravel()
-        cuts = _cuts(given.details.get("cuts", []), lo, hi)
-        carried = propagate(
-            wiring,
-            graphs,
-            [part.certificate.error_bound for part in parts],
-            *cut_boxes(lo, hi, cuts),
-            precision=PRECISIONS[str(head.dtype)],
-            ranges=joint_ranges(wiring, graphs, lo, hi),
-        )
-        require_bounded(carried, graphs)
-        _require_inside(carried, parts)
-        details = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
-        details |= {"cuts": cuts} if any(cuts) else {}
+        carried, cuts = carried_over(head, parts, target.box, given.details)
+        details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
+        if any(cuts):
+            details["cuts"] = cuts
         return Proved(_terms(carried, parts), details)
 
     @staticmethod
@@ -239,6 +229,36 @@ class NetworkProof(Proof):
         return parts
 
 
+def carried_over(
+    head: AttentionNetwork, parts: Sequence[Part], box: Box, details: Mapping[str, Any]
+) -> tuple[Carried, list[list[float]]]:
+    """Ranges and errors of every channel of a network over a box, and the points at which its axes are cut.
+
+    Args:
+        head: the network.
+        parts: the claim about each of its heads.
+        box: the domain.
+        details: of the proof; `cuts` are the points that cut each axis.
+
+    Raises:
+        UnsupportedError: a range or an error without a bound, or a head that may read a point outside its box.
+        FormatError: points that do not increase inside the box, or too many.
+    """
+    wiring, graphs, lo, hi = head.wiring, [part.graph for part in parts], box.lo.ravel(), box.hi.ravel()
+    cuts = _cuts(details.get("cuts", []), lo, hi)
+    carried = propagate(
+        wiring,
+        graphs,
+        [part.certificate.error_bound for part in parts],
+        *cut_boxes(lo, hi, cuts),
+        precision=PRECISIONS[str(head.dtype)],
+        ranges=joint_ranges(wiring, graphs, lo, hi),
+    )
+    require_bounded(carried, graphs)
+    _require_inside(carried, parts)
+    return carried, cuts
+
+
 def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
     """Points that cut the axes of a box, from what a certificate stores. Raises `FormatError` unless they increase inside it."""
     try:
@@ -248,7 +268,8 @@ def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
         raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
     if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
         raise FormatError(
-            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and {MOST_BOXES:,} boxes at most."
+            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and at most {MOST_BOXES:,} "
+            "boxes."
         )
     return cuts
 

@@ -133,7 +133,7 @@ class Proof(ABC):
         """The terms, for a head of the class that it takes, whose numbers are ordinary."""
 
     def handles(self, head: Head) -> bool:
-        """Whether it proves any such head against any expression, whatever its values are."""
+        """Whether it bounds how far any such head is from a constant, whatever its values are."""
         return False
 
     def centers(self, head: Head, target: Target) -> Callable[[int, int], Array] | None:

@@ -20,7 +20,7 @@ from partita.functions.quotients import Logistic, Quadratic, two_key_form
 from partita.functions.target import Target
 from partita.geometry.domains import Array
 from partita.geometry.envelopes import Rows
-from partita.heads.head import FoldedHead
+from partita.heads.head import FoldedHead, Head
 from partita.heads.scattered_head import ScatteredHead
 from partita.proofs.center_values import lp_factor
 from partita.proofs.certificate import Term
@@ -45,7 +45,7 @@ class TwoKeysProof(Proof):
     name = "two_keys"
     moves_inputs = True
 
-    def handles(self, head: FoldedHead) -> bool:
+    def handles(self, head: Head) -> bool:
         return isinstance(head, ScatteredHead) and head.num_keys == 2
 
     def _prove(self, head: FoldedHead, target: Target, given: Given) -> Proved:
