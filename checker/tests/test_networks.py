@@ -543,6 +543,10 @@ def test_forms_do_not_mix_up_what_they_share():
     atoms = Atoms()
     assert form("(x0 + x1 + x2)*(x0 + x1)", atoms) == form("(x0 + x1)*(x2 + x1 + x0)", atoms)
     assert form("sin(x0 + x1) + (x0 + x1 + 1) + (x0 + x1)", atoms) == form("2*(x1 + x0) + 1 + sin(x1 + x0)", atoms)
+    wanted = form("(x0 + x1)*(x0 + x1 + x2)", atoms)
+    for text in ("(1*(x0 + x1))*((x0 + x1) + x2)", "sqrt(x0 + x1)*((x0 + x1) + x2)*sqrt(x0 + x1)"):
+        assert form(text, atoms) == wanted
+    assert form("(x0 + x1) - 1*(x0 + x1)", atoms) == {} and form("x2 + ((x0 + x1) - (x0 + x1)/1)", atoms) == form("x2", atoms)
 
 
 def test_long_and_hostile_forms():
