@@ -23,6 +23,7 @@ from accuracy import must_hold, show
 from partita_check.cli import run
 
 import partita as pa
+from partita.reproduction.structured_functions import KNOWN_FUNCTIONS, bell_of, norm_wave_of, sines_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Row:
 
 def rows() -> list[Row]:
     line, square = pa.Box([-1], [1]), pa.Box([-1, -1], [1, 1])
+    engineering = [KNOWN_FUNCTIONS[name] for name in ("Ishigami", "OTL circuit", "wing weight", "robot arm")]
     table = [Row(r.name, r.expression, r.domain, r.tolerance) for r in must_hold()]
     return [
         *table,
@@ -49,6 +51,10 @@ def rows() -> list[Row]:
         Row("the first, affine", table[0].function, square, 2e-2, {"method": "affine"}),
         Row("tanh 40x, adaptive", "tanh(40*x0)", line, 1e-2, {"method": "adaptive"}),
         Row("step x in L2", "step(x0)", line, 1e-1, {"norm": 2}),
+        Row("Σ sin(3xᵢ), 10-D", sines_of(10), pa.Box([-1] * 10, [1] * 10), 1e-6),
+        Row("exp(−Σ xᵢ²), 10-D", bell_of(10), pa.Box([-1] * 10, [1] * 10), 1e-5),
+        Row("sin ‖x‖, 20-D", norm_wave_of(20), pa.Box([0.5] * 20, [1] * 20), 1e-4),
+        *(Row(f"{f.name}, {len(f.lo)}-D", f.expression, f.box, 1e-3 * f.span) for f in engineering),
     ]
 
 
