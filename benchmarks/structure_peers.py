@@ -46,7 +46,7 @@ def new_nodes(level: int) -> Array:
 
 
 def basis(level: int, x: Array) -> Array:
-    """`(len(x), new nodes)`: the polynomials through all nodes up to a level that are 1 at one of its new nodes, 0 at the others."""
+    """`(len(x), new nodes)`: polynomials that are 1 at one new node of a level, and 0 at all its other nodes, old and new."""
     if level == 0:
         return np.ones((len(x), 1))
     nodes = np.concatenate([new_nodes(k) for k in range(level + 1)])

@@ -19,7 +19,7 @@ from partita.functions.target import graph_target, make_target
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.proofs import PROOFS, Certificate, Given, model_digest
-from partita.proofs.carried_errors import joint_ranges, propagate, require_bounded
+from partita.proofs.carried_errors import cut_boxes, joint_ranges, propagate, require_bounded
 from partita.proofs.claim import claim, describe_function
 from partita.proofs.local_errors import local_error
 from partita.proofs.network_proof import Part, same_as_wiring
@@ -570,6 +570,23 @@ def test_the_wiring_must_make_the_function(compiled, made):
     assert same_as_wiring(parse("2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5", ["x0", "x1"]), third, graphs)
     c = certified(network(heads, third), parts, "2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5")
     assert "coefficients" in [t.name for t in c.certificate.terms] and failing(c) == []
+
+
+def test_a_domain_that_is_cut_into_boxes(compiled, made):
+    """A smaller bound, which a recheck confirms with the stored cuts and not without them; cuts that are not cuts are refused."""
+    parts, cuts = [part for _, part in made], [[-0.5, 0.0, 0.5], [0.0]]
+    proved = PROOFS["network"].prove(compiled.head, compiled.target, Given(earlier=parts, details={"cuts": cuts}))
+    assert proved.details["cuts"] == cuts and proved.bound < 0.99 * compiled.error_bound
+    c = claimed(compiled.head, compiled.certificate.function, compiled.target, proved)
+    assert failing(replace(c, certificate=Certificate.from_json(c.certificate.to_json()))) == []
+    assert not balls.is_refuted(c, c.target.box.sample(300, np.random.default_rng(4)))
+    assert failing(replace(c, certificate=replace(c.certificate, proof={**c.certificate.proof, "cuts": []}))) != []
+    lo, hi = cut_boxes(np.array([-1.0, -1.0]), np.array([1.0, 1.0]), cuts)
+    assert len(lo) == 8 and (hi - lo).prod(axis=1).sum() == 4.0  # they cover the domain
+    many = np.linspace(-0.9, 0.9, 100).tolist()
+    for wrong in ([[0.0]], [[0.5, 0.0], []], [[1.0], []], [[math.nan], []], [["x"], []], 3, [many, many]):
+        with pytest.raises(FormatError, match="cuts"):
+            PROOFS["network"].prove(compiled.head, compiled.target, Given(earlier=parts, details={"cuts": wrong}))
 
 
 def test_a_function_that_is_its_wiring(compiled, made):

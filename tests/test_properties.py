@@ -223,6 +223,15 @@ def test_two_keys_have_bounds_of_their_own(text):
         assert np.abs(truth - slopes[:, axis]).max() <= error.bounds[axis] + rounding
 
 
+def test_two_sharp_keys_have_slopes():
+    """The exponential of the scores overflows float64 over half of the domain."""
+    c = pa.compile("abs(x0)", pa.Box([-1], [1]), tolerance=1e-6)
+    assert c.num_keys == 2
+    (slope,), error = c.bound_slope(0), c.bound_gradient_error()
+    assert -1.3 < slope.lo <= -1 and 1 <= slope.hi < 1.3
+    assert 1 <= error.bounds[0] < 1.3  # on one side of the kink the head has the slope of the middle
+
+
 def test_the_proof_along_an_axis_is_about_that_axis():
     grid = SoftGrid(
         (np.linspace(-1, 1, 5), np.linspace(-1, 1, 4)), (4.0, 6.0), np.random.default_rng(0).normal(size=(5, 4, 1))

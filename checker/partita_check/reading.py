@@ -348,10 +348,11 @@ def _network(
             parts.append(_part(f"part {i}", listed[i], heads[i], widths[i], claim))
     need(not sorted_own, f"{TENSORS} holds unknown tensors")
     wiring = read_wiring(record, maps, len(lo), widths, math.prod(outputs))
+    wired = {name: value for name, value in record.items() if name != "heads"}
+    need(certificate["model"]["wiring_sha256"] == sha256_of(wired), "the certificate is about another wiring")
     if function["type"] == "network":
-        wired = {name: value for name, value in record.items() if name != "heads"}
         defined = {"wiring": wired, "parts": [part["graph"] for part in listed]}
-        need(function["sha256"] == sha256_of(defined), "the certificate is about another wiring")
+        need(function["sha256"] == sha256_of(defined), "the certificate is about another function")
         need(described["target"]["graph"] is None and claim.bound is not None, "a network that is its own function")
         graph, label = None, str(function["text"])
     else:

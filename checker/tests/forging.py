@@ -90,11 +90,13 @@ def put_together(files: Files, folder: Path) -> Path:
     seal_certificate(files.certificate, files.tensors, "head." if files.kind == "head" else "")
     for i, part in enumerate(files.certificate.get("proof", {}).get("parts", [])):
         seal_certificate(part["certificate"], files.tensors, f"head.heads.{i}.")
-    function = files.certificate.get("function", {})
-    if function.get("type") == "network":
+    if files.description.get("head", {}).get("type") == "network":
         wiring = {name: value for name, value in files.description["head"].items() if name != "heads"}
-        graphs = [part["graph"] for part in files.certificate["proof"]["parts"]]
-        function["sha256"] = hashlib.sha256(canonical({"wiring": wiring, "parts": graphs})).hexdigest()
+        files.certificate["model"]["wiring_sha256"] = hashlib.sha256(canonical(wiring)).hexdigest()
+        if files.certificate["function"].get("type") == "network":
+            graphs = [part["graph"] for part in files.certificate["proof"]["parts"]]
+            defined = canonical({"wiring": wiring, "parts": graphs})
+            files.certificate["function"]["sha256"] = hashlib.sha256(defined).hexdigest()
     (folder / "certificate.json").write_bytes(canonical(files.certificate))
     files.description["sha256"] = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -20,8 +20,8 @@ from partita.geometry.domains import Array, Box, BoxLike
 __all__ = ["AdditiveGap", "additive_gap", "least_numbers", "product_gap"]
 
 _MOST_READS = 15  # a difference of k coordinates has 2^k points
-_MOST_POINTS = 1 << 20  # at which f is evaluated in one step of the search
-_SWEEPS, _ACROSS, _NEAR = 8, 9, 6  # of the search that changes one entry at a time
+_MOST_POINTS = 1 << 18  # at which f is evaluated in one step of the search
+_STARTS, _SWEEPS, _ACROSS, _NEAR = 3, 8, 9, 6  # of the search that changes one entry at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,16 +88,13 @@ def additive_gap(function: Any, domain: BoxLike, *, reads: int, samples: int = 2
         )
     rng = np.random.default_rng(seed)
     ends = box.lo.ravel(), box.hi.ravel()
-    starts = min(require_count("samples", samples), max(8, _MOST_POINTS >> (reads + 1)))
-    size, best = _largest(target, _guesses(ends, reads + 1, starts, rng))
-    for _ in range(_SWEEPS):
-        before = size
-        for entry in range(m):
-            found, changed = _largest(target, _entry_changed(best, entry, ends, rng))
-            if found > size:
-                size, best = found, changed
-        if size <= before * (1 + 1e-9):
-            break
+    starts = max(8, min(require_count("samples", samples), _MOST_POINTS >> (reads + 1)) // _STARTS)
+    size, best = 0.0, None
+    for _ in range(_STARTS):
+        found, corners = _improved(target, _guesses(ends, reads + 1, starts, rng), ends, rng)
+        if best is None or found > size:
+            size, best = found, corners
+    assert best is not None
     moved = best.one[0] != best.other[0]
     blocks = tuple(tuple(np.flatnonzero(moved & (best.labels[0] == k)).tolist()) for k in range(reads + 1))
     return AdditiveGap(_proved(target.graph, best), reads, blocks, best.one[0], best.other[0], best.output)
@@ -120,6 +117,22 @@ class _Corners:
         return np.where(inside[:, self.labels], self.other, self.one), signs
 
 
+def _improved(
+    target: Target, guesses: _Corners, ends: tuple[Array, Array], rng: np.random.Generator
+) -> tuple[float, _Corners]:
+    """The best of the guesses, changed one coordinate at a time while that helps."""
+    size, best = _largest(target, guesses)
+    for _ in range(_SWEEPS):
+        before = size
+        for entry in range(len(ends[0])):
+            found, changed = _largest(target, _entry_changed(best, entry, ends, rng))
+            if found > size:
+                size, best = found, changed
+        if size <= before * (1 + 1e-9):
+            break
+    return size, best
+
+
 def _guesses(ends: tuple[Array, Array], blocks: int, count: int, rng: np.random.Generator) -> _Corners:
     """Random blocks of equal sizes, and random points, some of them opposite corners, at ends of the box, or in its middle."""
     lo, hi = ends
@@ -128,7 +141,8 @@ def _guesses(ends: tuple[Array, Array], blocks: int, count: int, rng: np.random.
     places = rng.random((2, count, m))
     places[:, : count // 2] = rng.integers(0, 3, (2, count // 2, m)) / 2
     places[0, : count // 4] = rng.integers(0, 2, (count // 4, m))
-    places[1, : count // 4] = 1 - places[0, : count // 4]
+    stays = rng.random((count // 4, m)) < rng.choice([0.0, 0.5], (count // 4, 1))
+    places[1, : count // 4] = np.where(stays, places[0, : count // 4], 1 - places[0, : count // 4])
     one, other = np.clip(lo + places * (hi - lo), lo, hi)
     return _Corners(labels, one, other, blocks)
 

@@ -48,13 +48,16 @@ def head_graph(head: FoldedHead) -> Graph:
     z = [builder.add("input", parameters=(i,)) for i in range(head.dimension)]
     # s_j(z) = a_j·z + b_j, less R|z|²/2, which all of them have
     tilts, levels = centers * rates, (rates[0] * powers - (rates * centers * centers).sum(axis=1)) / 2
+
+    def lead(k: int, j: int) -> int:
+        return _affine(builder, z, tilts[k] - tilts[j], levels[k] - levels[j])
+
     weights = []
     for j in range(1, len(centers)):
-        others = [
-            builder.add("exp", _affine(builder, z, tilts[k] - tilts[j], levels[k] - levels[j]))
-            for k in range(len(centers))
-            if k != j
-        ]
+        if len(centers) == 2:  # whose slope can be enclosed where an exponential overflows
+            weights.append(builder.add("sigmoid", lead(1, 0)))
+            continue
+        others = [builder.add("exp", lead(k, j)) for k in range(len(centers)) if k != j]
         one = builder.add("const", parameters=(1.0,))
         weights.append(builder.add("div", one, builder.add("sum", one, *others)))
     outputs = []

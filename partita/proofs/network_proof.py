@@ -187,6 +187,7 @@ class NetworkProof(Proof):
     `given.details["parts"]` are the claims about the heads, as JSON; `given.earlier` are `Part`s whose proofs were done in this
     process and are not done again. `given.details["meaning"]` is "graph" if the network must be shown to compute the expression
     f, and "wiring" if f is defined as what the wiring makes of the heads' functions. The default is "graph" for an expression.
+    `given.details["cuts"]` are points on each axis that cut the domain into boxes; the bound is the largest on any of them.
     """
 
     name = "network"
@@ -294,7 +295,7 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
 
 
 def _terms(carried: Carried, parts: Sequence[Part]) -> list[Term]:
-    """One term for each head, one for inexact coefficients, one for rounding: at the output where their sum is largest."""
+    """One term for each head, one for inexact coefficients, one for rounding: for the box and the output with the largest sum."""
     shares = carried.shares(len(parts))
     box, worst = np.unravel_index(int(np.argmax(shares.total)), shares.total.shape)
     key, heads = "carried-errors", shares.heads[box, worst]
