@@ -177,7 +177,7 @@ def enlarge(files):
 
 
 def claim_float64(files):
-    """The numbers of a float32 network said to be run in float64, with a smaller bound: its weights are still rounded to float32."""
+    """A float32 network said to be run in float64, with a smaller bound: its weights are still rounded to float32."""
     for tensor in files.tensors.values():
         tensor[0] = "F64"
     for record in (files.description["head"], *files.description["head"]["heads"]):
