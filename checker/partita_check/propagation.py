@@ -40,7 +40,13 @@ class Effort(NamedTuple):
     inputs: int
 
 
-EFFORTS = (Effort(1, 1e-2, 0), Effort(64, 1e-3, 0), Effort(256, 1e-5, 64), Effort(4096, 0.0, 512), Effort(4096, 0.0, 4096))
+EFFORTS = (
+    Effort(1, 1e-2, 0),
+    Effort(64, 1e-3, 0),
+    Effort(256, 1e-5, 64),
+    Effort(4096, 0.0, 512),
+    Effort(4096, 0.0, 4096),
+)
 
 
 class Stuck(Exception):

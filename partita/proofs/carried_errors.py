@@ -26,7 +26,9 @@ from partita.functions.ranges import enclose_each, range_over
 from partita.geometry.domains import Array
 from partita.heads.wiring import Affine, Group, Wiring
 
-__all__ = ["MOST_BOXES", "cut_boxes", 
+__all__ = [
+    "MOST_BOXES",
+    "cut_boxes",
     "Carried",
     "LocalError",
     "Ranges",

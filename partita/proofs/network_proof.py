@@ -207,7 +207,7 @@ class NetworkProof(Proof):
             )
         cuts = _cuts(given.details.get("cuts", []), target.box.lo.ravel(), target.box.hi.ravel())
         carried = carried_over(head, parts, target.box, cuts)
-        details = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
+        details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
         details |= {"cuts": cuts} if any(cuts) else {}
         return Proved(_terms(carried, parts), details)
 
