@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same to Python
     from partita import inspection as inspect
+    from partita.compiler import in_context
     from partita.compiler.attack import attack
     from partita.compiler.chosen_head import head
     from partita.compiler.compile import build, compile, plan
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.kernels.attention import attend
     from partita.kernels.key_index import KeyIndex
     from partita.methods import Plan
-    from partita.networks import attention_from_mlp, in_context
+    from partita.networks import attention_from_mlp
 
 __version__ = "0.3.0"
 
@@ -78,7 +79,7 @@ _HOMES = {
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),
 }
-_MODULES = {"in_context": "partita.networks.in_context", "inspect": "partita.inspection"}
+_MODULES = {"in_context": "partita.compiler.in_context", "inspect": "partita.inspection"}
 _ROOMS = {"learn": "partita.learn", "plots": "partita.plots"}  # rooms that are reached by their own names
 
 

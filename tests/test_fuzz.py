@@ -424,7 +424,11 @@ def test_negative_control_endless_reading_is_caught(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("limit", "text"),
-    [("MAX_CHARACTERS", " " * 3000 + "x"), ("MAX_NODES", "+".join(["x"] * 600)), ("MAX_EXPONENT", "x^65")],
+    [
+        ("MAX_CHARACTERS", " " * MAX_CHARACTERS + "x"),
+        ("MAX_NODES", "+".join(["x"] * (MAX_NODES - 1) + ["y"])),
+        ("MAX_EXPONENT", "x^65"),
+    ],
 )
 def test_negative_control_limits_that_are_gone_are_caught(
     limit: str, text: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from traced import ALLOWED, operations, strangers, symbolic_operations
 
 import partita as pa
 from partita.arithmetic.interval import Interval
+from partita.compiler.in_context import GradientDescent
 from partita.errors import (
     DomainError,
     ExpressionError,
@@ -18,7 +19,7 @@ from partita.errors import (
     ShapeError,
     UnsupportedError,
 )
-from partita.networks import GradientDescent, descent_attention
+from partita.networks import descent_attention
 from partita.networks.losses import loss_slope
 
 X, W = pa.Box([-1] * 3, [1] * 3), pa.Box([-3] * 3, [3] * 3)

@@ -716,7 +716,7 @@ def test_ranges_hold_what_is_computed(wired):
     assert found.lo <= float(values.min()) and float(values.max()) <= found.hi
     assert found.lo <= found.seen_lo <= found.seen_hi <= found.hi
     if not wired:  # the maximum is 2 sin(x) + cos(2x) at sin(x) = 1/2
-        assert found.hi < 1.5 + 0.01
+        assert found.hi < 1.5 + 0.05
 
 
 def test_slopes_hold_those_of_autograd(sum_of_heads):

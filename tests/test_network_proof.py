@@ -19,7 +19,7 @@ from partita.functions.target import graph_target, make_target
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.proofs import PROOFS, Certificate, Given, model_digest
-from partita.proofs.carried_errors import joint_ranges, propagate, require_bounded
+from partita.proofs.carried_errors import cut_boxes, joint_ranges, propagate, require_bounded
 from partita.proofs.claim import claim, describe_function
 from partita.proofs.local_errors import local_error
 from partita.proofs.network_proof import Part, same_as_wiring
@@ -54,7 +54,10 @@ FUNCTION = "2*exp(-(x0**2 + x1**2))*sin(x0) + 0.5"
 
 
 class Deployed:
-    """A network whose heads err by at most ε as an adversary likes, run in floats, beside the exact one in balls."""
+    """A network whose heads err by at most ε as an adversary likes, run in floats, beside the exact one in balls.
+
+    Heads return numbers of the dtype, so ε must not be below the rounding of their values.
+    """
 
     def __init__(self, wiring, graphs, errors, precision, rng):
         self.wiring, self.graphs, self.errors, self.rng = wiring, graphs, errors, rng
@@ -72,9 +75,14 @@ class Deployed:
                     made += self.values(graph, u[i : i + k])
                     # a head of the dtype, off by up to its bound: rounding its value, and inputs that it reads, is part of that
                     seen = [self.seen(group.reads, i + j, z, v[i + j]) for j in range(k)]
-                    value = float(self.values(graph, [balls.exact(x) for x in seen])[0])
-                    room = max(self.errors[group.head] - 2e-7 * abs(value) * (self.number is np.float32), 0.0)
-                    ran.append(self.number(value + how(self.rng) * room * (1 - 1e-9)))
+                    value = self.values(graph, [balls.exact(x) for x in seen])[0]
+                    bound = balls.exact(self.errors[group.head])
+                    got = self.number(float(value) + how(self.rng) * self.errors[group.head] * (1 - 1e-9))
+                    while abs(balls.exact(float(got)) - value) > bound:  # rounded too far: towards the value
+                        nearer = np.nextafter(got, self.number(float(value)))
+                        assert nearer != got, "no number of the dtype is within the bound of this head"
+                        got = nearer
+                    ran.append(got)
             exact += made
             run += ran
         wanted, got = self.read(self.wiring.output, exact, run)
@@ -155,7 +163,7 @@ def random_map(rng, rows, channels):
 def test_random_networks_never_exceed_their_bounds(seed, precision):
     rng = np.random.default_rng(seed)
     graphs, wiring = random_network(rng)
-    errors = [float(10.0 ** rng.uniform(-6, -3)) for _ in graphs]
+    errors = [float(10.0 ** rng.uniform(-5, -3)) for _ in graphs]
     lo, hi = -rng.random(wiring.inputs), rng.random(wiring.inputs) + 0.1
     ranges = joint_ranges(wiring, graphs, lo, hi, boxes=32)
     carried = propagate(wiring, graphs, errors, lo[None], hi[None], precision=precision, ranges=ranges)
@@ -209,27 +217,32 @@ def rough_map(given):
     return replace(given, weight=given.weight.round(3), exact=exact | dict(given.exact))
 
 
-@pytest.mark.parametrize("missing", ["head errors", "slopes", "rounding", "coefficients"])
+@pytest.mark.parametrize("missing", ["head errors", "slopes", "coefficients"])
 def test_the_oracle_notices_what_is_missing(missing):
     """A bound from wrong premises is exceeded, by the same network that keeps the right one."""
     exp, x, rng = parse("exp(x)", ["x"]), np.array([[0.9]]), np.random.default_rng(0)
     wiring = rough(CHAIN) if missing == "coefficients" else CHAIN
-    premises = {"graphs": [exp], "errors": [1e-3 * (missing in ("head errors", "slopes"))], "precision": SINGLE}
+    stored = tuple((Group(0, dense(g.reads.weight, g.reads.bias, g.reads.start)),) for (g,) in wiring.layers)
+    right = {"wiring": wiring, "graphs": [exp], "errors": [1e-3]}
     wrong = {
         "head errors": {"errors": [0.9e-3]},
         "slopes": {"graphs": [parse("x", ["x"])]},
-        "rounding": {"precision": DOUBLE},
-        "coefficients": {"wiring": Wiring(1, tuple((Group(0, dense(g.reads.weight, g.reads.bias, g.reads.start)),)
-                                                   for (g,) in wiring.layers), wiring.output)},
-    }[missing]  # fmt: skip
+        "coefficients": {"wiring": Wiring(1, stored, wiring.output)},
+    }[missing]
     with balls.bits(200):
-        deployed = Deployed(wiring, [exp], premises["errors"], SINGLE, rng)
-        seen = float(deployed.off(x[0].tolist(), lambda r: 1.0)[0])
-    bounds = []
-    for given in (premises | {"wiring": wiring}, premises | {"wiring": wiring} | wrong):
-        carried = propagate(given["wiring"], given["graphs"], given["errors"], x, x, precision=given["precision"])
-        bounds.append(carried.bound)
-    assert bounds[1] < seen <= bounds[0] < (20 if missing == "rounding" else 1.5) * seen
+        seen = float(Deployed(wiring, [exp], [1e-3], DOUBLE, rng).off(x[0].tolist(), lambda r: -1.0)[0])
+    true, false = (propagate(**given, box_lo=x, box_hi=x, precision=DOUBLE).bound for given in (right, right | wrong))
+    assert false < seen <= true < 1.5 * seen
+
+
+def test_the_oracle_notices_rounding():
+    """A long sum in float32 exceeds a bound for float64."""
+    x = np.random.default_rng(0).random((1, 400)).astype(np.float32).astype(float)
+    wiring = Wiring(400, (), dense(np.ones((1, 400))))
+    single, double = (propagate(wiring, [], [], x, x, precision=p).bound for p in (SINGLE, DOUBLE))
+    with balls.bits(200):
+        seen = float(Deployed(wiring, [], [], SINGLE, np.random.default_rng(1)).off(x[0].tolist(), lambda r: 1.0)[0])
+    assert double < seen <= single
 
 
 def test_inputs_that_are_read_as_they_are_need_no_slope():
@@ -557,6 +570,23 @@ def test_the_wiring_must_make_the_function(compiled, made):
     assert same_as_wiring(parse("2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5", ["x0", "x1"]), third, graphs)
     c = certified(network(heads, third), parts, "2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5")
     assert "coefficients" in [t.name for t in c.certificate.terms] and failing(c) == []
+
+
+def test_a_domain_that_is_cut_into_boxes(compiled, made):
+    """A smaller bound, which a recheck confirms with the stored cuts and not without them; cuts that are not cuts are refused."""
+    parts, cuts = [part for _, part in made], [[-0.5, 0.0, 0.5], [0.0]]
+    proved = PROOFS["network"].prove(compiled.head, compiled.target, Given(earlier=parts, details={"cuts": cuts}))
+    assert proved.details["cuts"] == cuts and proved.bound < 0.99 * compiled.error_bound
+    c = claimed(compiled.head, compiled.certificate.function, compiled.target, proved)
+    assert failing(replace(c, certificate=Certificate.from_json(c.certificate.to_json()))) == []
+    assert not balls.is_refuted(c, c.target.box.sample(300, np.random.default_rng(4)))
+    assert failing(replace(c, certificate=replace(c.certificate, proof={**c.certificate.proof, "cuts": []}))) != []
+    lo, hi = cut_boxes(np.array([-1.0, -1.0]), np.array([1.0, 1.0]), cuts)
+    assert len(lo) == 8 and (hi - lo).prod(axis=1).sum() == 4.0  # they cover the domain
+    many = np.linspace(-0.9, 0.9, 100).tolist()
+    for wrong in ([[0.0]], [[0.5, 0.0], []], [[1.0], []], [[math.nan], []], [["x"], []], 3, [many, many]):
+        with pytest.raises(FormatError, match="cuts"):
+            PROOFS["network"].prove(compiled.head, compiled.target, Given(earlier=parts, details={"cuts": wrong}))
 
 
 def test_a_function_that_is_its_wiring(compiled, made):

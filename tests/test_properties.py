@@ -7,10 +7,14 @@ import torch
 
 import partita as pa
 from partita.compiler import bounds as properties
+from partita.compiler.bounds import bound_slope
 from partita.errors import DomainError, UnsupportedError
 from partita.functions import parse
 from partita.functions.differentiate import derivative
+from partita.geometry import Box, ProductGrid
+from partita.heads import GridHead, ScatteredHead
 from partita.proofs.grid_proof import SoftGrid, prove_grid
+from partita.proofs.head_graphs import MOST_KEYS, head_graph
 from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
 
 SQUARE = pa.Box([-1, -1], [1, 1])
@@ -162,7 +166,8 @@ def test_trends(text, trend):
 
 
 def test_what_cannot_be_asked():
-    c = pa.compile("max(x0, x1)", SQUARE, tolerance=0.1)
+    c = pa.compile("sin(3*x0) + x1", SQUARE, tolerance=0.001, method="affine")
+    assert c.num_keys > MOST_KEYS
     with pytest.raises(UnsupportedError, match="jump from cell to cell"):
         c.bound_gradient_error()
     smooth = pa.compile("sin(x0)", SQUARE, tolerance=0.1, method="fitted")
@@ -174,6 +179,57 @@ def test_what_cannot_be_asked():
     cloud = pa.compile("x0", pa.PointCloud([[0.0], [1.0]]), tolerance=0.1, method="hard")
     with pytest.raises(UnsupportedError, match="Box"):
         cloud.bound_range()
+
+
+@pytest.mark.parametrize("kind", ["grid", "grid affine", "scattered", "scattered affine"])
+@pytest.mark.parametrize("m", [1, 2])
+def test_a_head_with_few_keys_is_an_expression(kind, m):
+    generator = torch.Generator().manual_seed(m)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    n, shapes = (5, 4)[m - 1], {"input_shapes": ((m,),), "output_shape": (2,)}
+    slopes = random(n, 2, m) if "affine" in kind else None
+    if "grid" in kind:
+        grid = ProductGrid.uniform(Box(-np.ones(m), np.ones(m)), (5, 2)[m - 1])
+        head = GridHead(grid, 3.0 + np.arange(m), random(n, 2), value_slopes=slopes, half_windows=5, **shapes)
+    else:
+        head = ScatteredHead(random(n, m), 3.0, random(n, 2), powers=random(n), value_slopes=slopes, **shapes)
+    graph, z = head_graph(head), random(200, m)
+    assert np.abs(graph.evaluate(z.numpy()) - head.evaluate_dense(z).numpy()).max() < 1e-12
+    inside = z.clamp(-1, 1).requires_grad_()
+    slope = torch.autograd.grad(head.evaluate(inside)[:, 1].sum(), inside)[0][:, 0]
+    found = bound_slope(head, Box(-np.ones(m), np.ones(m)), 0)[1]
+    assert found.lo <= float(slope.min()) and float(slope.max()) <= found.hi
+    assert found.hi - found.lo <= 1.6 * (found.seen_hi - found.seen_lo)
+
+
+@pytest.mark.parametrize("text", ["tanh(3*x0 + x1)", "x0*x1", "max(x0, x1)", "x0/(1 + exp(-4*x0))"])
+def test_two_keys_have_bounds_of_their_own(text):
+    c = pa.compile(text, SQUARE, tolerance=1e-2)
+    points = SQUARE.sample(20000, np.random.default_rng(3))
+    z = torch.from_numpy(points).requires_grad_()
+    values = c.head.evaluate(z)
+    slopes = torch.autograd.grad(values.sum(), z)[0].numpy()
+    (found,), low, high = c.bound_range(), values.detach().min().item(), values.detach().max().item()
+    assert found.lo <= low and high <= found.hi and found.hi - found.lo <= 1.2 * (high - low)
+    error = c.bound_gradient_error()
+    for axis in (0, 1):
+        (slope,) = c.bound_slope(axis)
+        rounding = 1e-14  # of the gradients that autograd computes; the bounds are for exact arithmetic
+        assert slope.lo - rounding <= slopes[:, axis].min() and slopes[:, axis].max() <= slope.hi + rounding
+        truth = derivative(c.target.graph, axis).evaluate(points).reshape(-1)
+        assert np.abs(truth - slopes[:, axis]).max() <= error.bounds[axis] + rounding
+
+
+def test_two_sharp_keys_have_slopes():
+    """The exponential of the scores overflows float64 over half of the domain."""
+    c = pa.compile("abs(x0)", pa.Box([-1], [1]), tolerance=1e-6)
+    assert c.num_keys == 2
+    (slope,), error = c.bound_slope(0), c.bound_gradient_error()
+    assert -1.3 < slope.lo <= -1 and 1 <= slope.hi < 1.3
+    assert 1 <= error.bounds[0] < 1.3  # on one side of the kink the head has the slope of the middle
 
 
 def test_the_proof_along_an_axis_is_about_that_axis():

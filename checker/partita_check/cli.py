@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from partita_check import __version__
 from partita_check.clock import TimeOver, clock
+from partita_check.descent import DESCRIPTION, Descent, about, check_descent, read_descent
 from partita_check.forms import same_function
 from partita_check.graph import Graph, Malformed, parse
 from partita_check.network import NetworkVerdict, check_network
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Recompute the error bound of a saved head in ball arithmetic, without trusting its certificate.",
         epilog="Exit status: 0 verified, 1 refuted, 2 unknown, 3 malformed, 64 wrong usage.",
     )
-    parser.add_argument("head", type=Path, help="folder of the saved head")
+    parser.add_argument("head", type=Path, help="folder of the saved head, or of a saved descent in context")
     parser.add_argument("--function", metavar="EXPR", help="also require that the claim is about this function")
     parser.add_argument(
         "--sampled",
@@ -73,10 +75,16 @@ def run(
     report: dict[str, Any] = {"head": str(folder)}
     clock.start(budget)
     try:
-        stored = read_folder(folder)
-        report |= _about(stored)
-        own = check_network if isinstance(stored, StoredNetwork) else check
-        verdict = _other_function(stored, function) or own(stored, sampled=sampled)  # type: ignore[arg-type]
+        stored: Stored | StoredNetwork | Descent
+        if os.path.exists(folder / DESCRIPTION):
+            stored = read_descent(folder)
+            report |= about(stored)
+            verdict = _other_function(stored, function) or check_descent(stored, sampled=sampled)
+        else:
+            stored = read_folder(folder)
+            report |= _about(stored)
+            own = check_network if isinstance(stored, StoredNetwork) else check
+            verdict = _other_function(stored, function) or own(stored, sampled=sampled)  # type: ignore[arg-type]
     except TimeOver:
         verdict = Verdict(UNKNOWN, "the time budget ran out before the files were read")
     except Malformed as problem:
@@ -133,7 +141,7 @@ def _about(stored: Stored | StoredNetwork) -> dict[str, Any]:
     }
 
 
-def _text(stored: Stored | StoredNetwork) -> str:
+def _text(stored: Stored | StoredNetwork | Descent) -> str:
     if stored.graph is not None:
         return stored.graph.infix(stored.names)
     if isinstance(stored, StoredNetwork) and stored.parts:
@@ -141,7 +149,7 @@ def _text(stored: Stored | StoredNetwork) -> str:
     return "a black box, not stored"
 
 
-def _other_function(stored: Stored | StoredNetwork, function: str | None) -> Verdict | None:
+def _other_function(stored: Stored | StoredNetwork | Descent, function: str | None) -> Verdict | None:
     """A refusal if the claim is not about the requested function."""
     if function is None:
         return None
@@ -155,7 +163,7 @@ def _other_function(stored: Stored | StoredNetwork, function: str | None) -> Ver
     return Verdict(REFUTED, f"the claim is about another function: {shown}")
 
 
-def _same(stored: Stored | StoredNetwork, wanted: Graph) -> bool:
+def _same(stored: Stored | StoredNetwork | Descent, wanted: Graph) -> bool:
     if stored.graph is not None:
         key = stored.graph.canonical()
         return key is not None and key == wanted.canonical()

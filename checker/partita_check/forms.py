@@ -190,11 +190,12 @@ def forms_of(graph: Graph, inputs: Sequence[Form], atoms: Atoms) -> list[Form]:
             seen.add(k)
             uses.update(graph.nodes[k][1])
             waiting += graph.nodes[k][1]
-    found, held, sums = dict[int, Form](), 0, set[int]()  # forms of sums are nobody else's
+    once = {k for k, count in uses.items() if count == 1}
+    found, held, sums = dict[int, Form](), 0, set[int]()  # a sum that is read once is nobody else's
     for k in sorted(seen):
         clock.tick()
         name, args, params = graph.nodes[k]
-        own = bool(args) and args[0] in sums and uses[args[0]] == 1
+        own = bool(args) and args[0] in sums and args[0] in once
         sums |= {k} if name in SUMS else set()
         found[k] = _form(name, [found[a] for a in args], params, inputs, atoms, own)
         held += len(found[k])

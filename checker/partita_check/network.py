@@ -10,25 +10,46 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
+from typing import NamedTuple
 
 from flint import arb, ctx
 
 from partita_check.clock import TimeOver, clock
 from partita_check.forms import same_function
+from partita_check.graph import read_hex
 from partita_check.intervals import is_known, values_over
-from partita_check.polynomials import down, up
-from partita_check.propagation import EFFORTS, Part, Propagation, Stuck
+from partita_check.polynomials import Ends, down, up
+from partita_check.propagation import Joint, Known, Part, Propagation, Ranges, Stuck
 from partita_check.reading import Stored, StoredNetwork
 from partita_check.verdict import REFUTED, UNKNOWN, VERIFIED, Point, Verdict, check, net_at
 
 __all__ = ["NetworkVerdict", "check_network"]
 
 PRECISION = 128  # bits: several heads behind each other
+MOST_BOXES = 4096  # into which a domain is cut
+MOST_NODES = 6000  # of a network that is looked at as one function of its inputs, weights of linear maps included
 CORNERS = 32  # that are tried; all of them in a few dimensions
+
+
+class Effort(NamedTuple):
+    """How many pieces of a box are looked at: for ranges and slopes of parts, which have to be so close to what is attained (the
+    first try, and what follows where it does not do), and for ranges as functions of the inputs."""
+
+    parts: tuple[tuple[int, float], ...]
+    inputs: int
+
+
+EFFORTS = (
+    Effort(((1, 1e-2),), 0),
+    Effort(((64, 1e-3),), 0),
+    Effort(((1, 1e-2), (256, 1e-5)), 64),
+    Effort(((1, 1e-2), (4096, 0.0)), 512),
+    Effort(((1, 1e-2), (4096, 0.0)), 4096),
+)
 
 
 @dataclass
@@ -114,36 +135,87 @@ def _function(stored: StoredNetwork) -> str:
     return found
 
 
+class _Domain:
+    """Errors on the domain of a network, or on boxes into which its certificate cuts it: that is only a hint where to look."""
+
+    def __init__(self, stored: StoredNetwork, bound: float) -> None:
+        self.stored, self.wiring, self.bound = stored, stored.wiring, bound
+        self.parts = [Part(p.function, tuple(zip(p.lo, p.hi)), p.claim.bound or 0.0) for p in stored.parts]
+        self.edges = _edges(stored)
+        self.worst, self.budget, self.problem = arb(0), list[str](), "the time budget ran out"
+        volume = math.prod((arb(b) - arb(a) for a, b in zip(stored.lo, stored.hi)), start=arb(len(self.wiring.output)))
+        self.factor = arb(1) if math.isinf(stored.claim.norm) else volume ** (1 / arb(stored.claim.norm))
+
+    def meets(self, effort: Effort) -> bool:
+        """Whether the errors on all boxes are at most the bound; `problem` says why not."""
+        ranges = [Ranges(self.parts, pieces, close) for pieces, close in effort.parts]
+        whole = tuple((axis[0], axis[-1]) for axis in self.edges)
+        known = Joint(self.wiring, ranges[-1], whole, effort.inputs).run() if effort.inputs else None
+        self.worst, waiting = arb(0), [tuple((0, len(axis) - 1) for axis in self.edges)]
+        while waiting:
+            cells = waiting.pop()
+            box = tuple((axis[i], axis[j]) for axis, (i, j) in zip(self.edges, cells))
+            longest = max(range(len(cells)), key=lambda k: cells[k][1] - cells[k][0])
+            first, last = cells[longest]
+            if self._box(box, ranges[:1] if last - first > 1 else ranges, known):
+                continue
+            if last - first == 1:
+                return False
+            middle = (first + last) // 2
+            waiting += [(*cells[:longest], half, *cells[longest + 1 :]) for half in ((first, middle), (middle, last))]
+        return True
+
+    def _box(self, box: Ends, ranges: Sequence[Ranges], known: Known | None) -> bool:
+        """Whether the errors on one box are at most the bound, looking harder and harder."""
+        for looked in ranges:
+            tried = Propagation(self.wiring, looked, box, self.stored.claim.semantics, known)
+            try:
+                found = max(tried.run(), key=up) * self.factor
+            except Stuck as reason:
+                self.problem = str(reason)
+                continue
+            if found <= self.bound:
+                if found > self.worst:
+                    self.worst, self.budget = found, _budget(tried, self.stored)
+                return True
+            self.problem = f"the errors were seen to add up to {up(found):.6g}, more than the bound {self.bound:.6g}"
+            self.budget = _budget(tried, self.stored)
+        return False
+
+
+def _edges(stored: StoredNetwork) -> list[list[float]]:
+    """Where the axes of the domain are cut, its ends included."""
+    cuts, whole = stored.claim.proof.get("cuts"), [[a, b] for a, b in zip(stored.lo, stored.hi)]
+    if not isinstance(cuts, list) or len(cuts) != len(whole):
+        return whole
+    found = [[a, *(read_hex(x, "cuts") for x in axis), b] for (a, b), axis in zip(whole, cuts)]
+    inside = all(x < y for axis in found for x, y in pairwise(axis))
+    return found if inside and math.prod(len(axis) - 1 for axis in found) <= MOST_BOXES else whole
+
+
 def _propagated(stored: StoredNetwork, bound: float, verdict: NetworkVerdict) -> str:
     """Carry the errors through the wiring, looking harder until the bound is met; why it is not met."""
-    parts = [Part(part.function, tuple(zip(part.lo, part.hi)), part.claim.bound or 0.0) for part in stored.parts]
-    box, norm, problem = tuple(zip(stored.lo, stored.hi)), stored.claim.norm, "the time budget ran out"
-    volume = math.prod((arb(b) - arb(a) for a, b in box), start=arb(len(stored.wiring.output)))
-    factor = arb(1) if math.isinf(norm) else volume ** (1 / arb(norm))
+    domain = _Domain(stored, bound)
+    size = sum(len(row.columns) for use in stored.wiring.uses for row in use.rows)
+    size += sum(len(stored.parts[use.head].function.nodes) for use in stored.wiring.uses)
     with clock.share(clock.left() / 2), suppress(TimeOver):
-        for effort in EFFORTS:
-            try:
-                tried = Propagation(stored.wiring, parts, box, stored.claim.semantics, effort)
-                found = max((error * factor for error in tried.run()), key=up)
-            except Stuck as reason:
-                problem = str(reason)
-                continue
-            if up(found) < verdict.proved:
-                verdict.proved, verdict.method = up(found), "every part, and errors carried through the wiring"
-                verdict.propagation = _budget(tried, stored)
-            if found <= bound:
+        for effort in EFFORTS if size <= MOST_NODES else EFFORTS[:2]:
+            if domain.meets(effort):
+                verdict.proved, verdict.method = up(domain.worst), "every part, and errors carried through the wiring"
+                verdict.propagation = domain.budget
                 return ""
-            problem = f"the errors were seen to add up to {verdict.proved:.6g}, not to the bound"
-    return problem
+    verdict.propagation = domain.budget
+    return domain.problem
 
 
 def _budget(tried: Propagation, stored: StoredNetwork) -> list[str]:
-    """What the bound of the worst output is made of, and how far every part is used."""
+    """What the bound of the worst output is made of."""
     worst, shares = tried.budget()
     count, lines = Counter(use.head for use in stored.wiring.uses), list[str]()
     for name, value in sorted(shares.items(), key=lambda item: -up(item[1])):
-        uses = f" ({count[int(name.split()[1])]:,} uses)" if name.startswith("head ") else ""
-        lines.append(f"{name}{uses}: {up(value):.6g}")
+        uses = count[int(name.split()[1])] if name.startswith("head ") else 0
+        times = f" ({uses:,} uses)" if uses > 1 else ""
+        lines.append(f"{name}{times}: {up(value):.6g}")
     return [f"output {worst}, error ≤ {up(tried.outputs[worst].error):.6g}:", *(f"  {line}" for line in lines)]
 
 

@@ -21,11 +21,13 @@ from flint import arb
 from partita_check.bounds import LARGEST, STORED, TINIEST, UNIT, length
 from partita_check.clock import clock
 from partita_check.graph import Graph, Node
+from partita_check.intervals import UNKNOWN, Interval, is_known
 from partita_check.moduli import Composed
 from partita_check.polynomials import Ends, balls, up
 from partita_check.ranges import above, below, largest_slope, span
 from partita_check.wiring import Row, Wiring
 
+<<<<<<< HEAD
 __all__ = ["EFFORTS", "Carried", "Part", "Propagation", "Stuck"]
 
 MOST_NODES = 6_000  # of a network that is looked at as one function of its inputs, weights of linear maps included
@@ -47,6 +49,9 @@ EFFORTS = (
     Effort(4096, 0.0, 512),
     Effort(4096, 0.0, 4096),
 )
+=======
+__all__ = ["Carried", "Joint", "Known", "Part", "Propagation", "Ranges", "Stuck"]
+>>>>>>> main
 
 
 class Stuck(Exception):
@@ -62,10 +67,8 @@ class Part(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A row over a box of channels: the range of its exact value, and what its error is made of."""
+    """What the error of one row of an affine map is made of: errors of channels, inexact coefficients, and rounding."""
 
-    low: arb
-    high: arb
     inherited: arb
     coefficients: arb
     rounding: arb
@@ -86,65 +89,99 @@ class Carried(NamedTuple):
     moved: arb
 
 
+class Known(NamedTuple):
+    """Ranges of the exact values over the whole domain, of what every use reads and of every channel."""
+
+    reads: list[list[Interval]]
+    channels: list[Interval]
+
+
+class Ranges:
+    """Ranges and slopes of parts, each looked for once."""
+
+    def __init__(self, parts: Sequence[Part], pieces: int, close: float) -> None:
+        self.parts, self.pieces, self.close = parts, pieces, close
+        self._ranges, self._slopes = dict[tuple[int, Ends], Interval](), dict[tuple[int, Ends, int], arb]()
+
+    def range(self, head: int, reads: Sequence[Interval]) -> Interval:
+        if not all(map(is_known, reads)):
+            return UNKNOWN
+        ends = tuple((below(a), above(b)) for a, b in reads)
+        if (head, ends) not in self._ranges:
+            low, high = span(self.parts[head].graph, ends, self.pieces, self.close)
+            self._ranges[head, ends] = (arb(low), arb(high))
+        return self._ranges[head, ends]
+
+    def slope(self, head: int, ends: Ends, axis: int) -> arb:
+        key = (head, ends, axis)
+        if key not in self._slopes:
+            self._slopes[key] = largest_slope(self.parts[head].graph, ends, axis, self.pieces, self.close)
+        return self._slopes[key]
+
+
+def row_range(row: Row, channels: Sequence[Interval]) -> Interval:
+    """The range of the exact value of a row, its channels taken to be independent."""
+    if row.plain:
+        (j,), (w,) = row.columns, row.weights
+        return channels[j] if w > 0 else (-channels[j][1], -channels[j][0])
+    weights, bias = row.truth()
+    low = high = bias
+    for w, j in zip(weights, row.columns):
+        a, b = channels[j]
+        low, high = (low + w * a, high + w * b) if w > 0 else (low + w * b, high + w * a)
+    return (low.lower(), high.upper()) if low.is_finite() and high.is_finite() else UNKNOWN
+
+
 @dataclass
 class Propagation:
     """The channels of a wiring over a box, one after the other.
 
     Attributes:
-        low, high: ends of the range of the exact value of every channel.
-        size: the largest modulus of that.
+        known: ranges that hold on a larger box.
+        channels: the ranges of the exact values of all channels.
+        size: the largest modulus in each.
         error: how far the running network may be from it.
     """
 
     wiring: Wiring
-    parts: Sequence[Part]
+    ranges: Ranges
     box: Ends
     semantics: str
-    effort: Effort
-    low: list[arb] = field(default_factory=list)
-    high: list[arb] = field(default_factory=list)
+    known: Known | None = None
+    channels: list[Interval] = field(default_factory=list)
     size: list[arb] = field(default_factory=list)
     error: list[arb] = field(default_factory=list)
     uses: list[Carried] = field(default_factory=list)
     outputs: list[Read] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def run(self) -> list[arb]:
+        """A bound of the error of every output; `Stuck` says where there is none."""
         by, least, most = STORED[self.semantics]
         narrow = self.semantics not in ("real", "float64")
-        self._ranges, self._steep = dict[tuple[int, Ends], tuple[float, float]](), dict[tuple[int, Ends, int], arb]()
-        self._whole = _Whole(self.wiring, self.parts, self.box, self.effort)
         for a, b in self.box:
             size = arb(max(abs(a), abs(b)))
             if not size < most:
                 raise Stuck(f"inputs of {above(size):.4g} overflow {self.semantics}")
-            self._append(arb(a), arb(b), (size * by + least).upper() if narrow else arb(0))
-
-    def _append(self, low: arb, high: arb, error: arb) -> None:
-        self.low.append(low)
-        self.high.append(high)
-        self.size.append(max(abs(low), abs(high), key=up))
-        self.error.append(error)
-
-    def run(self) -> list[arb]:
-        """A bound of the error of every output; `Stuck` says where there is none."""
+            self._append((arb(a), arb(b)), (size * by + least).upper() if narrow else arb(0))
         for n in range(len(self.wiring.uses)):
             self._use(n)
         self.outputs = [self._read(row, f"output {k}") for k, row in enumerate(self.wiring.output)]
         return [read.error.upper() for read in self.outputs]
 
+    def _append(self, value: Interval, error: arb) -> None:
+        self.channels.append(value)
+        self.size.append(max(abs(value[0]), abs(value[1])))
+        self.error.append(error)
+
     def _read(self, row: Row, where: str) -> Read:
-        """One row of an affine map over the ranges of its channels."""
+        """What the error of one row of an affine map is made of."""
         clock.tick()
         if row.plain:
-            (j,), (w,) = row.columns, row.weights
-            low, high = (self.low[j], self.high[j]) if w > 0 else (-self.high[j], -self.low[j])
-            return Read(low, high, self.error[j], arb(0), arb(0))
+            return Read(self.error[row.columns[0]], arb(0), arb(0))
         true, bias = row.truth()
-        low = high = bias
         inherited, size, apart = arb(0), abs(row.bias), abs(row.bias - bias)
         for w, exact, j in zip(row.weights, true, row.columns):
-            first, second, steep = exact * self.low[j], exact * self.high[j], abs(w)
-            low, high = (low + first, high + second) if exact > 0 else (low + second, high + first)
+            steep = abs(w)
             inherited += steep * self.error[j]
             size += steep * (self.size[j] + self.error[j])
             if exact is not w:
@@ -153,30 +190,28 @@ class Propagation:
         rounding = size * u / (1 - u) + row.products * TINIEST[self.semantics] * (1 + 2 * u)
         if not (2 * size < LARGEST[self.semantics] and size.is_finite() and u < 0.5):
             raise Stuck(f"{where}: sums may reach {above(size):.4g}, which overflows {self.semantics}")
-        return Read(low.lower(), high.upper(), inherited.upper(), apart.upper(), rounding.upper())
+        return Read(inherited.upper(), apart.upper(), rounding.upper())
 
     def _use(self, n: int) -> None:
         use = self.wiring.uses[n]
-        part, where = self.parts[use.head], f"use {n} (head {use.head}, layer {use.layer})"
-        reads, reach, arriving = list[Read](), list[tuple[float, float]](), list[arb]()
+        part, where = self.ranges.parts[use.head], f"use {n} (head {use.head}, layer {use.layer})"
+        reads, exact = list[Read](), list[Interval]()
+        reach, arriving = list[tuple[float, float]](), list[arb]()
         for i, (row, (lo, hi)) in enumerate(zip(use.rows, part.ends)):
-            read = self._read(row, where)
-            low, high = self._whole.read(row, read.low, read.high)
-            reads.append(read := read._replace(low=low, high=high))
+            reads.append(self._read(row, where))
+            exact.append(_met(row_range(row, self.channels), self.known and self.known.reads[n][i]))
             covered = row.plain and row.columns[0] < self.wiring.inputs
-            arriving.append(arb(0) if covered else read.error.upper())
-            a, b = read.low - arriving[i], read.high + arriving[i]
+            arriving.append(arb(0) if covered else reads[i].error.upper())
+            a, b = exact[i][0] - arriving[i], exact[i][1] + arriving[i]
             if not (a >= lo and b <= hi):
                 said = f"may read [{below(a):.9g}, {above(b):.9g}] as input {i}"
                 raise Stuck(f"{where} {said}, and its part's claim is about [{lo:.9g}, {hi:.9g}]")
             reach.append((max(below(a), lo), min(above(b), hi)))
-        exact = tuple((below(read.low), above(read.high)) for read in reads)
-        least, most = self._range(use.head, exact)
-        low, high = self._whole.channel(part.graph, arb(least), arb(most))
-        if not (low.is_finite() and high.is_finite()):
-            shown = " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in exact)
+        value = _met(self.ranges.range(use.head, exact), self.known and self.known.channels[self.wiring.inputs + n])
+        if not is_known(value):
+            shown = " × ".join(f"[{below(a):.6g}, {above(b):.6g}]" for a, b in exact)
             raise Stuck(f"{where}: its part is not seen to be finite on {shown}: a pole may lie there")
-        slopes = [self._slope(use.head, tuple(reach), i) if d != 0 else arb(0) for i, d in enumerate(arriving)]
+        slopes = [self.ranges.slope(use.head, tuple(reach), i) if d != 0 else arb(0) for i, d in enumerate(arriving)]
         moved, found = arb(0), sum((s * d for s, d in zip(slopes, arriving)), arb(0))
         if not found.is_finite():
             found = moved = Composed(part.graph, balls(tuple(reach))[0]).at(length(arriving)).upper()
@@ -184,24 +219,13 @@ class Propagation:
             if not found.is_finite():
                 raise Stuck(f"{where}: its part has no bounded slope where it reads")
         self.uses.append(Carried(tuple(reads), tuple(slopes), moved))
-        self._append(low, high, (found + part.error).upper())
-
-    def _range(self, head: int, ends: Ends) -> tuple[float, float]:
-        if (head, ends) not in self._ranges:
-            self._ranges[head, ends] = span(self.parts[head].graph, ends, self.effort.pieces, self.effort.close)
-        return self._ranges[head, ends]
-
-    def _slope(self, head: int, ends: Ends, axis: int) -> arb:
-        key, effort = (head, ends, axis), self.effort
-        if key not in self._steep:
-            self._steep[key] = largest_slope(self.parts[head].graph, ends, axis, effort.pieces, effort.close)
-        return self._steep[key]
+        self._append(value, (found + part.error).upper())
 
     def budget(self) -> tuple[int, Mapping[str, arb]]:
         """The output with the largest bound, and what it is made of: per head, inputs, coefficients and rounding."""
         worst = max(range(len(self.outputs)), key=lambda k: up(self.outputs[k].error))
-        gains = [arb(0)] * len(self.low)
-        shares: dict[str, arb] = {f"head {p}": arb(0) for p in range(len(self.parts))}
+        gains = [arb(0)] * len(self.channels)
+        shares: dict[str, arb] = {f"head {p}": arb(0) for p in range(len(self.ranges.parts))}
         shares |= {"moduli": arb(0), "inputs": arb(0), "coefficients": arb(0), "rounding of linear maps": arb(0)}
 
         def back(row: Row, read: Read, gain: arb) -> None:
@@ -214,7 +238,7 @@ class Propagation:
         for n in reversed(range(len(self.uses))):
             clock.tick()
             use, carried, gain = self.wiring.uses[n], self.uses[n], gains[self.wiring.inputs + n]
-            shares[f"head {use.head}"] += gain * self.parts[use.head].error
+            shares[f"head {use.head}"] += gain * self.ranges.parts[use.head].error
             shares["moduli"] += gain * carried.moved
             for row, read, slope in zip(use.rows, carried.reads, carried.slopes):
                 back(row, read, gain * slope)
@@ -222,71 +246,70 @@ class Propagation:
         return worst, {name: x for name, x in shares.items() if x != 0}
 
 
-class _Whole:
-    """The exact network as one function of its inputs: channels that share an input are then not taken to be independent.
+def _met(x: Interval, known: Interval | None) -> Interval:
+    """What two enclosures of the same numbers have in common."""
+    found = x if known is None else (max(x[0], known[0]), min(x[1], known[1]))
+    return found if found[0] <= found[1] else x
 
-    What is known of a read or a channel is kept, so that a range that is too wide on the way to a later one does no harm.
+
+class Joint:
+    """The exact network as one function of its inputs, so that channels that share an input are not taken to be independent.
+
+    What is known of a read or a channel is kept, so that a range that is too wide on the way to a later one does no harm. Where
+    nothing is shared the range of independent channels is that of the function, and a function of one read has its range.
     """
 
-    def __init__(self, wiring: Wiring, parts: Sequence[Part], box: Ends, effort: Effort) -> None:
-        size = sum(sum(len(row.columns) for row in use.rows) for use in wiring.uses)
-        size += sum(len(parts[use.head].graph.nodes) for use in wiring.uses)
-        self.box, self.effort, self.idle = box, effort, effort.inputs == 0 or size > MOST_NODES
+    def __init__(self, wiring: Wiring, ranges: Ranges, box: Ends, pieces: int) -> None:
+        self.wiring, self.ranges, self.box, self.pieces = wiring, ranges, box, pieces
         self.nodes: list[Node] = [("input", (), (i,)) for i in range(wiring.inputs)]
-        self.channels = list(range(wiring.inputs))
-        self.seen = [1 << i for i in range(wiring.inputs)]  # the inputs that a channel depends on, as bits
-        self.twice = [False] * wiring.inputs  # whether it depends on one of them on two ways
-        self.reads: list[tuple[int, int, bool]] = []  # of the next use of a head: node, inputs, and the same of these
 
-    def read(self, row: Row, low: arb, high: arb) -> tuple[arb, arb]:
-        """The range of the next read of a use, given one that is found with independent channels."""
-        if self.idle:
-            return low, high
-        weights, bias = row.truth()
-        node = self._add("linear", tuple(self.channels[j] for j in row.columns), (*weights, bias))
-        seen, twice = _joined([(self.seen[j], self.twice[j]) for j in row.columns])
-        return self._known(node, seen, twice, low, high, self.reads)
-
-    def channel(self, graph: Graph, low: arb, high: arb) -> tuple[arb, arb]:
-        """The range of the use whose reads were the last ones, given one that is found with independent reads."""
-        if self.idle:
-            return low, high
-        order, made = list[int](), list[tuple[int, int, bool]]()
-        for name, args, params in graph.nodes:
-            inside = tuple(order[k] for k in args)
-            order.append(self.reads[params[0]][0] if name == "input" else self._add(name, inside, params))
-        seen, twice = _joined([(bits, again) for _, bits, again in self.reads])
-        found = self._known(order[graph.outputs[0]], seen, twice, low, high, made)
-        self.reads = []
-        self.channels.append(made[0][0])
-        self.seen.append(seen)
-        self.twice.append(twice)
+    def run(self) -> Known:
+        """The ranges of all reads and channels."""
+        found = Known([], [(arb(a), arb(b)) for a, b in self.box])
+        places, inputs = list(range(self.wiring.inputs)), [1 << i for i in range(self.wiring.inputs)]
+        for use in self.wiring.uses:
+            clock.tick()
+            reads, nodes, seen = list[Interval](), list[int](), list[int]()
+            for row in use.rows:
+                weights, bias = row.truth()
+                node = self._add("linear", tuple(places[j] for j in row.columns), (*weights, bias))
+                bits, shared = _union([inputs[j] for j in row.columns])
+                reads.append(self._range(node, row_range(row, found.channels), shared))
+                nodes.append(self._kept(node, reads[-1]))
+                seen.append(bits)
+            order = list[int]()
+            graph = self.ranges.parts[use.head].graph
+            for name, args, params in graph.nodes:
+                inside = tuple(order[k] for k in args)
+                order.append(nodes[params[0]] if name == "input" else self._add(name, inside, params))
+            bits, shared = _union(seen)
+            node = order[graph.outputs[0]]
+            value = self._range(node, self.ranges.range(use.head, reads), shared)
+            found.reads.append(reads)
+            found.channels.append(value)
+            places.append(self._kept(node, value))
+            inputs.append(bits)
         return found
 
     def _add(self, name: str, args: tuple[int, ...], params: tuple[object, ...]) -> int:
         self.nodes.append((name, args, params))
         return len(self.nodes) - 1
 
-    def _known(
-        self, node: int, seen: int, twice: bool, low: arb, high: arb, to: list[tuple[int, int, bool]]
-    ) -> tuple[arb, arb]:
-        if twice:
-            graph, used = Graph(len(self.box), tuple(self.nodes[: node + 1]), (node,), ()).component(0)
-            a, b = span(graph, tuple(self.box[i] for i in used), self.effort.inputs, 0.0)
-            low, high = (
-                arb(a) if a > low or not low.is_finite() else low,
-                arb(b) if b < high or not high.is_finite() else high,
-            )
-        if low.is_finite() and high.is_finite():
-            node = self._add("meet", (node,), (low, high))
-        to.append((node, seen, twice))
-        return low, high
+    def _kept(self, node: int, value: Interval) -> int:
+        return self._add("meet", (node,), value) if is_known(value) else node
+
+    def _range(self, node: int, independent: Interval, shared: bool) -> Interval:
+        if not shared:
+            return independent
+        graph, used = Graph(len(self.box), tuple(self.nodes[: node + 1]), (node,), ()).component(0)
+        low, high = span(graph, tuple(self.box[i] for i in used), self.pieces, 0.0)
+        return _met((arb(low), arb(high)), independent)
 
 
-def _joined(parts: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
-    """The inputs of some quantities together, and whether two of them share one, or one of them depends on one twice."""
-    union, twice = 0, False
-    for bits, again in parts:
-        twice |= again or bool(union & bits)
+def _union(parts: Sequence[int]) -> tuple[int, bool]:
+    """The inputs of some quantities together, as bits, and whether two of them share one."""
+    union, shared = 0, False
+    for bits in parts:
+        shared |= bool(union & bits)
         union |= bits
-    return union, twice
+    return union, shared

@@ -121,14 +121,21 @@ def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float
     """
     attained, count = 0.0, 0
 
+    def over(box: list[Interval]) -> Interval:
+        return gradient(graph, box, [axis])[1][axis]
+
     def measure(part: Ends, _: object) -> Measured:
         nonlocal attained, count
         count += 1
-        for point in _points(part)[: 3 if count == 1 else 1] if pieces > 1 else ():
-            slope = gradient(graph, point, [axis])[1][axis]
+        points, box = _points(part), _box(part)
+        for slope in map(over, points[: 3 if count == 1 else 1] if pieces > 1 else ()):
             attained = max(attained, below(min(abs(slope[0]), abs(slope[1])))) if is_known(slope) else attained
-        bound = _size(gradient(graph, _box(part), [axis])[1][axis])
-        return Measured(above(bound), _longest(range(len(part)), part, ends))
+        bound, longest = above(_size(over(box))), _longest(range(len(part)), part, ends)
+        if len(part) == 1 or pieces == 1 or bound <= goal():
+            return Measured(bound, longest)
+        # the axis without which the slope varies least
+        thin = [above(_size(over([*box[:i], points[0][i], *box[i + 1 :]]))) for i in range(len(part))]
+        return Measured(bound, min(range(len(part)), key=lambda i: (thin[i], i != longest)))
 
     def goal() -> float:
         return math.inf if count >= pieces else attained * (1 + close)

@@ -20,7 +20,21 @@ from partita_check.graph import Graph, Malformed, need, read_graph, read_hex
 from partita_check.regions import Region, read_region
 from partita_check.wiring import Wiring, read_wiring
 
-__all__ = ["Claim", "Head", "Stored", "StoredNetwork", "nearby", "parse_json", "parse_tensors", "read_folder"]
+__all__ = [
+    "Claim",
+    "Head",
+    "Stored",
+    "StoredNetwork",
+    "Tensor",
+    "digest_of",
+    "nearby",
+    "parse_json",
+    "parse_tensors",
+    "read_claim",
+    "read_folder",
+    "read_sealed",
+    "sha256_of",
+]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
@@ -180,15 +194,15 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
-def parse_tensors(data: bytes) -> dict[str, Tensor]:
+def parse_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
     size = int.from_bytes(data[:8], "little")
-    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{TENSORS} or its header is cut off")
-    header, body = parse_json(data[8 : 8 + size], TENSORS), data[8 + size :]
+    need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{file} or its header is cut off")
+    header, body = parse_json(data[8 : 8 + size], file), data[8 + size :]
     found, spans = dict[str, Tensor](), list[tuple[int, int]]()
     header.pop("__metadata__", None)
     for name, entry in header.items():
-        what = f"{TENSORS}: {name[:60]}"
+        what = f"{file}: {name[:60]}"
         need(isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}, f"{what}: wrong keys")
         need(str(entry["dtype"]) in _DTYPES, f"{what}: expected {', '.join(_DTYPES)}")
         dtype, code, width = _DTYPES[entry["dtype"]]
@@ -200,7 +214,7 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         clock.tick()
         spans.append((start, end))
     joints = [(0, 0), *sorted(spans), (len(body), len(body))]
-    need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{TENSORS} has gaps or overlaps")
+    need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{file} has gaps or overlaps")
     return found
 
 
@@ -240,15 +254,33 @@ def read_folder(folder: Path) -> Stored | StoredNetwork:
         raise Malformed(f"{folder} does not contain a valid head: {type(error).__name__}: {error}") from None
 
 
-def _read_folder(folder: Path) -> Stored | StoredNetwork:
-    described = parse_json(_read(folder / DESCRIPTION, MAX_JSON), DESCRIPTION)
-    need(described["format"] == "partita-head" and described["version"] == 1, f"{DESCRIPTION}: wrong format or version")
-    seal = described.pop("seal")
-    need(seal == _digest(described), f"{DESCRIPTION} does not match its seal")
-    raw = {name: _read(folder / name, most) for name, most in ((TENSORS, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
+def sha256_of(data: Any) -> str:
+    """The hash of canonical JSON."""
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(tensors: dict[str, Tensor]) -> str:
+    """The hash of named tensors that certificates hold."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name}|torch.{tensors[name].dtype}|{tensors[name].shape}|".encode() + tensors[name].raw)
+    return digest.hexdigest()
+
+
+def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The description, the certificate and the tensors of a folder, after the seal and the hashes were checked."""
+    described = parse_json(_read(folder / description, MAX_JSON), description)
+    need(described["format"] == format and described["version"] == 1, f"{description}: wrong format or version")
+    need(described.pop("seal") == sha256_of(described), f"{description} does not match its seal")
+    raw = {name: _read(folder / name, most) for name, most in ((tensors, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
     for name, data in raw.items():
         need(hashlib.sha256(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
-    certificate, tensors = parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[TENSORS])
+    return described, parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[tensors], tensors)
+
+
+def _read_folder(folder: Path) -> Stored | StoredNetwork:
+    described, certificate, tensors = read_sealed(folder, DESCRIPTION, "partita-head", TENSORS)
     cloud = tensors.pop("domain.0.points", None)
     need(all(name.startswith("head.") for name in tensors), f"{TENSORS} holds unknown tensors")
     own, record = {name.removeprefix("head."): t for name, t in tensors.items()}, described["head"]
@@ -259,7 +291,7 @@ def _read_folder(folder: Path) -> Stored | StoredNetwork:
         described["domains"], certificate["domain"]["arguments"], cloud, most
     )
     need(shapes == record["input_shapes"], "the head's inputs are not the domain's")
-    outputs, claim = _counts(record["output_shape"], "output_shape", 1), _claim(certificate, len(lo))
+    outputs, claim = _counts(record["output_shape"], "output_shape", 1), read_claim(certificate, len(lo))
     parts = zip("kq" if len(shapes) == 2 else "x", map(math.prod, shapes))
     names = tuple(f"{letter}{i}" for letter, count in parts for i in range(count))
     need(claim.semantics in (record["dtype"], "real"), f"semantics is {claim.semantics}, the head is {record['dtype']}")
@@ -272,18 +304,9 @@ def _read_folder(folder: Path) -> Stored | StoredNetwork:
     return Stored(head, claim, graph, names, lo, hi, points, fill, region)
 
 
-def _digest(data: Any) -> str:
-    """The hash of canonical JSON."""
-    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _same_model(model: Any, record: Any, own: dict[str, Tensor]) -> None:
     """Whether a certificate is about these tensors."""
-    digest = hashlib.sha256()
-    for name in sorted(own):
-        digest.update(f"{name}|torch.{own[name].dtype}|{own[name].shape}|".encode() + own[name].raw)
-    need(digest.hexdigest() == model["sha256"], "the certificate is about other tensors")
+    need(digest_of(own) == model["sha256"], "the certificate is about other tensors")
     for name in ("type", "half_windows"):  # not every method writes them into its certificate
         same = name not in model or model[name] == record.get(name)
         need(same, f"the certificate's {name} is not the head's")
@@ -325,10 +348,11 @@ def _network(
             parts.append(_part(f"part {i}", listed[i], heads[i], widths[i], claim))
     need(not sorted_own, f"{TENSORS} holds unknown tensors")
     wiring = read_wiring(record, maps, len(lo), widths, math.prod(outputs))
+    wired = {name: value for name, value in record.items() if name != "heads"}
+    need(certificate["model"]["wiring_sha256"] == sha256_of(wired), "the certificate is about another wiring")
     if function["type"] == "network":
-        wired = {name: value for name, value in record.items() if name != "heads"}
         defined = {"wiring": wired, "parts": [part["graph"] for part in listed]}
-        need(function["sha256"] == _digest(defined), "the certificate is about another wiring")
+        need(function["sha256"] == sha256_of(defined), "the certificate is about another function")
         need(described["target"]["graph"] is None and claim.bound is not None, "a network that is its own function")
         graph, label = None, str(function["text"])
     else:
@@ -346,9 +370,9 @@ def _part(what: str, part: Any, head: Head, k: int, claim: Claim) -> Stored:
     arguments, function = certificate["domain"]["arguments"], certificate["function"]
     said = [tuple(read_hex(x, what) for d in arguments for x in d[end]) for end in ("lo", "hi")]
     need(said == [lo, hi] and all(d["type"] == "box" for d in arguments), f"{what}: its claim is about another box")
-    sealed = function["sha256"] == _digest(part["graph"])
+    sealed = function["sha256"] == sha256_of(part["graph"])
     need(function["type"] == "graph" and function["graph"] == part["graph"] and sealed, f"{what}: another function")
-    own = _claim(certificate, k)
+    own = read_claim(certificate, k)
     need(own.kind == "proved" and math.isinf(own.norm), f"{what}: expected a proved bound in the sup norm")
     need(own.semantics == claim.semantics, f"{what}: its claim is about {own.semantics} arithmetic")
     return Stored(head, own, graph, tuple(f"x{j}" for j in range(k)), lo, hi, None, 0.0)
@@ -427,15 +451,15 @@ def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) 
     need(said == described["label"], f"the certificate calls the function {said!r}, the head {described['label']!r}")
     if graph is None:
         return None
-    text = json.dumps(graph, sort_keys=True, separators=(",", ":"))
-    sealed = certified["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    sealed = certified["sha256"] == sha256_of(graph)
     need(certified["graph"] == graph and sealed, "the certificate has another graph, or its hash does not match")
     read = read_graph(graph)
     need(read.inputs == m and read.shape == outputs, "the graph's inputs or outputs are not the head's")
     return read
 
 
-def _claim(c: dict[str, Any], m: int) -> Claim:
+def read_claim(c: dict[str, Any], m: int) -> Claim:
+    """What a certificate says of a function of m variables."""
     need(c["schema"] in SCHEMAS and c["kind"] in KINDS, "certificate: unknown kind or schema")
     need(c["semantics"] in ("real", "float64", "float32", *_HALVES), "unknown semantics")
     need(isinstance(c["norm"], str), "unknown norm")

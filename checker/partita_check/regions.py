@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flint import arb
 
 from partita_check.clock import clock
-from partita_check.graph import Graph, need, parse, read_graph, read_hex
+from partita_check.graph import MAX_TYPED, Graph, need, parse, read_graph, read_hex
 from partita_check.polynomials import Ends, halves
 
 __all__ = ["Piece", "Region", "read_region"]
@@ -89,7 +89,7 @@ def read_region(data: Any, m: int) -> Region:
             graph, slack, text = read_graph(row["graph"]), read_hex(row["slack"], "slack"), str(row["text"])
             need(graph.inputs == m and graph.shape == (), "region: a constraint has the wrong variables or shape")
             need(slack >= 0 and text.endswith(" <= 0"), "region: a slack is negative, or a text is no inequality")
-            if len(text) <= 2000:
+            if len(text) <= MAX_TYPED:
                 read = parse(text.removesuffix(" <= 0"), names).canonical()
                 need(read is not None and read == graph.canonical(), f"region: {text[:80]} is not its graph")
             found.append((graph, slack))

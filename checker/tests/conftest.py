@@ -28,6 +28,21 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
+@pytest.fixture(scope="session")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """name → folder of the saved network of heads."""
+    from saved_networks import NETWORKS
+
+    place, made = tmp_path_factory.mktemp("networks"), dict[str, Path]()
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = NETWORKS[name]().save(place / name.replace(" ", "-"))
+        return made[name]
+
+    return get
+
+
 @pytest.fixture(autouse=True)
 def precision() -> Iterator[None]:
     """Every test starts at 64 bits and leaves what it found."""

@@ -16,11 +16,12 @@ WIDTH = {"F64": ("d", 8), "F32": ("f", 4)}
 
 @dataclass
 class Files:
-    """A head in pieces: `tensors` as name → [dtype, shape, numbers]."""
+    """A head, or a descent in context, in pieces: `tensors` as name → [dtype, shape, numbers]; `kind` is the name of its files."""
 
     tensors: dict[str, list[Any]]
     description: dict[str, Any]
     certificate: dict[str, Any]
+    kind: str = "head"
 
     @property
     def bound(self) -> float:
@@ -41,7 +42,8 @@ class Files:
 
 
 def take_apart(folder: Path) -> Files:
-    data = (folder / "head.safetensors").read_bytes()
+    kind = "descent" if (folder / "descent.json").exists() else "head"
+    data = (folder / f"{kind}.safetensors").read_bytes()
     size = int.from_bytes(data[:8], "little")
     header, body, tensors = json.loads(data[8 : 8 + size]), data[8 + size :], {}
     header.pop("__metadata__", None)
@@ -49,8 +51,8 @@ def take_apart(folder: Path) -> Files:
         numbers = array(WIDTH[entry["dtype"]][0])
         numbers.frombytes(body[slice(*entry["data_offsets"])])
         tensors[name] = [entry["dtype"], entry["shape"], list(numbers)]
-    read = {name: json.loads((folder / name).read_text()) for name in ("head.json", "certificate.json")}
-    return Files(tensors, read["head.json"], read["certificate.json"])
+    read = [json.loads((folder / f"{name}.json").read_text()) for name in (kind, "certificate")]
+    return Files(tensors, *read, kind)
 
 
 def canonical(data: Any) -> bytes:
@@ -84,23 +86,25 @@ def put_together(files: Files, folder: Path) -> Path:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(raw)]}
         body += raw
     text = json.dumps(header).encode()
-    (folder / "head.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
-    seal_certificate(files.certificate, files.tensors, "head.")
+    (folder / f"{files.kind}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    seal_certificate(files.certificate, files.tensors, "head." if files.kind == "head" else "")
     for i, part in enumerate(files.certificate.get("proof", {}).get("parts", [])):
         seal_certificate(part["certificate"], files.tensors, f"head.heads.{i}.")
-    function = files.certificate.get("function", {})
-    if function.get("type") == "network":
+    if files.description.get("head", {}).get("type") == "network":
         wiring = {name: value for name, value in files.description["head"].items() if name != "heads"}
-        graphs = [part["graph"] for part in files.certificate["proof"]["parts"]]
-        function["sha256"] = hashlib.sha256(canonical({"wiring": wiring, "parts": graphs})).hexdigest()
+        files.certificate["model"]["wiring_sha256"] = hashlib.sha256(canonical(wiring)).hexdigest()
+        if files.certificate["function"].get("type") == "network":
+            graphs = [part["graph"] for part in files.certificate["proof"]["parts"]]
+            defined = canonical({"wiring": wiring, "parts": graphs})
+            files.certificate["function"]["sha256"] = hashlib.sha256(defined).hexdigest()
     (folder / "certificate.json").write_bytes(canonical(files.certificate))
     files.description["sha256"] = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("head.safetensors", "certificate.json")
+        for name in (f"{files.kind}.safetensors", "certificate.json")
     }
     files.description.pop("seal", None)
     files.description["seal"] = hashlib.sha256(canonical(files.description)).hexdigest()
-    (folder / "head.json").write_text(json.dumps(files.description, ensure_ascii=False))
+    (folder / f"{files.kind}.json").write_text(json.dumps(files.description, ensure_ascii=False))
     return folder
 
 

@@ -107,7 +107,7 @@ def _documented(env: BuildEnvironment) -> dict[str, str]:
         for alias in (
             name,
             f"pa.{short}",
-            f"pa.{short}".replace("pa.inspection.", "pa.inspect.").replace("pa.networks.in_context.", "pa.in_context."),
+            f"pa.{short}".replace("pa.inspection.", "pa.inspect.").replace("pa.compiler.in_context.", "pa.in_context."),
         ):
             found.setdefault(alias, name)
         if plain is not None and (plain not in found or name.count(".") < found[plain].count(".")):

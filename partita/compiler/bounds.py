@@ -15,14 +15,17 @@ from partita.arithmetic.rounding import add_up, sub_down
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.differentiate import derivative
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.ranges import range_over
 from partita.functions.regions import Region
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
+from partita.heads.scattered_head import ScatteredHead
 from partita.proofs import proofs_for
 from partita.proofs.center_values import GridFacts, soft_terms
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
+from partita.proofs.head_graphs import MOST_KEYS, head_graph, minus
 from partita.proofs.proof import Given, Progress, Proof, Proved, tightest
 from partita.proofs.taylor_proof import soft_grid_of
 
@@ -59,12 +62,18 @@ class GradientError:
 
 
 def bound_gradient_error(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> GradientError:
-    """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`."""
+    """The error of the gradient, coordinate by coordinate, wherever f is differentiable. *Theorem*: `slope-series`.
+
+    The series is for grids with constant values. Other heads with few keys are enclosed as the expressions that they are.
+    """
     if target.graph is None:
         raise UnsupportedError(
             f"{target.label} is a black box: nothing can be proved about its gradient. Give an expression."
         )
-    grid, domain = soft_grid_of(head), target.region or target.box
+    domain = target.region or target.box
+    if not _has_series(head):
+        return _gradient_error_of_expression(head_graph(head), head, target.graph, domain)
+    grid = soft_grid_of(head)
     slopes = sampled_slopes(head, domain)
     bounds, seen = [], []
     for axis in range(domain.dimension):
@@ -84,6 +93,8 @@ def bound_slope(
     """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: its sign says whether the head rises or falls."""
     if not 0 <= axis < domain.dimension:
         raise DomainError(f"axis is {axis}; expected 0 to {domain.dimension - 1}.")
+    if not _has_series(head):
+        return _slope_of_expression(head_graph(head), head, domain, axis)
     grid = soft_grid_of(head)
     if len(grid.axes[axis]) == 1:  # one key: the weights along this axis do not move
         return (Range(0.0, 0.0, 0.0, 0.0),) * int(grid.values.shape[-1])
@@ -93,6 +104,35 @@ def bound_slope(
         prove = partial(_prove_slope, one, domain, along=axis, progress=progress)
         ranges.append(_range_of(seen, domain.dimension, prove, _least_slope(one, axis)))
     return tuple(ranges)
+
+
+def _has_series(head: FoldedHead) -> bool:
+    """Whether gradients are bounded by the series for grids; also for heads that are too large for anything else."""
+    is_grid = isinstance(head, GridHead) and head.value_slopes is None
+    return is_grid or not isinstance(head, GridHead | ScatteredHead) or head.num_keys > MOST_KEYS
+
+
+def _slope_of_expression(graph: Graph, head: FoldedHead, domain: Box | Region, axis: int) -> tuple[Range, ...]:
+    box, seen = domain.bounding_box(), sampled_slopes(head, domain).values[:, :, axis]
+    found = range_over(derivative(graph, axis), box.lo, box.hi)
+    return tuple(
+        Range(float(a), float(b), float(s.min()), float(s.max())) for a, b, s in zip(found.lo, found.hi, seen.T)
+    )
+
+
+def _gradient_error_of_expression(graph: Graph, head: FoldedHead, f: Graph, domain: Box | Region) -> GradientError:
+    box, off, slopes = domain.bounding_box(), minus(graph, f), sampled_slopes(head, domain)
+    bounds, seen = [], []
+    for axis in range(domain.dimension):
+        found = range_over(derivative(off, axis), box.lo, box.hi)
+        bounds.append(float(found.magnitude.max()))
+        truth = derivative(f, axis).evaluate(slopes.points).reshape(len(slopes.points), -1)
+        seen.append(float(np.abs(truth - slopes.values[:, :, axis]).max()))
+    if not all(map(math.isfinite, bounds)):
+        raise UnsupportedError(
+            f"no bound was found for the gradient of {f.infix()[:100]} on {box}: it may have a pole or a jump."
+        )
+    return GradientError(tuple(bounds), tuple(seen))
 
 
 def bound_range(head: FoldedHead, target: Target, *, progress: Progress | None = None) -> tuple[Range, ...]:

@@ -20,7 +20,7 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.compiler.given_function import given_function
-from partita.compiler.network_bounds import network_gradient_error, network_range, network_slope
+from partita.compiler.network_bounds import claimed_range, network_gradient_error, network_range, network_slope
 from partita.compiler.scalar_function import ScalarFunction
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
@@ -28,6 +28,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
 from partita.heads.forms import literal_layers
+from partita.heads.grid_head import GridHead
 from partita.heads.head import Head, count_text, flatten_inputs, require_folded
 from partita.heads.layers import CrossNetwork, SelfNetwork
 from partita.heads.network import AttentionNetwork
@@ -464,7 +465,13 @@ class Compiled:
         self._bounded_domain()
         if isinstance(self.head, AttentionNetwork):
             return network_range(self.head, self.target, self.require_unchanged().certificate)
-        return bound_range(require_folded(self.head, "bound_range()"), self.target, progress=progress)
+        found = bound_range(require_folded(self.head, "bound_range()"), self.target, progress=progress)
+        proved = self.certificate.kind == "proved" and self.certificate.norm == "inf" and self._direct
+        if isinstance(self.head, GridHead) or not proved or self.is_changed or self.target.graph is None:
+            return found
+        claimed = claimed_range(self.target, self.certificate)  # where keys lie far apart their values say little
+        ends = zip(found, claimed.lo.tolist(), claimed.hi.tolist())
+        return tuple(replace(own, lo=max(own.lo, low), hi=min(own.hi, high)) for own, low, high in ends)
 
     def bound_gradient_error(self, *, progress: Progress | None = None) -> GradientError:
         """Proved bounds of `|∂head/∂z_i − ∂f/∂z_i|`, one per coordinate, for the stored tensors in exact arithmetic.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -10,8 +12,8 @@ import torch
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.progress import Progress
-from partita.arithmetic.rounding import add_up, down, sub_down, up
-from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_slope, sampled_slopes
+from partita.arithmetic.rounding import down, up
+from partita.compiler.bounds import GradientError, Range, bound_gradient_error, sampled_slopes
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.differentiate import derivative
 from partita.functions.graph import Graph
@@ -24,7 +26,7 @@ from partita.proofs.carried_errors import Carried, Reads
 from partita.proofs.certificate import Certificate
 from partita.proofs.network_proof import Part, carried_over
 
-__all__ = ["network_gradient_error", "network_range", "network_slope"]
+__all__ = ["claimed_range", "network_gradient_error", "network_range", "network_slope"]
 
 _SAMPLES = 4096
 _UNIT = 2.0**-52
@@ -33,18 +35,23 @@ _UNIT = 2.0**-52
 def network_range(network: AttentionNetwork, target: Target, certificate: Certificate) -> tuple[Range, ...]:
     """The range of each output over the domain, of the network as it is run: that of f, widened by the error bound."""
     _, carried = _carried(network, target, certificate, "the range")
-    lo, hi = carried.output.lo[0], carried.output.hi[0]
+    bound = certificate.error_bound
+    lo, hi = down(carried.output.lo.min(axis=0) - bound), up(carried.output.hi.max(axis=0) + bound)
     if target.graph is not None:
-        whole = range_over(target.graph, target.box.lo.ravel(), target.box.hi.ravel())
-        lo, hi = np.maximum(lo, whole.lo), np.minimum(hi, whole.hi)
+        claimed = claimed_range(target, certificate)
+        lo, hi = np.maximum(lo, claimed.lo), np.minimum(hi, claimed.hi)
     points = np.concatenate([target.domain.sample(_SAMPLES, np.random.default_rng(5)), target.domain.corners(256)])
     with torch.no_grad():
         seen = network.evaluate(torch.from_numpy(points).to(network.dtype)).double().numpy()
-    bound = certificate.error_bound
-    return tuple(
-        Range(sub_down(float(a), bound), add_up(float(b), bound), float(s.min()), float(s.max()))
-        for a, b, s in zip(lo, hi, seen.T)
-    )
+    return tuple(Range(float(a), float(b), float(s.min()), float(s.max())) for a, b, s in zip(lo, hi, seen.T))
+
+
+def claimed_range(target: Target, certificate: Certificate) -> Interval:
+    """The ranges of f over the box, `(outputs,)`, widened by a bound in the supremum norm: what a claim says of a head's range."""
+    if target.graph is None or certificate.norm != "inf":
+        raise UnsupportedError(f"{target.label}: a claim about its range needs an expression and the supremum norm.")
+    found = range_over(target.graph, target.box.lo.ravel(), target.box.hi.ravel())
+    return Interval(down(found.lo - certificate.error_bound), up(found.hi + certificate.error_bound))
 
 
 def network_slope(
@@ -58,19 +65,17 @@ def network_slope(
     """The range of `∂net/∂z_axis`, one per output, in exact arithmetic: the chain rule over the ranges of the heads' slopes.
 
     What a head reads lies in the box of its own claim, also in exact arithmetic, where errors are smaller than in the network as it
-    runs. So its slopes over that box hold all that occur.
+    runs. So its slopes there are those of its function g, widened by the error of its gradient. For an expression f the same holds
+    of the whole.
     """
     domain = target.box
     if not 0 <= axis < domain.dimension:
         raise DomainError(f"axis is {axis}; expected 0 to {domain.dimension - 1}.")
     parts, _ = _carried(network, target, certificate, "slopes")
-    steepness = []
-    for i, (part, head) in enumerate(zip(parts, network.parts)):
-        try:
-            found = [bound_slope(head, part.box, k, progress=progress)[0] for k in range(head.dimension)]
-        except UnsupportedError as problem:
-            raise UnsupportedError(f"head {i} of the network: {problem}") from None
-        steepness.append(Interval(np.array([r.lo for r in found]), np.array([r.hi for r in found])))
+    steepness = [
+        _widened([range_over(derivative(part.graph, k), part.box.lo, part.box.hi) for k in range(len(own))], own)
+        for part, own in zip(parts, _own_errors(network, parts, progress))
+    ]
     wiring = network.wiring
     unit = np.zeros(domain.dimension)
     unit[axis] = 1.0
@@ -85,9 +90,13 @@ def network_slope(
             made.append(_padded(terms.lo.sum(axis=1), terms.hi.sum(axis=1), terms.magnitude.sum(axis=1), k))
         slopes = Interval(np.concatenate([s.lo for s in made]), np.concatenate([s.hi for s in made]))
     proved, seen = _mapped(wiring.output, slopes), sampled_slopes(network, domain).values[:, :, axis]
-    return tuple(
-        Range(float(a), float(b), float(s.min()), float(s.max())) for a, b, s in zip(proved.lo, proved.hi, seen.T)
-    )
+    lo, hi = proved.lo, proved.hi
+    if target.graph is not None:
+        with suppress(UnsupportedError):
+            off = network_gradient_error(network, target, certificate, progress=progress).bounds[axis]
+            whole = range_over(derivative(target.graph, axis), domain.lo.ravel(), domain.hi.ravel())
+            lo, hi = np.maximum(lo, down(whole.lo - off)), np.minimum(hi, up(whole.hi + off))
+    return tuple(Range(float(a), float(b), float(s.min()), float(s.max())) for a, b, s in zip(lo, hi, seen.T))
 
 
 def network_gradient_error(
@@ -104,13 +113,7 @@ def network_gradient_error(
             f"{target.label} is not an expression, so its gradient is not known. Give an expression."
         )
     parts, carried = _carried(network, target, certificate, "gradients")
-    own = []
-    for i, (part, head) in enumerate(zip(parts, network.parts)):
-        try:
-            claimed = graph_target(part.graph, (part.box,), part.graph.infix())
-            own.append(np.array(bound_gradient_error(head, claimed, progress=progress).bounds))
-        except UnsupportedError as problem:
-            raise UnsupportedError(f"head {i} of the network: {problem}") from None
+    own = _own_errors(network, parts, progress)
     m = target.box.dimension
     size, error = np.eye(m), np.zeros((m, m))  # of the gradients of the channels, (channels, m)
     for layer, reads in zip(carried.wiring.layers, carried.reads):
@@ -152,7 +155,25 @@ def _carried(
     parts = Part.all_from_json(certificate.proof.get("parts"), network.parts)
     for part, head in zip(parts, network.parts):
         part.require_claim(head)
-    return parts, carried_over(network, parts, target.box)
+    return parts, carried_over(network, parts, target.box, certificate.proof)[0]
+
+
+def _own_errors(network: AttentionNetwork, parts: Sequence[Part], progress: Progress | None) -> list[Array]:
+    """Bounds of the errors of each head's own gradient, `(inputs,)`."""
+    found = []
+    for i, (part, head) in enumerate(zip(parts, network.parts)):
+        try:
+            target = graph_target(part.graph, (part.box,), part.graph.infix())
+            found.append(np.array(bound_gradient_error(head, target, progress=progress).bounds))
+        except UnsupportedError as problem:
+            raise UnsupportedError(f"head {i} of the network: {problem}") from None
+    return found
+
+
+def _widened(ranges: Sequence[Interval], off: Array) -> Interval:
+    """Ranges of one output each, as one Interval, every one widened by its own amount."""
+    lo, hi = (np.concatenate(ends) for ends in zip(*((one.lo, one.hi) for one in ranges)))
+    return Interval(down(lo - off), up(hi + off))
 
 
 def _mapped(given: Affine, channels: Interval) -> Interval:
@@ -173,7 +194,7 @@ def _padded(lo: Array, hi: Array, size: Array, terms: int) -> Interval:
 
 def _derivatives(graph: Graph, reads: Reads) -> tuple[Array, Array]:
     """`L_i` and `Σ_j H_ij δ_j` of every use, `(uses, inputs)`."""
-    lo, hi, off = reads.reach_lo[0], reads.reach_hi[0], reads.error[0]
+    lo, hi, off = reads.reach_lo.min(axis=0), reads.reach_hi.max(axis=0), reads.error.max(axis=0)
     first = enclose_each(graph, lo, hi)[1].magnitude
     second = np.zeros_like(first)
     if (off > 0).any():

@@ -182,8 +182,8 @@ class Interner:
         """The product of forms."""
         pending = _Pending("product")
         for factor in factors:
-            self._multiply(pending, factor)
-        return self._finished(pending)
+            self.multiply(pending, factor)
+        return self.finished(pending)
 
     def recip(self, form: Form) -> Form:
         """1 / form; an atom for the form 0, which has no reciprocal."""
@@ -205,8 +205,8 @@ class Interner:
         """The maximum or minimum of forms."""
         pending = _Pending(operation)
         for form in forms:
-            self._compare(pending, form)
-        return self._finished(pending)
+            self.compare(pending, form)
+        return self.finished(pending)
 
     def _power(self, form: Form, exponent: int) -> Form:
         if exponent in (0, 1):
@@ -218,7 +218,8 @@ class Interner:
             return self.atoms[single].arguments[0]
         return Form.of(self._number("pow", (form,), (exponent,)))
 
-    def _multiply(self, pending: _Pending, form: Form) -> None:
+    def multiply(self, pending: _Pending, form: Form) -> None:
+        """One more factor."""
         if not form.terms:
             pending.factor *= form.constant
             return
@@ -233,14 +234,15 @@ class Interner:
             pending.parts.append(unit)
             pending.spelled.append(form)
 
-    def _compare(self, pending: _Pending, form: Form) -> None:
+    def compare(self, pending: _Pending, form: Form) -> None:
+        """One more argument of a maximum or minimum."""
         single = form.single
         if single is not None and self.atoms[single].operation == pending.operation:
             pending.parts += self.atoms[single].arguments
         else:
             pending.parts.append(form)
 
-    def _finished(self, pending: _Pending) -> Form:
+    def finished(self, pending: _Pending) -> Form:
         """The form of a product, a maximum or a minimum whose parts are complete."""
         if pending.operation != "product":
             return Form.of(self._number(pending.operation, tuple(sorted(pending.parts, key=_order)), ()))
@@ -345,7 +347,7 @@ class _Walk:
         """The value of a node as a form; a pending product is finished, once."""
         value = self.values[k]
         if isinstance(value, _Pending):
-            value = self.values[k] = self.interner._finished(value)
+            value = self.values[k] = self.interner.finished(value)
         return value
 
     def _value(self, position: int, node: Node) -> Form | _Pending:
@@ -378,31 +380,32 @@ class _Walk:
         return Form(constant, terms)
 
     def _multiple(self, position: int, operation: str, a: int, b: int) -> Form | None:
-        """A product with a number, or a quotient by one, without atoms."""
+        """A product with a number, or a quotient by a number other than 0, without atoms; None for others."""
         for number, other in ((b, a), (a, b)) if operation == "mul" else ((b, a),):
             factor, value = self.values[number], self.values[other]
-            if isinstance(factor, Form) and not factor.terms and isinstance(value, Form):
-                scale = factor.constant if operation == "mul" or not factor.constant else 1 / factor.constant
-                if operation == "mul" or factor.constant:
-                    if scale != 1:  # the multiple by 1 is the same form
-                        self.owned.add(position)
-                    return value.scaled(_checked(scale))
+            if not isinstance(factor, Form) or factor.terms or not isinstance(value, Form):
+                continue
+            if operation == "mul" or factor.constant:
+                scale = factor.constant if operation == "mul" else 1 / factor.constant
+                if scale != 1:  # the multiple by 1 is the same form
+                    self.owned.add(position)
+                return value.scaled(_checked(scale))
         return None
 
     def _chain(self, operation: str, arguments: tuple[int, ...]) -> _Pending:
-        pending, rest = _Pending(_CHAINS[operation]), list(arguments)
-        for k in arguments[:1] if operation == "div" else arguments:
+        """A product, quotient, maximum or minimum, gathered in one that nothing else reads."""
+        forms = list(enumerate(arguments))
+        pending = _Pending(_CHAINS[operation])
+        for n, k in forms[:1] if operation == "div" else forms:
             value = self.values[k]
             if isinstance(value, _Pending) and value.operation == pending.operation and self.once[k]:
                 pending = value
-                rest.remove(k)
+                del forms[n]
                 break
-        for k in rest:
+        for n, k in forms:
             form = self._form(k)
             if operation in ("max", "min"):
-                self.interner._compare(pending, form)
+                self.interner.compare(pending, form)
             else:
-                self.interner._multiply(
-                    pending, self.interner.recip(form) if (operation, k) == ("div", arguments[1]) else form
-                )
+                self.interner.multiply(pending, self.interner.recip(form) if operation == "div" and n else form)
         return pending

@@ -31,7 +31,7 @@ _PATIENCE, _NEAR = 8, 0.9  # times as many boxes, until the bound is so near to 
 _ROUNDS = 4  # of setting coordinates to an end and looking at the slopes of the others again
 _AT_ONCE = 16  # boxes that are halved in one round
 _ROWS = 1 << 15  # boxes that are enclosed at once
-_PIECES = {1: 64, 2: 8, 3: 4}  # of each side, by the number of inputs
+_PIECES = {1: (64, 256), 2: (8, 16), 3: (4, 6)}  # of each side, by the number of inputs: for many boxes, and for few
 _LOOSE = 0.1  # of the largest slope: slopes that vary less over a box are known well
 
 
@@ -90,8 +90,8 @@ def enclose_each(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval
     """
     n, m = lo.shape
     value, slope = np.empty((2, n)), np.empty((2, n, m))
-    rows = np.arange(n)
-    for sides in (1, _PIECES.get(m, 1)):
+    rows, few = np.arange(n), n * _PIECES[m][1] ** m <= _ROWS if m in _PIECES else False
+    for sides in (1, _PIECES[m][few]) if m in _PIECES else (1,):
         step = max(1, _ROWS // sides**m)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
@@ -101,7 +101,7 @@ def enclose_each(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval
             value[0, some], value[1, some] = values.lo.reshape(shape).min(axis=1), values.hi.reshape(shape).max(axis=1)
             slope[0, some] = slopes.lo.reshape(*shape, m).min(axis=1)
             slope[1, some] = slopes.hi.reshape(*shape, m).max(axis=1)
-        rows = np.flatnonzero(_is_loose(lo, hi, *slope)) if m in _PIECES and sides == 1 else rows[:0]
+        rows = np.flatnonzero(_is_loose(lo, hi, *slope))
     return Interval(*value), Interval(*slope)
 
 

@@ -242,14 +242,17 @@ class _Reading(ABC):
             forms, factor = list(data.arguments), _ONE
             if data.operation in ("product", "recip"):
                 for i, (form, spelled) in enumerate(zip(forms, self.interner.spelled.get(atom, forms))):
-                    if form != spelled and _cost(self.stored(spelled)) < _cost(self.stored(form)):
-                        forms[i] = spelled
+                    forms[i] = self.simplest([form, spelled])
                     scale = forms[i].lead / form.lead
                     factor *= scale if data.operation == "recip" else 1 / scale
             if data.operation in ("product", "max", "min"):
                 forms.sort(key=lambda form: self._shape_of_form(form, atom))
             self._arguments[atom] = factor, tuple(forms)
         return self._arguments[atom]
+
+    def simplest(self, forms: Sequence[Form]) -> Form:
+        """The form whose coefficients take the fewest numbers to write; the first of equals."""
+        return forms[0] if forms[0] == forms[-1] else min(forms, key=lambda form: _cost(self.stored(form)))
 
     def stored(self, form: Form) -> list[Fraction]:
         """The constant and the coefficients of a form, in front of atoms as they are written."""
@@ -303,7 +306,8 @@ class _Writer:
 
     def __init__(self, reading: _Reading, root: Form) -> None:
         self.reading, self.interner = reading, reading.interner
-        self.leaves: dict[Form, list[tuple[Fraction, Fraction]]] = {}
+        self.leaves: dict[Form, dict[tuple[Fraction, Fraction], None]] = {}  # by direction: factors and constants
+        self.multiples: dict[Form, Form] = {}  # of the multiples of a sum, the one that is written
         self.seen: dict[int, int] = {}  # the atoms of the unit, in an order that depends on its shape only
         self._walk(root)
         self.axes, self.coordinates = self._choose_axes()
@@ -329,9 +333,11 @@ class _Writer:
             for form in self.reading.arguments(atom)[1]:
                 split = self.reading.split(form, atom)
                 if split.direction is not None and split.factor:
-                    leaves = self.leaves.setdefault(split.direction, [])
-                    if (split.factor, split.constant) not in leaves:
-                        leaves.append((split.factor, split.constant))
+                    self.leaves.setdefault(split.direction, {})[split.factor, split.constant] = None
+                if len(form.terms) > 1:
+                    key = form.scaled(1 / form.lead)
+                    if form != self.multiples.get(key):
+                        self.multiples[key] = self.reading.simplest([self.multiples.get(key, form), form])
                 inner += [k for k, _ in self.reading.by_shape(split.rest, self.seen)]
             waiting += reversed(inner)
 
@@ -372,6 +378,11 @@ class _Writer:
 
     def _form(self, form: Form, atom: int, *, free: bool = False) -> tuple[int, Fraction]:
         """A node, and the number by which it is multiplied; 1 unless the form is `free` to be scaled."""
+        if len(form.terms) > 1:
+            written = self.multiples[form.scaled(1 / form.lead)]
+            if written != form:
+                factor, node = form.lead / written.lead, self._form(written, atom)[0]
+                return (node, factor) if free else (self._multiple(factor, node), _ONE)
         split = self.reading.split(form, atom)
         parts, constant = self._leaf(split)
         parts += self._terms(split.rest)

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from partita.arithmetic.interval import Interval
 from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form
@@ -30,7 +32,15 @@ from partita.methods.pieces import Pieces
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
 from partita.methods.two_keys import TwoKeys, two_keys_draft
-from partita.proofs.carried_errors import Carried, Ranges, joint_ranges, propagate, require_bounded
+from partita.proofs.carried_errors import (
+    MOST_BOXES,
+    Carried,
+    Ranges,
+    cut_boxes,
+    joint_ranges,
+    propagate,
+    require_bounded,
+)
 from partita.proofs.claim import Construction
 from partita.proofs.network_proof import Part
 
@@ -42,6 +52,8 @@ _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach,
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _FEW_USES = 8
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
+_CUT_WORK = 200_000  # nodes of all units, times boxes, at which errors are carried
+_WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
 _STEPS = 8  # per power of two: how finely budgets are graded
 _GRID = 64  # steps: how finely the ends of ranges are graded
 _LONG = 200  # characters of a label
@@ -56,12 +68,14 @@ class Network:
         parts: one per head, in the order of the wiring's indices.
         constructions: their heads.
         carried: errors, ranges and gains.
+        cuts: points on each axis of the domain, between which errors are carried.
     """
 
     wiring: Wiring
     parts: tuple[Part, ...]
     constructions: tuple[Construction, ...]
     carried: Carried
+    cuts: list[list[float]]
 
     @property
     def num_parameters(self) -> int:
@@ -125,7 +139,7 @@ def _split(uses: Sequence[int], sizes: Array) -> list[list[int]]:
 def _sizes(carried: Carried, head: int) -> Array:
     """The product of the largest sizes of what each use of a head reads."""
     found = [
-        np.maximum(np.abs(read.reach_lo[0]), np.abs(read.reach_hi[0])).prod(axis=1)
+        np.maximum(np.abs(read.reach_lo), np.abs(read.reach_hi)).max(axis=0).prod(axis=1)
         for _, group, read in carried.groups()
         if group.head == head
     ]
@@ -142,7 +156,8 @@ class _Search:
 
     def __init__(self, request: Request, structure: Structure, tolerance: float, progress: Progress | None) -> None:
         self.request, self.structure, self.tolerance, self.progress = request, structure, tolerance, progress
-        self.lo, self.hi = (end.reshape(1, -1) for end in (request.box.lo, request.box.hi))
+        self.lo, self.hi = request.box.lo.ravel(), request.box.hi.ravel()
+        self.known, self.cuts = self._look()
         self._built: dict[tuple[Graph, bytes, bytes], list[tuple[float, Construction]]] = defaultdict(list)
 
     def best(self) -> Network:
@@ -162,8 +177,7 @@ class _Search:
 
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
-        wiring = wire(self.structure, head_of, self.request.dtype)
-        ranges = joint_ranges(wiring, graphs, self.lo[0], self.hi[0])
+        wiring, ranges = wire(self.structure, head_of, self.request.dtype), self._ranges(head_of)
         first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
         budgets = _even(_weights(first, len(graphs)), self.tolerance)
         reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets], ranges)
@@ -179,11 +193,65 @@ class _Search:
         made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
         carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
-        return Network(wiring, parts, tuple(made), carried)
+        return Network(wiring, parts, tuple(made), carried, self.cuts)
+
+    def _ranges(self, head_of: Sequence[int]) -> Ranges:
+        """Known ranges of what the groups of a wiring read."""
+        return [
+            [_stacked([self.known[j] for j in group], self.structure.units[group[0]]) for _, group in groups]
+            for groups in _groups(self.structure, head_of)
+        ]
+
+    def _look(self) -> tuple[dict[int, Interval | None], list[list[float]]]:
+        """Ranges of what every unit reads, and where to cut the domain so that errors are carried on narrow ranges.
+
+        The number of keys grows with the logarithm of a gain, so that cuts are worth what they take off the sum of these.
+        """
+        own = list(range(len(self.structure.units)))
+        wiring, graphs = wire(self.structure, own, self.request.dtype), [unit.graph for unit in self.structure.units]
+        found = joint_ranges(wiring, graphs, self.lo, self.hi)
+        ranges = {
+            group[0]: found[layer][place]
+            for layer, groups in enumerate(_groups(self.structure, own))
+            for place, (_, group) in enumerate(groups)
+        }
+        cuts: list[list[float]] = [[] for _ in self.lo]
+        if self.structure.depth == 1:
+            return ranges, cuts
+
+        def cost(trial: Sequence[Sequence[float]]) -> float:
+            ends = cut_boxes(self.lo, self.hi, trial)
+            zero, precision = [0.0] * len(graphs), self.request.precision
+            weights = _weights(propagate(wiring, graphs, zero, *ends, precision=precision, ranges=found), len(graphs))
+            with np.errstate(divide="ignore"):
+                bits = np.log2(weights.max(axis=0))
+            return float(np.where(bits > -math.inf, bits, 0.0).sum())
+
+        boxes, least, every = 1, cost(cuts), sum(len(graph.nodes) for graph in graphs)
+        while 2 * boxes * every <= _CUT_WORK and boxes < MOST_BOXES:
+            report(self.progress, f"carrying errors on {2 * boxes} boxes")
+            trials = [[*cuts[:i], self._halved(i, cuts[i]), *cuts[i + 1 :]] for i in range(len(cuts))]
+            costs = [cost(trial) for trial in trials]
+            best = int(np.argmin(costs))
+            if not costs[best] <= least - _WORTH_CUTTING * math.sqrt(len(graphs)):
+                break
+            cuts, least = trials[best], costs[best]
+            boxes = math.prod(len(axis) + 1 for axis in cuts)
+        return ranges, cuts
+
+    def _halved(self, axis: int, cuts: Sequence[float]) -> list[float]:
+        """Each piece of an axis in two, at its geometric mean if it spans several scales."""
+        ends = [self.lo[axis], *cuts, self.hi[axis]]
+        found = list(cuts)
+        for a, b in pairwise(ends):
+            middle = math.sqrt(a) * math.sqrt(b) if 0 < 4 * a < b else a + (b - a) / 2
+            found += [middle] if a < middle < b else []
+        return sorted(float(x) for x in found)
 
     def _carry(self, wiring: Wiring, graphs: Sequence[Graph], errors: Sequence[float], ranges: Ranges) -> Carried:
         precision = self.request.precision
-        carried = propagate(wiring, graphs, errors, self.lo, self.hi, precision=precision, ranges=ranges)
+        ends = cut_boxes(self.lo, self.hi, self.cuts)
+        carried = propagate(wiring, graphs, errors, *ends, precision=precision, ranges=ranges)
         require_bounded(carried, graphs)
         return carried
 
@@ -251,11 +319,11 @@ class _Search:
 
 
 def _weights(carried: Carried, heads: int) -> Array:
-    """How far one unit of error at all uses of a head can move each output, `(outputs, heads)`."""
-    gains = carried.gains[0]
+    """How far one unit of error at all uses of a head can move each output on each box, `(boxes · outputs, heads)`."""
+    gains = carried.gains.reshape(-1, carried.gains.shape[-1])
     found = np.zeros((len(gains), heads))
     for channel, group, read in carried.groups():
-        found[:, group.head] += gains[:, channel : channel + read.lo.shape[1]].sum(axis=1)
+        found[:, group.head] += gains[:, channel : channel + len(read.moves)].sum(axis=1)
     return found
 
 
@@ -269,7 +337,7 @@ def _boxes(carried: Carried, heads: int) -> list[Box]:
     """For every head a box that holds all its reads."""
     found: list[list[Array]] = [[] for _ in range(heads)]
     for _, group, read in carried.groups():
-        found[group.head] += [read.reach_lo[0], read.reach_hi[0]]
+        found[group.head] += [ends.reshape(-1, ends.shape[-1]) for ends in (read.reach_lo, read.reach_hi)]
     boxes = []
     for ends in found:
         lo, hi = (np.concatenate(ends).min(axis=0), np.concatenate(ends).max(axis=0))
@@ -353,24 +421,40 @@ def _substituted(graph: Graph, maps: Sequence[tuple[Fraction, Fraction]]) -> Gra
     return builder.finish([places[k] for k in graph.outputs], graph.output_shape)
 
 
+def _groups(structure: Structure, head_of: Sequence[int]) -> list[list[tuple[int, list[int]]]]:
+    """For every layer its heads, and the units that use each, in the order of the wiring."""
+    layers: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(structure.depth)]
+    for j in range(len(structure.units)):
+        layers[structure.level(j) - 1][head_of[j]].append(j)
+    return [sorted(groups.items()) for groups in layers]
+
+
+def _stacked(known: Sequence[Interval | None], unit: Unit) -> Interval | None:
+    """Known ranges of the reads of several units, as those of one group."""
+    if all(one is None for one in known):
+        return None
+    rows = len(unit.reads)
+    ends = [
+        [np.full(rows, end) if one is None else getattr(one, name) for one in known]
+        for name, end in (("lo", -math.inf), ("hi", math.inf))
+    ]
+    return Interval(np.concatenate(ends[0]), np.concatenate(ends[1]))
+
+
 def wire(structure: Structure, head_of: Sequence[int], dtype: torch.dtype) -> Wiring:
     """The structure as a wiring, unit j using head `head_of[j]`, with coefficients as the dtype stores them."""
-    levels = [structure.level(j) for j in range(len(structure.units))]
-    order = sorted(range(len(levels)), key=lambda j: (levels[j], head_of[j], j))
     channel = {i: i for i in range(structure.inputs)}
     layers: list[tuple[Group, ...]] = []
-    for level in range(1, max(levels, default=0) + 1):
-        groups: dict[int, list[int]] = defaultdict(list)
-        for j in (j for j in order if levels[j] == level):
-            groups[head_of[j]].append(j)
+    for groups in _groups(structure, head_of):
         layers.append(
             tuple(
                 Group(h, _affine([form for j in group for form in structure.units[j].reads], channel, dtype))
-                for h, group in groups.items()
+                for h, group in groups
             )
         )
-        for j in (j for group in groups.values() for j in group):
-            channel[structure.inputs + j] = len(channel)
+        for _, group in groups:
+            for j in group:
+                channel[structure.inputs + j] = len(channel)
     return Wiring(structure.inputs, tuple(layers), _affine(structure.outputs, channel, dtype))
 
 

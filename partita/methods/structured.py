@@ -109,7 +109,8 @@ class _Structured(Method):
             output_shape=target.output_shape,
             dtype=request.dtype,
         )
-        given = Given(tolerance=request.tolerance, earlier=found.parts, progress=progress)
+        details = {"cuts": found.cuts}
+        given = Given(tolerance=request.tolerance, details=details, earlier=found.parts, progress=progress)
         proved = NetworkProof().prove(head, target, given)
         certificate = claim(
             head,

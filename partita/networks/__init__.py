@@ -9,22 +9,22 @@ from partita.networks.blocks import (
     prefix_ramp,
     prompt_attention,
 )
+from partita.networks.descent import Descent
 from partita.networks.from_mlp import AttentionNetwork, attention_from_mlp
-from partita.networks.in_context import GradientDescent, gradient_descent
 from partita.networks.prompt_functions import PromptFunction
 
 __all__ = [
     "AttentionNetwork",
+    "Descent",
     "EncoderRamp",
-    "GradientDescent",
     "PrefixRamp",
     "PromptFunction",
     "attention_from_mlp",
     "descent_attention",
     "encoder_ramp",
-    "gradient_descent",
     "prefix_ramp",
     "prompt_attention",
 ]
 
-__getattr__ = forward("partita.networks", "partita.ramps")  # multi-head ramps and two layers moved there
+# multi-head ramps and two layers moved to ramps, gradient descent to the compiler's room
+__getattr__ = forward("partita.networks", "partita.ramps", "partita.compiler.in_context")

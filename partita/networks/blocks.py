@@ -14,7 +14,7 @@ from partita.arithmetic.rounding import add_up, expm1_up, mul_up
 from partita.errors import ShapeError, UnsupportedError
 from partita.heads.head import flatten_inputs
 from partita.kernels.guards import certified
-from partita.networks.in_context import GradientDescent
+from partita.networks.descent import Descent
 from partita.networks.prompt_functions import PromptFunction
 from partita.ramps.anchors import sharing_excess
 from partita.ramps.literal_ramps import refuse_many, rounded_layers
@@ -115,7 +115,7 @@ def _one_head(rate: float, dtype: torch.dtype) -> nn.MultiheadAttention:
     return attention.eval().requires_grad_(False)
 
 
-def descent_attention(descent: GradientDescent) -> nn.MultiheadAttention:
+def descent_attention(descent: Descent) -> nn.MultiheadAttention:
     """One step of squared-loss descent as an `nn.MultiheadAttention` of one head: `w + attention([w, 1], tokens, tokens)[…, :d]`.
 
     `tokens` are the mirrored examples (`descent.layer.mirrored(prompt)`), embed_dim is d + 1. *Theorem*: `descent-step`.

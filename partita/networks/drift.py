@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.arithmetic.rounding import up
+from partita.arithmetic.rounding import add_up, up
 from partita.geometry.domains import Array
 from partita.networks.losses import LossSlope
 
-__all__ = ["Drift", "StepFacts"]
+__all__ = ["CAUSES", "Drift", "StepFacts"]
 
+CAUSES = ("softmax difference", "slope table", "rounding", "stored start")  # of drift, in the order of `Drift.carried`
 _PAD = 1 + 1e-9  # covers the float64 rounding of the sums of nonnegative numbers below
 
 
@@ -40,13 +41,18 @@ class StepFacts:
     def best_epsilon(self, slope: LossSlope, examples: int) -> float:
         """The ε with the least step error over the boxes, for prompts of so many examples."""
         trials = np.geomspace(1e-8, 1.0, 161) / max(slope.largest, 1e-12)
-        errors = [self.with_epsilon(float(e)).step_error_on_boxes(slope, examples) for e in trials]
+        errors = [self.with_epsilon(float(e)).step_error_on_boxes(slope, examples).sum() for e in trials]
         return float(trials[int(np.argmin(errors))])
 
     def slope_error(self, slope: LossSlope) -> float:
-        """`|r̃ − r|`: the table's error, and what dot-product scores and sums in the dtype add; 0 for an affine slope.
+        """`|r̃ − r|`: the table's error, and what computing it in the dtype adds."""
+        return float(slope.error + self.slope_rounding(slope)) * _PAD
 
-        `δ/2·spread + (K + 32)u max|V|`, `δ = u((2d + 12)·max|score| + 24)`.
+    def slope_rounding(self, slope: LossSlope) -> float:
+        """What dot-product scores, a softmax and sums in the dtype add to a slope that is looked up; 0 for an affine slope.
+
+        `δ/2·spread + (2K + 32)u max|V|`, `δ = u((2d + 12)·max|score| + 24)`. The sum of the K exponentials rounds by Ku, in
+        any order, and so does the sum of the K values.
         """
         if not slope.keys:
             return 0.0
@@ -55,8 +61,8 @@ class StepFacts:
         sizes = np.abs(slope.slopes) @ [line, self.reach_y] + np.abs(slope.offsets)
         delta = 1.01 * u * ((2 * dim + 12) * float(sizes.max()) + 24)
         largest = float(np.abs(slope.values).max())
-        sums = 1.01 * u * ((slope.keys + 32) * largest + 4 * float(np.abs(slope.direct).sum()) * self.reach_y)
-        return (slope.error + 0.5 * delta * float(np.ptp(slope.values)) + sums) * _PAD
+        sums = 1.01 * u * ((2 * slope.keys + 32) * largest + 4 * float(np.abs(slope.direct).sum()) * self.reach_y)
+        return (0.5 * delta * float(np.ptp(slope.values)) + sums) * _PAD
 
     def rounding(self, slope: LossSlope, examples: int, norm_x: float, largest: float) -> float:
         """What evaluating the step in floats adds: relative errors of the 2n weights and their sum, times `η|x|/ε`; and of w.
@@ -68,24 +74,28 @@ class StepFacts:
         line = float(self.reach_x @ self.reach_w) + self.reach_y
         delta = u * (self.epsilon * (8 * largest if slope.keys else (dim + 6) * line) + 24)
         sums = 2 * examples * (1 + min(1.0, self.epsilon * largest))
-        relative = 1.01 * (2 * delta + u * (sums + 2 * dim + 16))
+        summed = u * (sums + 2 * dim + 16)
+        if summed >= 1:
+            return math.inf  # too many examples for the dtype
+        relative = 2.02 * delta + summed * max(1.01, (1 - summed) ** -2)
         own = 1.01 * u * (dim + 6) * float(np.linalg.norm(self.reach_w)) * (1 + self.step_size * self.ridge)
         return (relative * self.step_size * norm_x / self.epsilon * math.exp(min(2 * delta, 700.0)) + own) * _PAD
 
-    def step_error(self, slope: LossSlope, examples: int, moments: Moments) -> float:
-        """`τ`: network's step minus the exact step from the same w, in the 2-norm. *Theorem*: `descent-step`."""
-        e = self.epsilon
-        with np.errstate(over="ignore"):
-            bend = (
-                e
-                * e
-                * (moments.cubic / 6 + moments.gradient * moments.square / 2)
-                * float(np.cosh(e * moments.largest))
-            )
-        found = self.step_size * (bend + self.slope_error(slope) * moments.norm) * _PAD
-        return float(up(found + self.rounding(slope, examples, moments.norm_x, moments.largest)))
+    def step_error(self, slope: LossSlope, examples: int, moments: Moments) -> Array:
+        """`τ`: network's step minus the exact step from the same w, in the 2-norm, by cause: the first three of `CAUSES`.
 
-    def step_error_on_boxes(self, slope: LossSlope, examples: int) -> float:
+        *Theorem*: `descent-step`.
+        """
+        e, step = self.epsilon, self.step_size
+        with np.errstate(over="ignore"):
+            grown = float(np.cosh(e * moments.largest))
+        bend = e * e * (moments.cubic / 6 + moments.gradient * moments.square / 2) * grown
+        run = self.rounding(slope, examples, moments.norm_x, moments.largest)
+        looked_up = step * self.slope_rounding(slope) * moments.norm
+        found = up(np.array([step * bend, step * slope.error * moments.norm, looked_up + run]) * _PAD)
+        return np.where([True, slope.error > 0, True], found, 0.0)
+
+    def step_error_on_boxes(self, slope: LossSlope, examples: int) -> Array:
         r, norm = slope.largest + self.slope_error(slope), self.norm_x
         return self.step_error(slope, examples, Moments(r**3 * norm, r * r, r * norm, r, norm, norm))
 
@@ -104,8 +114,11 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """`e_{t+1} ≤ ρ e_t + τ_t`: ρ the Lipschitz constant of an exact step in w, τ_t the error of the t-th step, `(1,)` or
-    `(steps,)`.
+    """`e_{t+1} ≤ ρ e_t + τ_t`: ρ the Lipschitz constant of an exact step in w, τ_t the error of the t-th step.
+
+    Attributes:
+        steps: τ by cause, `(1, 3)` for all steps or `(steps, 3)`.
+        start: e_0, what storing w_0 moved it.
     """
 
     contraction: float
@@ -114,16 +127,23 @@ class Drift:
 
     def after(self, count: int) -> Array:
         """The bound after 0, 1, …, count steps, rounded up."""
-        found = [self.start]
-        for tau in np.broadcast_to(self.steps, (count,)):
-            found.append(float(up((self.contraction * found[-1] + float(tau)) * (1 + 1e-12))))
-        return np.array(found)
+        return np.array([add_up(*row) for row in self.carried(count)])
+
+    def carried(self, count: int) -> Array:
+        """What each of `CAUSES` has added up to after 0, 1, …, count steps, `(count + 1, 4)`, rounded up."""
+        found = [np.array([0.0, 0.0, 0.0, self.start])]
+        for tau in np.broadcast_to(self.steps, (count, 3)):
+            added = np.append(tau, 0.0)
+            absent = (found[-1] == 0) & (added == 0)
+            with np.errstate(over="ignore"):  # a drift that grows beyond all numbers is infinite
+                found.append(np.where(absent, 0.0, up((self.contraction * found[-1] + added) * (1 + 1e-12))))
+        return np.stack(found)
 
     @staticmethod
     def of_boxes(facts: StepFacts, slope: LossSlope, examples: int) -> Drift:
         tau = facts.step_error_on_boxes(slope, examples)
         square = facts.norm_x**2
-        return Drift(_contraction(facts, slope, 0.0, square), np.array([tau]), _stored(facts))
+        return Drift(_contraction(facts, slope, 0.0, square), tau[None], _stored(facts))
 
     @staticmethod
     def of_prompt(facts: StepFacts, slope: LossSlope, prompt: Array, iterates: Array) -> Drift:

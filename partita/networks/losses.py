@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
 from partita.arithmetic.interval import Interval
+from partita.arithmetic.precision import Precision
 from partita.errors import ExpressionError, NotContinuousError, SizeError
 from partita.functions.differentiate import derivative
 from partita.functions.expressions import parse
 from partita.functions.graph import Graph, GraphBuilder
 from partita.geometry.domains import Array, Box
-from partita.networks.tables import Table, tabulate
+from partita.networks.tables import Table, TableGrid, tabulate
+from partita.proofs.certificate import Assumption
 
 __all__ = ["LossSlope", "loss_slope", "squared_slope"]
 
@@ -28,15 +29,17 @@ class LossSlope:
     """`r = ∂ℓ/∂s` at (s, y), as `Σ_k softmax_k(slopes_k·(s, y) + offsets_k)·values_k + direct·(s, y)`, within `error` on the box.
 
     Attributes:
+        graph: r as a function of (s, y), or of s − y.
         slopes: `(keys, 2)`.
         offsets, values: `(keys,)`.
         direct: `(2,)`. Without keys the slope is affine and exact.
         curvature: [m, M] encloses ∂²ℓ/∂s².
         largest: sup |r|.
-        assumptions: what the caller vouches for.
+        grid: the grid of the keys; None without keys.
     """
 
     name: str
+    graph: Graph
     slopes: Array
     offsets: Array
     values: Array
@@ -44,36 +47,72 @@ class LossSlope:
     error: float
     curvature: tuple[float, float]
     largest: float
-    graph: Graph | None = None
-    assumptions: tuple[str, ...] = ()
+    grid: TableGrid | None = None
 
     @property
     def keys(self) -> int:
         return len(self.values)
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the graph's inputs."""
+        return ("s", "y") if self.graph.num_inputs == 2 else ("r",)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What the caller vouches for: that a slope with branches does not jump. Other operations are continuous."""
+        if not any(node.operation in ("where", "floor") for node in self.graph.nodes):
+            return ()
+        said = f"the loss {self.name} is continuously differentiable in s"
+        return (Assumption(said, "caller", attack="enclosures of the slope on shrinking boxes", about="regularity"),)
+
+    def stored(self, precision: Precision) -> LossSlope:
+        """The slope with the numbers that tensors of this precision hold."""
+        return replace(
+            self,
+            slopes=precision.rounded(self.slopes),
+            offsets=precision.rounded(self.offsets),
+            values=precision.rounded(self.values),
+            direct=precision.rounded(self.direct),
+        )
+
     def exact(self, s: Array, y: Array) -> Array:
         """r in float64, elementwise: what the network is compared with."""
-        if self.graph is not None:
-            points = np.stack([s.ravel(), y.ravel()], axis=1)
-            columns = points if self.graph.num_inputs == 2 else points[:, :1] - points[:, 1:]
-            return self.graph.evaluate(columns).reshape(s.shape)
-        return s - y if self.keys == 0 else scipy.special.expit(s) - y
+        points = np.stack([s.ravel(), y.ravel()], axis=1)
+        columns = points if self.graph.num_inputs == 2 else points[:, :1] - points[:, 1:]
+        return self.graph.evaluate(columns).reshape(s.shape)
 
 
 def squared_slope(s: Interval, y: Interval) -> LossSlope:
     """`ℓ = (s − y)²/2`, r = s − y: affine, no keys."""
     none = np.zeros(0)
-    largest = float((s - y).magnitude.max())
-    return LossSlope("squared", np.zeros((0, 2)), none, none, np.array([1.0, -1.0]), 0.0, (1.0, 1.0), largest)
+    return LossSlope(
+        name="squared",
+        graph=parse("s - y", ["s", "y"]),
+        slopes=np.zeros((0, 2)),
+        offsets=none,
+        values=none,
+        direct=np.array([1.0, -1.0]),
+        error=0.0,
+        curvature=(1.0, 1.0),
+        largest=float((s - y).magnitude.max()),
+    )
 
 
 def _logistic_slope(s: Interval, y: Interval) -> LossSlope:
     """`ℓ = log(1 + e^s) − ys`, y in [0, 1], r = sigmoid(s) − y: two keys, exact."""
-    largest = float((s.sigmoid() - y).magnitude.max())
     return LossSlope(
-        "logistic", np.array([[0.0, 0.0], [1.0, 0.0]]), np.zeros(2), np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0,
-        (0.0, 0.25), largest,
-    )  # fmt: skip
+        name="logistic",
+        graph=parse("sigmoid(s) - y", ["s", "y"]),
+        slopes=np.array([[0.0, 0.0], [1.0, 0.0]]),
+        offsets=np.zeros(2),
+        values=np.array([0.0, 1.0]),
+        direct=np.array([0.0, -1.0]),
+        error=0.0,
+        curvature=(0.0, 0.25),
+        largest=float((s.sigmoid() - y).magnitude.max()),
+        grid=TableGrid((2, 1), (1.0, 1.0), (-0.5, 0.0)),
+    )
 
 
 def loss_slope(loss: str, s: Interval, y: Interval, tolerance: float | None) -> LossSlope:
@@ -140,6 +179,7 @@ def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: flo
     across = -table.slopes[:, 0] if residual else table.slopes[:, 1]
     return LossSlope(
         name=loss,
+        graph=slope,
         slopes=np.stack([table.slopes[:, 0], across], axis=1),
         offsets=table.offsets,
         values=table.values,
@@ -147,8 +187,7 @@ def _tabulated(loss: str, graph: Graph, box: Box, residual: bool, tolerance: flo
         error=table.error,
         curvature=curvature,
         largest=largest,
-        graph=slope,
-        assumptions=(f"the loss {loss} is continuously differentiable in s",),
+        grid=table.grid,
     )
 
 

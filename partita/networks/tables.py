@@ -17,7 +17,7 @@ from partita.functions.graph import Graph
 from partita.functions.regularity import AxisLipschitz, Knowledge, Known
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
-from partita.heads.head import require_folded
+from partita.heads.grid_head import GridHead
 from partita.methods.grids import GridDraft
 from partita.methods.hard import values_at_centers
 from partita.methods.request import Request
@@ -25,10 +25,27 @@ from partita.methods.soft_values import soft_construction
 from partita.proofs.claim import Construction
 from partita.search.grid_fit import fit_grid
 
-__all__ = ["Table", "tabulate", "tabulate_text"]
+__all__ = ["Table", "TableGrid", "tabulate", "tabulate_text"]
 
 _HARD_SHARPNESS = 8.0
 _MOST_KEYS = 1 << 16
+
+
+@dataclass(frozen=True)
+class TableGrid:
+    """Where the keys of a table come from: centers `middle + slope/rate` on a product grid, the last axis fastest.
+
+    It tells a checker where to look. Bounds do not use it.
+
+    Attributes:
+        counts: keys along each axis.
+        rates: the inverse temperature of each axis.
+        middle: what the scores are relative to.
+    """
+
+    counts: tuple[int, ...]
+    rates: tuple[float, ...]
+    middle: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +63,7 @@ class Table:
     box: Box
     error: float
     construction: Construction
+    grid: TableGrid
 
     @property
     def spread(self) -> float:
@@ -80,8 +98,10 @@ def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float
     constants = _proved_lipschitz(graph, box) if lipschitz is None else lipschitz
     target = graph_target(graph, (box,), graph.infix())
     built = _fitted(target, box, tolerance) or _at_centers(target, box, constants, tolerance)
-    head = require_folded(built.head, "a table")
+    head = built.head
+    assert isinstance(head, GridHead)
     scores, middle = head.affine_scores(shift=True), head.middle()
+    rates = head.inverse_temperature.double().tolist()
     return Table(
         slopes=scores.slopes,
         offsets=scores.offsets - scores.slopes @ middle,
@@ -89,6 +109,7 @@ def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float
         box=box,
         error=built.certificate.error_bound,
         construction=built,
+        grid=TableGrid(tuple(map(len, head.axes)), tuple(rates), tuple(middle.tolist())),
     )
 
 

@@ -28,12 +28,16 @@ from partita.heads.wiring import Affine, Group, Wiring
 
 __all__ = [
     "MOST_BOXES",
+<<<<<<< HEAD
     "cut_boxes",
+=======
+>>>>>>> main
     "Carried",
     "LocalError",
     "Ranges",
     "Reads",
     "Shares",
+    "cut_boxes",
     "joint_ranges",
     "propagate",
     "require_bounded",
@@ -44,9 +48,9 @@ Mask = NDArray[np.bool_]
 LocalError = Callable[[Array, Array], Array]  # corners (n, k) of boxes to bounds of |head − g| on each, (n,)
 Ranges = Sequence[Sequence[Interval | None]]  # for every group of every layer: ranges of its reads, (rows,)
 
+MOST_BOXES = 4096  # into which a domain is cut
 _UNIT = 2.0**-53
 _MOST_ROUNDINGS = 0.009  # n·unit, up to which (1 + unit)^n − 1 ≤ 1.01·n·unit
-MOST_BOXES = 4096  # into which a domain is cut
 _MOST_NODES = 4000  # of a network that is written out as one function of its inputs
 _LONGEST = 60  # characters of a formula in a message
 _quiet = np.errstate(all="ignore")
@@ -191,9 +195,14 @@ def cut_boxes(lo: Array, hi: Array, cuts: Sequence[Sequence[float]]) -> tuple[Ar
         cuts: for each axis points inside, increasing; none leaves the axis whole.
     """
     ends = [np.array([a, *axis, b]) for a, axis, b in zip(lo, cuts, hi, strict=True)]
-    corners = [np.meshgrid(*(e[part] for e in ends), indexing="ij") for part in (slice(None, -1), slice(1, None))]
-    found = [np.stack([axis.ravel() for axis in corner], axis=1) for corner in corners]
-    return found[0], found[1]
+    count = math.prod(len(e) - 1 for e in ends)
+    lower, upper = np.empty((count, len(ends))), np.empty((count, len(ends)))
+    left, number = count, np.arange(count)
+    for axis, e in enumerate(ends):  # np.meshgrid has at most 64 axes
+        left //= len(e) - 1
+        place = number // left % (len(e) - 1)
+        lower[:, axis], upper[:, axis] = e[place], e[place + 1]
+    return lower, upper
 
 
 def propagate(

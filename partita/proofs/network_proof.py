@@ -187,6 +187,7 @@ class NetworkProof(Proof):
     `given.details["parts"]` are the claims about the heads, as JSON; `given.earlier` are `Part`s whose proofs were done in this
     process and are not done again. `given.details["meaning"]` is "graph" if the network must be shown to compute the expression
     f, and "wiring" if f is defined as what the wiring makes of the heads' functions. The default is "graph" for an expression.
+    `given.details["cuts"]` are points on each axis that cut the domain into boxes; the bound is the largest on any of them.
     """
 
     name = "network"
@@ -205,10 +206,10 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        cuts = _cuts(given.details.get("cuts", []), target.box.lo.ravel(), target.box.hi.ravel())
-        carried = carried_over(head, parts, target.box, cuts)
+        carried, cuts = carried_over(head, parts, target.box, given.details)
         details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
-        details |= {"cuts": cuts} if any(cuts) else {}
+        if any(cuts):
+            details["cuts"] = cuts
         return Proved(_terms(carried, parts), details)
 
     @staticmethod
@@ -230,31 +231,33 @@ class NetworkProof(Proof):
 
 
 def carried_over(
-    head: AttentionNetwork, parts: Sequence[Part], box: Box, cuts: Sequence[Sequence[float]] | None = None
-) -> Carried:
-    """Ranges and errors of every channel of a network over a box, or over the boxes into which it is cut.
+    head: AttentionNetwork, parts: Sequence[Part], box: Box, details: Mapping[str, Any]
+) -> tuple[Carried, list[list[float]]]:
+    """Ranges and errors of every channel of a network over a box, and the points at which its axes are cut.
 
     Args:
         head: the network.
         parts: the claim about each of its heads.
         box: the domain.
-        cuts: points that cut each axis of the box; None for one box.
+        details: of the proof; `cuts` are the points that cut each axis.
 
     Raises:
         UnsupportedError: a range or an error without a bound, or a head that may read a point outside its box.
+        FormatError: points that do not increase inside the box, or too many.
     """
     wiring, graphs, lo, hi = head.wiring, [part.graph for part in parts], box.lo.ravel(), box.hi.ravel()
+    cuts = _cuts(details.get("cuts", []), lo, hi)
     carried = propagate(
         wiring,
         graphs,
         [part.certificate.error_bound for part in parts],
-        *cut_boxes(lo, hi, [[] for _ in lo] if cuts is None else cuts),
+        *cut_boxes(lo, hi, cuts),
         precision=PRECISIONS[str(head.dtype)],
         ranges=joint_ranges(wiring, graphs, lo, hi),
     )
     require_bounded(carried, graphs)
     _require_inside(carried, parts)
-    return carried
+    return carried, cuts
 
 
 def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
@@ -266,7 +269,8 @@ def _cuts(data: Any, lo: Array, hi: Array) -> list[list[float]]:
         raise FormatError(f"cuts of a network's domain: {type(error).__name__}: {error}") from None
     if not all(a < b for axis in ends for a, b in pairwise(axis)) or math.prod(len(c) + 1 for c in cuts) > MOST_BOXES:
         raise FormatError(
-            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and {MOST_BOXES:,} boxes at most."
+            f"cuts of a network's domain: found {str(data)[:100]}; expected increasing points inside, and at most {MOST_BOXES:,} "
+            "boxes."
         )
     return cuts
 
@@ -291,7 +295,7 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
 
 
 def _terms(carried: Carried, parts: Sequence[Part]) -> list[Term]:
-    """One term for each head, one for inexact coefficients, one for rounding: at the output where their sum is largest."""
+    """One term for each head, one for inexact coefficients, one for rounding: for the box and the output with the largest sum."""
     shares = carried.shares(len(parts))
     box, worst = np.unravel_index(int(np.argmax(shares.total)), shares.total.shape)
     key, heads = "carried-errors", shares.heads[box, worst]

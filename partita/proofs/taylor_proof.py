@@ -105,8 +105,8 @@ def soft_grid_of(head: FoldedHead) -> SoftGrid:
     """The head in exact arithmetic, or an UnsupportedError: it must be a grid with constant values."""
     if not isinstance(head, GridHead) or head.value_slopes is not None:
         raise UnsupportedError(
-            "gradients are proved for heads on a product grid with constant values; those with affine values or scattered "
-            "centers jump from cell to cell",
+            "gradients are proved for heads on a product grid with constant values, and for those with few keys; this one, with "
+            "affine values or scattered centers, would jump from cell to cell",
             "Compile with method='fitted'.",
         )
     return _exact(head)

@@ -27,6 +27,7 @@ from partita.proofs.certificate import Certificate, Witness
 __all__ = ["ATTACK", "attacked", "errors_at", "require_unrefuted", "search_worst"]
 
 _ROUNDS = 24  # of a local search
+_FEW = 10  # dimensions: the corners that `Box.corners` lists differ in the first few coordinates only
 ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
 
 
@@ -68,6 +69,8 @@ def search_worst(
     """
     rng = np.random.default_rng(seed)
     points = [domain.sample(samples, rng), domain.corners()]
+    if isinstance(domain, Box) and domain.dimension > _FEW:
+        points.append(_random_corners(domain, len(points[1]), seed))
     if isinstance(partition, ProductGrid):
         points.append(_cell_corners(partition, samples, rng))
     candidates = domain.clamp(np.concatenate(points))
@@ -156,6 +159,11 @@ def _counted(errors: Array) -> Array:
     """0 in place of NaN, for points that do not count."""
     out: Array = np.where(np.isnan(errors), 0.0, errors)
     return out
+
+
+def _random_corners(box: Box, count: int, seed: int) -> Array:
+    high = np.random.default_rng([seed, 1]).integers(0, 2, (count, box.dimension)) == 1
+    return np.where(high, box.hi.ravel(), box.lo.ravel())
 
 
 def _cell_corners(grid: ProductGrid, count: int, rng: np.random.Generator) -> Array:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
+from partita.compiler.in_context import gradient_descent
 from partita.geometry import Box
-from partita.networks.in_context import gradient_descent
 from partita.reproduction.experiment import Experiment, Outcome, Quotation, Setup, Verdict
 from partita.reproduction.table import Table, Tables
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from partita.plots.style import save, styled
 from partita.reproduction import first_paper, second_paper
+from partita.reproduction.heads_and_layers import draw_heads_and_layers
 from partita.reproduction.image_figures import draw_noise_mechanism, draw_weight_scale
 from partita.reproduction.positions import draw_positions
 from partita.reproduction.table import Tables
@@ -29,6 +30,7 @@ FIGURES: Mapping[str, Callable[[Tables], Any]] = {
     "distribution-shift": first_paper.draw_distribution_shift,
     "small-domains": first_paper.draw_small_domains,
     "positions": draw_positions,
+    "heads-and-layers": draw_heads_and_layers,
     "ramp-rate": second_paper.draw_ramp_rate,
     "ramp-heads": second_paper.draw_ramp_heads,
     "attention-maps": second_paper.draw_attention_maps,

@@ -11,6 +11,7 @@ from partita.reproduction import (
     dimension,
     distribution_shift,
     explicit_weights,
+    heads_and_layers,
     input_noise,
     learnability,
     noise_mechanism,
@@ -44,6 +45,7 @@ _FIRST = (
     distribution_shift,
     small_domains,
     positions,
+    heads_and_layers,
 )
 _SECOND = (ramp_rate, ramp_heads, attention_maps, two_layer_networks, stability, descent_runs)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _FIRST + _SECOND}

@@ -1,38 +1,49 @@
-"""Learning in context: gradient descent on the examples in a prompt, and (from `prompt_functions`) functions read from one.
+"""Gradient descent on the examples in a prompt: the network, its bounds and its certificate.
 
 w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i) x_i + λw),   s = w·x
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from partita.arithmetic.arguments import require_dtype
-from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
-from partita.errors import DomainError, OutsideDomainError, ShapeError
-from partita.geometry.domains import Array, Box, BoxLike
+from partita.errors import DomainError, OutsideDomainError, ShapeError, ToleranceError, UnsupportedError
+from partita.geometry.domains import Array, Box
 from partita.heads.head import real_tensor
 from partita.kernels.guards import certified
 from partita.kernels.trace_modes import is_traced
 from partita.moved import renamed
 from partita.networks.descent_layer import DescentLayer
-from partita.networks.drift import Drift, StepFacts
-from partita.networks.losses import LossSlope, loss_slope
-from partita.networks.prompt_functions import PromptFunction, function
-from partita.proofs.claim import require_ordinary
+from partita.networks.drift import CAUSES, Drift, StepFacts
+from partita.networks.losses import LossSlope
+from partita.proofs.certificate import Certificate, Source, Term, model_digest, total
+from partita.proofs.claim import claim
 
-__all__ = ["GradientDescent", "PromptFunction", "function", "gradient_descent"]
+__all__ = ["Descent"]
+
+# per cause of `CAUSES`: what is carried over the steps, the theorem that bounds it, and its source
+_TERMS: tuple[tuple[str, str, Source], ...] = (
+    ("Σρ^t·η·ε²(2/3)r³|x|·cosh(εr)", "descent-step", "approximation"),
+    ("Σρ^t·η|x|·(error of the table)", "descent-step", "approximation"),
+    (
+        "Σρ^t·(η|x|·(rounding of r) + (2δ + σ/(1 − σ)²)η|x|/ε + (d + 6)u|w|(1 + ηλ)), σ = (2n(1 + εr) + 2d + 16)u",
+        "descent-step",
+        "rounding",
+    ),
+    ("ρ^T·u|w_0|", "descent-drift", "storage"),
+)
 
 
-class GradientDescent(nn.Module):
+class Descent(nn.Module):
     """T steps of gradient descent as T attention layers that share their tensors, for prompts of any length.
+
+    `pa.in_context.gradient_descent` builds them; `pa.in_context.GradientDescent` adds saving.
 
     A prompt `(…, n, d + 1)` holds tokens `[x_i, y_i]`; the network returns the last w, `(…, d)`. Outside a trace, prompts
     are checked against the boxes of x and y, and iterates against the box of w.
@@ -43,11 +54,6 @@ class GradientDescent(nn.Module):
         facts: step size, ridge, ε and the sizes that the bounds use.
         boxes: the boxes of x, y and w, kept as `x_box`, `y_box` and `w_box`.
         steps: T.
-
-    >>> box = Box([-1], [1])
-    >>> gd = gradient_descent("squared", 3, 0.5, x=box, y=box, w=Box([-2], [2]))
-    >>> gd.trajectory([[1.0, 0.5], [-1.0, -0.5]]).shape
-    torch.Size([4, 1])
     """
 
     initial: Tensor
@@ -119,21 +125,128 @@ class GradientDescent(nn.Module):
         return np.stack(found, axis=-2)
 
     def error_bound_for(self, examples: int) -> float:
-        """A bound of `|w_T − exact|₂` for every prompt of this length in the boxes whose iterates stay in the box of w.
+        """A bound of `|w_T − exact|₂` for every prompt of up to this length in the boxes whose iterates stay in the box of w.
 
         *Theorem*: `descent-drift`.
 
         Args:
-            examples: n, the number of examples in the prompt, at least 1.
+            examples: n, the largest number of examples in a prompt, at least 1.
 
         Raises:
             DomainError: examples < 1.
         """
-        if examples < 1:
-            raise DomainError(f"examples is {examples!r}; expected at least 1.")
-        return float(Drift.of_boxes(self.facts, self.slope, examples).after(self.steps)[-1])
+        return total(self._terms(examples))
 
     error_bound = renamed("GradientDescent", "error_bound", "error_bound_for")
+
+    def certificate_for(self, examples: int) -> Certificate:
+        """The claim that `error_bound_for` is the sum of, one term per cause of drift.
+
+        `|w_T − exact|₂ ≤ Σ_t ρ^t τ`, for prompts of at most so many examples in the boxes of x and y, as long as all iterates
+        of the network and of exact gradient descent stay in the box of w. *Theorem*: `descent-drift`.
+
+        Args:
+            examples: n, the largest number of examples in a prompt, at least 1.
+
+        Raises:
+            DomainError: examples < 1.
+            UnsupportedError: a tensor was changed after the network was built.
+            ToleranceError: there is no finite bound.
+        """
+        self.require_unchanged()
+        facts, slope, terms = self.facts, self.slope, self._terms(examples)
+        if not np.isfinite(total(terms)):
+            worst = max(terms, key=lambda term: term.value)
+            raise ToleranceError(
+                f"the drift of {self.steps:,} steps on {examples:,} examples has no finite bound: the largest part is "
+                f"{worst.name}, and an error grows by a factor {worst.inputs['contraction']:.4g} in a step",
+                "Take fewer or smaller steps, add ridge, shrink the boxes, or use float64.",
+            )
+        grid = {} if slope.grid is None else {"table": {name: list(of) for name, of in asdict(slope.grid).items()}}
+        return claim(
+            self,
+            {
+                "type": "gradient descent",
+                "text": slope.name,
+                "variables": list(slope.variables),
+                "graph": slope.graph.to_json(),
+                "sha256": slope.graph.sha256,
+                "steps": self.steps,
+                "step_size": facts.step_size,
+                "ridge": facts.ridge,
+                "initial": facts.initial.tolist(),
+                "examples": examples,
+                "meaning": f"the claim is about |w_T − exact|₂, for prompts of at most {examples:,} examples in the boxes of "
+                "x and y, as long as every iterate, of the network and of exact gradient descent, is in the box of w",
+            },
+            (self.x_box, self.y_box, self.w_box),
+            terms,
+            dtype=self.dtype,
+            theorem="descent-drift",
+            details=self.record(),
+            assumptions=slope.assumptions,
+            facts={
+                "steps": self.steps,
+                "examples": examples,
+                "step_size": facts.step_size,
+                "ridge": facts.ridge,
+                "epsilon": facts.epsilon,
+                "contraction": terms[0].inputs["contraction"],
+            },
+            proof={
+                "method": "descent",
+                "slope_error": slope.error,
+                "curvature": list(slope.curvature),
+                "largest_slope": slope.largest,
+                **grid,
+            },
+        )
+
+    def require_unchanged(self) -> None:
+        """Raise an error unless the tensors are those that the bounds are about.
+
+        Raises:
+            UnsupportedError: a tensor or the dtype was changed after the network was built.
+        """
+        f = self.facts
+        sizes = {"step_size": f.step_size, "ridge": f.ridge, "epsilon": f.epsilon}
+        built = Descent(
+            DescentLayer(self.slope, self.dim, **sizes, dtype=self.dtype),
+            self.slope,
+            f,
+            (self.x_box, self.y_box, self.w_box),
+            steps=self.steps,
+        )
+        same = model_digest(built.state_dict()) == model_digest(self.state_dict())
+        if not same or f.unit_roundoff != Precision.of(self.dtype).unit:
+            raise UnsupportedError(
+                "the network was changed after it was built, so its bounds do not apply",
+                "Build it again with pa.in_context.gradient_descent.",
+            )
+
+    def record(self) -> dict[str, Any]:
+        """What the network is, as JSON: what its tensors and its claim do not say."""
+        return {
+            "type": "descent",
+            "steps": self.steps,
+            "dimension": self.dim,
+            "keys": self.slope.keys,
+            "dtype": Precision.of(self.dtype).name,
+        }
+
+    def _terms(self, examples: int) -> list[Term]:
+        if examples < 1:
+            raise DomainError(f"examples is {examples!r}; expected at least 1.")
+        facts, slope = self.facts, self.slope
+        drift = Drift.of_boxes(facts, slope, examples)
+        inputs = {"steps": self.steps, "examples": examples, "contraction": drift.contraction, "epsilon": facts.epsilon}
+        per_step = [*drift.steps[0], drift.start]
+        found = zip(CAUSES, drift.carried(self.steps)[-1], per_step, _TERMS, strict=True)
+        return [
+            Term(name, float(value), formula, theorem, {**inputs, "one_step": float(one)}, source)
+            for name, value, one, (formula, theorem, source) in found
+            if value > 0
+        ]
 
     def error_bounds_at(self, prompt: Any) -> Array:
         """A bound of `|w_t − exact|₂` at every step for one prompt, `(steps + 1,)`, from its own residuals and gradient.
@@ -200,106 +313,3 @@ class GradientDescent(nn.Module):
                 f"w leaves its box at step {step}: {np.round(points[batch, step][:8], 6).tolist()}; "
                 "declare a larger box for w, or take smaller steps."
             )
-
-
-def gradient_descent(
-    loss: str,
-    steps: int,
-    step_size: float,
-    *,
-    x: BoxLike,
-    y: BoxLike,
-    w: BoxLike,
-    ridge: float = 0.0,
-    initial: ArrayLike | None = None,
-    prompt_length: int = 10_000,
-    epsilon: float | None = None,
-    table_tolerance: float | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> GradientDescent:
-    """An attention-only network that performs `steps` steps of gradient descent on the examples in its prompt.
-
-    `w ← w − η(1/n Σ_i ∂ℓ/∂s(w·x_i, y_i)x_i + λw)`. Drift from exact gradient descent: `e ← ρe + τ`, where ρ is the
-    contraction of an exact step and `τ = η(ε²[mean(|r|³|x|)/6 + |g| mean(r²)/2] cosh(ε max|r|) + table + rounding/ε)`.
-    ε balances the first term against the last.
-
-    *Theorem*: `descent-step`, `descent-drift`.
-
-    Args:
-        loss: "squared" ((s − y)²/2), "ridge" (the same, with ridge=λ), "logistic" (log(1 + e^s) − ys, y in [0, 1]), or an
-            expression of class C¹ in s and y, or in the residual r = s − y.
-        steps: T, the number of steps, at least 1.
-        step_size: η > 0.
-        x: box of the features, `(d,)`.
-        y: box of the targets, `(1,)`.
-        w: box of the iterates, `(d,)`. The bounds hold while the iterates stay inside.
-        ridge: λ ≥ 0.
-        initial: w_0, `(d,)`; zeros by default.
-        prompt_length: the number of examples that ε is chosen for.
-        epsilon: ε > 0; chosen automatically by default.
-        table_tolerance: error allowed of a loss slope that is tabulated; chosen automatically by default.
-        dtype: dtype of the network, torch.float64 or torch.float32.
-
-    Returns:
-        A `GradientDescent` network.
-
-    Raises:
-        DomainError: steps < 1, step_size ≤ 0, or a start outside the box of w.
-        ShapeError: the boxes' shapes do not fit.
-        NotContinuousError: the loss is not C¹.
-
-    >>> import partita as pa
-    >>> box = pa.Box([-1], [1])
-    >>> gd = pa.in_context.gradient_descent("squared", 3, 0.5, x=box, y=box, w=pa.Box([-2], [2]))
-    >>> gd(torch.tensor([[1.0, 0.5], [-1.0, -0.5]], dtype=torch.float64)).shape, gd.error_bound_for(2) < 1e-6
-    (torch.Size([1]), True)
-    """
-    x, y, w = Box.of(x), Box.of(y), Box.of(w)
-    start = _validated(x, y, w, steps, step_size, ridge, initial, prompt_length)
-    require_dtype(dtype)
-    if loss == "logistic" and (float(y.lo.min()) < 0 or float(y.hi.max()) > 1):
-        raise DomainError(f"loss 'logistic': y is in [{y.lo.item():g}, {y.hi.item():g}]; expected labels in [0, 1].")
-    if loss == "ridge" and not ridge > 0:
-        raise DomainError("loss 'ridge' needs ridge=λ with λ > 0; use loss='squared' for λ = 0.")
-    if epsilon is not None and not 0 < epsilon < math.inf:
-        raise DomainError(f"epsilon is {epsilon!r}; expected a finite number > 0.")
-    x, y, w = (box.widened(Precision.of(dtype)) for box in (x, y, w))
-    features = Interval(x.lo, x.hi) * Interval(w.lo, w.hi)
-    pad = 1e-12 * features.magnitude.sum() + 1e-300  # covers the rounding of the sums
-    s = Interval(features.lo.sum() - pad, features.hi.sum() + pad)
-    slope = loss_slope("squared" if loss == "ridge" else loss, s, Interval(y.lo[0], y.hi[0]), table_tolerance)
-    reach = [np.maximum(np.abs(b.lo), np.abs(b.hi)).ravel() for b in (x, y, w)]
-    facts = StepFacts(
-        step_size=float(step_size),
-        ridge=float(ridge),
-        epsilon=1.0,
-        unit_roundoff=Precision.of(dtype).unit,
-        initial=start,
-        reach_x=reach[0],
-        reach_y=float(reach[1][0]),
-        reach_w=reach[2],
-    )
-    facts = facts.with_epsilon(facts.best_epsilon(slope, prompt_length) if epsilon is None else float(epsilon))
-    require_ordinary(dtype, epsilon=facts.epsilon, step_size_over_epsilon=step_size / facts.epsilon)
-    require_ordinary(dtype, largest_number=1 + facts.norm_x * (1 + float(np.linalg.norm(reach[2]))) + facts.reach_y)
-    layer = DescentLayer(slope, x.dimension, step_size=step_size, ridge=ridge, epsilon=facts.epsilon, dtype=dtype)
-    return GradientDescent(layer, slope, facts, (x, y, w), steps=steps)
-
-
-def _validated(
-    x: Box, y: Box, w: Box, steps: int, step_size: float, ridge: float, initial: ArrayLike | None, prompt_length: int
-) -> Array:
-    if not all(isinstance(box, Box) for box in (x, y, w)):
-        raise DomainError(f"x, y and w are {x!r}, {y!r} and {w!r}; expected boxes, say pa.Box([-1, -1], [1, 1]).")
-    if x.lo.ndim != 1 or w.shape != x.shape or y.shape != (1,):
-        raise ShapeError(f"x, y and w have shapes {x.shape}, {y.shape} and {w.shape}; expected (d,), (1,) and (d,).")
-    if not (isinstance(steps, int) and steps >= 1 and prompt_length >= 1):
-        raise DomainError(f"steps is {steps!r}, prompt_length is {prompt_length!r}; expected integers ≥ 1.")
-    if not (0 < step_size < math.inf and 0 <= ridge < math.inf):
-        raise DomainError(
-            f"step_size is {step_size!r}, ridge is {ridge!r}; expected finite numbers, step_size > 0, ridge ≥ 0."
-        )
-    start = np.zeros(x.dimension) if initial is None else np.asarray(initial, dtype=np.float64)
-    if start.shape != x.shape or not w.contains(start[None]).all():
-        raise DomainError(f"initial is {start.tolist()}; expected a point of the box of w, {w}.")
-    return start
