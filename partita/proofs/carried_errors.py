@@ -28,10 +28,6 @@ from partita.heads.wiring import Affine, Group, Wiring
 
 __all__ = [
     "MOST_BOXES",
-<<<<<<< HEAD
-    "cut_boxes",
-=======
->>>>>>> main
     "Carried",
     "LocalError",
     "Ranges",
