@@ -27,31 +27,7 @@ from partita_check.polynomials import Ends, balls, up
 from partita_check.ranges import above, below, largest_slope, span
 from partita_check.wiring import Row, Wiring
 
-<<<<<<< HEAD
-__all__ = ["EFFORTS", "Carried", "Part", "Propagation", "Stuck"]
-
-MOST_NODES = 6_000  # of a network that is looked at as one function of its inputs, weights of linear maps included
-
-
-class Effort(NamedTuple):
-    """How many pieces of a box are looked at: for ranges and slopes of parts, which have to be so close to what is attained, and
-    for ranges as functions of the inputs."""
-
-    pieces: int
-    close: float
-    inputs: int
-
-
-EFFORTS = (
-    Effort(1, 1e-2, 0),
-    Effort(64, 1e-3, 0),
-    Effort(256, 1e-5, 64),
-    Effort(4096, 0.0, 512),
-    Effort(4096, 0.0, 4096),
-)
-=======
 __all__ = ["Carried", "Joint", "Known", "Part", "Propagation", "Ranges", "Stuck"]
->>>>>>> main
 
 
 class Stuck(Exception):
