@@ -176,7 +176,8 @@ class SoftGrid:
             if (
                 m == len(own) == 1 and not sum(rests, arb(0)) < self.slack
             ):  # wide intervals on which f is almost straight
-                table, rests = _tangent(graph, own, n)
+                line = _tangent(graph, own, n)
+                table, rests = line if line[1][0] < self.slack else (table, rests)
             if not sum(rests, arb(0)) < self.slack:  # f between two numbers: where it is not analytic, or too wide
                 value = graph.evaluate(balls(own)[0])[0]
                 flat = norm([x - value for x in net]) + rest_net
