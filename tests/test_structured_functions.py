@@ -103,7 +103,9 @@ def test_the_range_is_reached(name):
         for scale in 0.5 ** np.arange(24):
             values = sign * target(np.clip(lo + u * (hi - lo), lo, hi))[:, 0]
             best = u[np.argsort(values)[-20:]]
-            u = np.concatenate([best, (best[:, None] + scale * rng.uniform(-1, 1, (20, 50, len(lo)))).reshape(-1, len(lo))])
+            u = np.concatenate(
+                [best, (best[:, None] + scale * rng.uniform(-1, 1, (20, 50, len(lo)))).reshape(-1, len(lo))]
+            )
             u = np.where(rng.random(u.shape) < 0.3, np.round(u), u).clip(0, 1)
             u[:20] = best
         assert abs(sign * values.max() - end) < 1e-3 * f.span
