@@ -31,6 +31,7 @@ from partita_check.bounds import (
 from partita_check.cells import Cells
 from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
+from partita_check.lines import is_line, line_running
 from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, grown, transform, up
@@ -46,6 +47,7 @@ __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "e
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
+MOST_AXES = 9  # of boxes on which polynomials are compared: they have at least 4^m coefficients
 MOST_QUERY_KEYS = 2_000
 LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 SOFT_SLOPES = 100  # κ, below which affine values are compared as polynomials: many cells share the mass
@@ -211,8 +213,10 @@ class Checker:
                 reach = [max((abs(arb(x) - o) for x in pair), key=up) + 2 * s for pair, o, s in away]
                 largest = Cells(self.head, None, self.ends, self.semantics, arb(0)).largest
                 spread = 2 * largest
-            extra = (window_mass(gaps) + mixing(gaps, self.semantics)) * spread + moved
-            extra = (extra + self.sums(largest)) * self.factor
+            rounded = (window_mass(gaps) + mixing(gaps, self.semantics)) * spread + self.sums(largest)
+            if is_line(self.head):
+                rounded = min(rounded, line_running(self.head, *self.ends[0], self.semantics), key=up)
+            extra = (rounded + moved) * self.factor
             target = down(arb(self.bound) - extra)
             slack = min(max(0.2 * (target - self.seen), 1e-4 * target), 0.1 * target) if self.sup else 0.05 * target
             way = SoftGrid(self.head, self.function, self.ends, target, slack / up(self.factor), not self.sup, reach)
@@ -727,6 +731,6 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_pieces
     if head.kind == "scattered" and head.keys == 2 and known:
         yield checker.by_two_keys
-    declared_tail = "tail" in checker.claim.known and not vouched
+    declared_tail, few = "tail" in checker.claim.known and not vouched, few and checker.m <= MOST_AXES
     if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes
