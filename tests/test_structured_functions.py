@@ -208,7 +208,7 @@ def test_the_table_says_what_holds_and_what_fails():
     good, bad = row(asked={"proved": True}), row(asked={"proved": True, "at most 60 numbers": False})
     for found, word in ((good, "holds"), (bad, "FAILS: at most 60 numbers")):
         results = {"targets": {module.NAMES[0]: module.asdict(found)}, "peers": {}}
-        lines = module.show(module.main_rows(results), markdown=True).splitlines()
+        lines = module.show(module.main_rows(results)).splitlines()
         assert lines[2].endswith(f"| {word} |") and found.holds is (word == "holds")
 
 
@@ -231,9 +231,10 @@ def test_the_page_shows_the_recorded_results():
     module = benchmark()
     results = json.loads(module.RESULTS.read_text(encoding="utf-8"))
     assert set(results["targets"]) == set(module.NAMES)
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    for rows in (module.main_rows(results), module.peer_rows(results)):
-        assert module.show(rows, markdown=True) in page
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.with_tables(page, results) == page
+    results["targets"][module.NAMES[0]]["stored"] += 1  # control
+    assert module.with_tables(page, results) != page
 
 
 # the experiment
