@@ -43,7 +43,8 @@ from partita.proofs.proof import Given
 
 __all__ = ["ConvertedNetwork", "activation_graph", "attention_from_mlp"]
 
-_SHARES = (0.5, 0.9, 0.2)  # of the tolerance that are tried for the heads; rounding gets the rest
+# shares of the tolerance that are tried for the heads, rounding gets the rest; and the least gain that a head is taken to have
+_TRIALS = ((0.5, 1.0), (0.9, 1.0), (0.5, 0.0), (0.2, 1.0), (0.2, 0.0))
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of heads reach beyond the ranges of what they read
 _GELU_REACH = 12.0  # beyond it GELU is a line to more digits than float64 has; its head reaches as far at least
 _LIBRARY = 16.0  # units in the last place that torch's own activations may err by, for `reference_error_at`
@@ -228,9 +229,9 @@ def attention_from_mlp(
     search = _Search(stages, domain, tolerance, dtype, type(mlp).__name__)
     reached: list[float] = []
     problem: PartitaError | None = None
-    for share in _SHARES:
+    for share, least_gain in _TRIALS:
         try:
-            network = search.network(share)
+            network = search.network(share, least_gain)
         except ToleranceError as error:
             problem = error
             continue
@@ -265,16 +266,16 @@ class _Search:
         self.first = first if same else self._carry(self.wiring, self.graphs, [0.0] * len(self.graphs))
         self._built: dict[tuple[Graph, Box, float], Construction] = {}
 
-    def network(self, share: float) -> ConvertedNetwork:
+    def network(self, share: float, least_gain: float) -> ConvertedNetwork:
         """The network whose heads take this share of the tolerance in all, and its claim."""
         allowed = share * (self.tolerance - self.floor)
         count = len(self.graphs)
         if not allowed > 0:
             raise ToleranceError("the linear maps round more than the tolerance")
-        budgets = _budgets(self.first, count, allowed)
+        budgets = _budgets(self.first, count, allowed, least_gain)
         reach = self._carry(self.wiring, self.graphs, [_MARGIN * b for b in budgets])
         boxes = _boxes(reach, self.graphs)
-        budgets = _budgets(reach, count, allowed)
+        budgets = _budgets(reach, count, allowed, least_gain)
         made = [self._part(*given) for given in zip(self.graphs, boxes, budgets)]
         parts = [Part(graph, box, one.certificate) for graph, box, one in zip(self.graphs, boxes, made)]
         network = ConvertedNetwork(made, parts, self.wiring, self.written, self.domain, self.dtype)
@@ -322,15 +323,17 @@ class _Search:
         return self._built[key]
 
 
-def _budgets(carried: Carried, heads: int, tolerance: float) -> list[float]:
+def _budgets(carried: Carried, heads: int, tolerance: float, least_gain: float) -> list[float]:
     """Errors of the heads that add equal shares to the output that they move most.
 
-    A head that moves no output gets what one that passes its error on unchanged would: neurons that are dead must stay so.
+    A head that moves no output gets what one that passes its error on unchanged would: neurons that are dead must stay so. For the
+    same reason gains below 1 count as 1, unless no head is that close.
     """
     gains, moved = carried.gains[0], np.zeros((carried.gains.shape[1], heads))
     for channel, group, reads in carried.groups():
         moved[:, group.head] += gains[:, channel : channel + len(reads.moves)].sum(axis=1)
-    return [tolerance / max(1, heads) / max(float(share), 1.0) for share in moved.max(axis=0)]
+    found = np.maximum(moved.max(axis=0), least_gain)
+    return [tolerance / max(1, heads) / (float(gain) or 1.0) for gain in found]
 
 
 def _boxes(carried: Carried, graphs: Sequence[Graph]) -> list[Box]:
