@@ -102,6 +102,8 @@ CASES = [
     Case("steep typed", "1-D expression steep", "sqrt(abs(x0 - 0.3)) + x0*log(abs(x0))", line, 0.2),
     Case("mixed", "2-D expression smooth", MIXED, square, 0.4),
     Case("logistic", "1-D expression smooth", "x0/(1 + exp(-3*x0))", lambda: pa.Box([-2], [3]), 0.05),
+    Case("straight ends", "1-D expression smooth", "0.5*x0*(1 + erf(x0)) - 3", lambda: pa.Box([-30], [50]), 1e-3),
+    Case("straight single", "1-D expression float32", "log(1 + exp(x0))", lambda: pa.Box([-40], [60]), 0.01, SINGLE),
     Case("constant", "2-D expression constant", "0*x0 + 3", lambda: pa.Box([0, 0], [1, 1]), 0.1),
     Case("vector 2-D typed", "2-D expression vector", "x0*x1, x0 - x1", square, 0.25),
     Case("cube", "3-D expression smooth", "sin(x0)*x1 + x2", lambda: pa.Box([0] * 3, [1] * 3), 0.4),

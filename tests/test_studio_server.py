@@ -72,6 +72,7 @@ CASES = {
     "affine": ("exp(x)*y", "[0,1] x [300,310]", 0.5),
     "adaptive": ("exp(-20*x^2)", "[-1,1]", 0.2),
     "pieces": ("abs(x) - max(y, 0.3)", DOMAIN, 0.05),
+    "lines": ("log(1 + exp(x))", "[-40,60]", 0.01),
     "two_keys": ("y*tanh(2*x) + x", DOMAIN, 0.1),
     "convex": ("x^2 + y^2", DOMAIN, 0.3),
     "train": ("sin(x)*y", DOMAIN, 0.1),

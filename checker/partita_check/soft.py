@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from functools import cached_property
 
-from flint import acb, arb, arb_mat
+from flint import acb, arb, arb_mat, arb_series
 
 from partita_check.clock import clock
 from partita_check.graph import Choices, Graph
@@ -59,7 +59,10 @@ class AxisPart:
         self.forgotten = (len(centers) - (self.end - self.first)) * arb(FORGOTTEN).exp()
         near, tall = centers[self.first : self.end], grid.tallest[axis][self.first : self.end]
         tilt, origin = grid.steepest[axis][self.first : self.end], grid.origin[axis]
-        lines = [(-rate * (middle - c) * (middle - c) / 2, rate * (c - middle) * radius) for c in near]
+        # exponents less a common line: that of a center at the middle, or, far from all centers, of the nearest one
+        inside = bool(centers[0] <= middle) and bool(middle <= centers[-1])
+        at = middle if inside else best
+        lines = [(rate * (c - at) * (middle - (c + at) / 2), rate * (c - at) * radius) for c in near]
 
         def row(t: arb) -> list[arb]:
             return [(a + b * t).exp() for a, b in lines]
@@ -170,6 +173,11 @@ class SoftGrid:
         ways: list[Choices | None] = [*branches] if branches else [None]  # None: too many branches
         for choices in ways:
             table, rests = enclose(graph, own, n, choices, COLUMNS, ROWS) if choices is not None else ([], [INF])
+            if (
+                m == len(own) == 1 and not sum(rests, arb(0)) < self.slack
+            ):  # wide intervals on which f is almost straight
+                line = _tangent(graph, own, n)
+                table, rests = line if line[1][0] < self.slack else (table, rests)
             if not sum(rests, arb(0)) < self.slack:  # f between two numbers: where it is not analytic, or too wide
                 value = graph.evaluate(balls(own)[0])[0]
                 flat = norm([x - value for x in net]) + rest_net
@@ -206,6 +214,17 @@ class SoftGrid:
             if part.end - part.first < self.counts[axis]:
                 flat = [x for k in range(0, len(flat), block) for x in flat[k + a : k + b]]
         return flat
+
+
+def _tangent(graph: Graph, ends: Ends, n: int) -> tuple[list[arb], list[arb]]:
+    """f of one variable as a line in Bernstein form, `f(m) + s(x − m)`, and a rest, from its slopes over the interval."""
+    (box,), (middle,), (radius,) = balls(ends)
+    found = graph.evaluate([arb_series([box, 1], 2)])[0]
+    slope = found[1] if isinstance(found, arb_series) else arb(0)
+    if not slope.is_finite():
+        return [], [INF]
+    value = graph.evaluate([middle])[0]
+    return [value + slope.mid() * radius * (2 * arb(k) / n - 1) for k in range(n + 1)], [radius * slope.rad()]
 
 
 def _corner(part: list[arb], n: int, path: list[int], ends: Ends) -> tuple[float, ...]:

@@ -31,6 +31,7 @@ from partita_check.bounds import (
 from partita_check.cells import Cells
 from partita_check.clock import TimeOver, clock
 from partita_check.graph import Graph, need, read_hex
+from partita_check.lines import is_line, line_running
 from partita_check.moduli import Composed, Expression
 from partita_check.pieces import affine_pieces
 from partita_check.polynomials import INF, Ends, balls, down, grown, transform, up
@@ -212,8 +213,10 @@ class Checker:
                 reach = [max((abs(arb(x) - o) for x in pair), key=up) + 2 * s for pair, o, s in away]
                 largest = Cells(self.head, None, self.ends, self.semantics, arb(0)).largest
                 spread = 2 * largest
-            extra = (window_mass(gaps) + mixing(gaps, self.semantics)) * spread + moved
-            extra = (extra + self.sums(largest)) * self.factor
+            rounded = (window_mass(gaps) + mixing(gaps, self.semantics)) * spread + self.sums(largest)
+            if is_line(self.head):
+                rounded = min(rounded, line_running(self.head, *self.ends[0], self.semantics), key=up)
+            extra = (rounded + moved) * self.factor
             target = down(arb(self.bound) - extra)
             slack = min(max(0.2 * (target - self.seen), 1e-4 * target), 0.1 * target) if self.sup else 0.05 * target
             way = SoftGrid(self.head, self.function, self.ends, target, slack / up(self.factor), not self.sup, reach)

@@ -133,7 +133,7 @@ Method = Annotated[
         "--method",
         help=(
             "auto (the smallest of the heads it tries), hard, tuned, corrected, fitted, "
-            "affine, adaptive, pieces, two_keys, convex, heads, layers, train or paper."
+            "affine, adaptive, pieces, two_keys, lines, convex, heads, layers, train or paper."
         ),
     ),
 ]

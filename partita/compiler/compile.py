@@ -100,9 +100,9 @@ def compile(
             the best temperature. "corrected": "tuned" with its bias removed. "fitted": by solving a linear program.
             "affine": f and its slopes in every cell. "adaptive": "affine" on scattered centers, placed where they are
             needed. "pieces": exact, for piecewise affine expressions. "two_keys": tanh, sigmoid and SiLU exactly, products
-            and squares nearly so. "convex": a maximum of planes, for convex or concave expressions. "heads": a layer of
-            several heads, one per term of a sum. "layers": several layers, for compositions. "train": a tensor train, for
-            many dimensions.
+            and squares nearly so. "lines": a few lines, for functions of one variable that are straight at both ends.
+            "convex": a maximum of planes, for convex or concave expressions. "heads": a layer of several heads, one per
+            term of a sum. "layers": several layers, for compositions. "train": a tensor train, for many dimensions.
             "paper": the grid, the temperature and the values of the paper's proof, corrected. "auto": the smallest head
             among all of these but "paper", which it only lists.
         accept: "strongest", or "estimated" to prefer a smaller head whose error is only sampled.

@@ -10,6 +10,7 @@ from partita.methods.convex import Convex
 from partita.methods.cover import BallCover
 from partita.methods.fitted import Fitted
 from partita.methods.hard import Hard
+from partita.methods.lines import Lines
 from partita.methods.method import Method, Plan, Refusal, Size
 from partita.methods.paper import Paper, cells_in_paper_order
 from partita.methods.pieces import Pieces
@@ -26,6 +27,7 @@ __all__ = ["METHODS", "Method", "Plan", "Refusal", "Request", "Size", "cells_in_
 METHODS: list[Method] = [
     Pieces(),
     TwoKeys(),
+    Lines(),
     Fitted(),
     Hard(),
     BallCover(),

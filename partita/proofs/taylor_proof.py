@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from partita.arithmetic.precision import PRECISIONS
+import numpy as np
+
+from partita.arithmetic.precision import PRECISIONS, Precision
 from partita.arithmetic.progress import Progress, report
 from partita.arithmetic.rounding import add_up, div_down, mul_up, sub_down
 from partita.errors import BudgetSpentError, UnsupportedError
+from partita.functions.graph import Graph
 from partita.functions.regularity import Known, known_where_rounded
 from partita.functions.target import Target
-from partita.geometry.domains import Box
+from partita.geometry.domains import Array, Box
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
 from partita.proofs.cell_proof import largest_value, lost_slopes
@@ -21,11 +24,15 @@ from partita.proofs.center_values import GridFacts, domain_factor, soft_terms
 from partita.proofs.certificate import Term
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
 from partita.proofs.proof import Given, Proof, Proved
+from partita.proofs.running import summed
+from partita.proofs.straight_ends import line_of
 
 __all__ = ["TaylorProof", "running_soft", "soft_grid_of"]
 
 _SHARPENINGS, _SMALL = 8, 0.02  # proofs tried; a bound below that share of what rounding adds is near enough
 _SHARP_PIECES = 1 << 14
+_FAR_SHARE = 1e-3  # of the goal, that keys may still hold where the last one is taken for the head
+_NARROW = 0.9  # of the box: a part that is not narrower is not worth splitting it
 _CLOSE, _CLOSER = 1.08, 1.04  # times a value attained: bounds that close are left alone, and what to aim at
 
 
@@ -55,12 +62,13 @@ class TaylorProof(Proof):
         added = add_up(*(t.value for t in running))
         aim = sub_down(given.tolerance, added) if given.aim is None else given.aim
         goal = div_down(max(aim, 0.0), factor)
+        core, far = ((lo, hi), 0.0) if target.region else _straight_ends(head, target.graph, lo, hi, goal)
         prove = partial(
             prove_grid,
             _exact(head),
             target.graph,
-            lo,
-            hi,
+            core[0],
+            core[1],
             region=target.region,
             shift=None if target.region is None else precision.moved(box.lo.ravel(), box.hi.ravel()),
             progress=given.progress,
@@ -71,7 +79,26 @@ class TaylorProof(Proof):
             _near_the_truth(prove, goal, floor=floor, progress=given.progress) if given.sharpen else prove(goal=goal)
         )
         details = {"method": self.name, "degree": proof.degree, "boxes": proof.boxes, "pieces": proof.pieces}
+        proof = replace(proof, bound=max(proof.bound, far))
         return Proved([_approximation(proof, factor), *running], details, settled=proof.settled)
+
+
+def _straight_ends(
+    head: GridHead, graph: Graph, lo: Array, hi: Array, goal: float
+) -> tuple[tuple[Array, Array], float]:
+    """The part of the box for polynomials, and a bound of the error on what lies beyond it: all of the box, and 0, for most heads.
+
+    A head of one variable with affine values is one line far from its centers. *Theorem*: `straight-ends`.
+    """
+    line = line_of(head)
+    if line is None:
+        return (lo, hi), 0.0
+    (low,), (high,) = lo.tolist(), hi.tolist()
+    first, last = line.core(low, high, _FAR_SHARE * goal)
+    far = max(line.far_error(graph, first, low), line.far_error(graph, last, high))
+    if not far <= goal or last - first > _NARROW * (high - low):
+        return (lo, hi), 0.0
+    return (np.array([first]), np.array([last])), far
 
 
 def soft_grid_of(head: FoldedHead) -> SoftGrid:
@@ -105,7 +132,26 @@ def running_soft(
     largest = largest_value(head, box)
     facts = replace(facts, largest=largest, spread=mul_up(2.0, largest))
     more = float(len(head.counts) + 4)  # z − o, products, their sum
-    return soft_terms(facts, known, norm, more, partial(lost_slopes, head, box))
+    terms = soft_terms(facts, known, norm, more, partial(lost_slopes, head, box))
+    line = line_of(head)
+    if line is None:
+        return terms
+    lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+    moved, tall, delta = line.running(float(lo[0]), float(hi[0]))
+    found, factor = {t.name: t for t in terms}, domain_factor(facts, norm)
+    summation, scores = found["summation"], found["score rounding"]
+    operations = summation.inputs["operations"]
+    rounded = add_up(
+        summed(operations, Precision.of(head.dtype).unit, tall, factor),
+        mul_up(lost_slopes(head, box, operations, tall), factor),
+    )
+    formula, key = "sup (e^{2δ} − 1) Σ_j w_j|V_j − V_e|", "straight-ends"
+    closer = [
+        replace(summation, value=rounded, inputs={**summation.inputs, "largest": tall}, theorem=key),
+        replace(scores, value=mul_up(moved, factor), formula=formula, inputs={"delta": delta}, theorem=key),
+    ]
+    found |= {t.name: t for t in closer if t.value < found[t.name].value}
+    return list(found.values())
 
 
 def _near_the_truth(

@@ -62,6 +62,7 @@ METHODS_SAY = {
     "auto": "Compares the methods that apply and takes the smallest head.",
     "pieces": "One key per affine piece, for piecewise affine functions.",
     "two_keys": "Two keys: tanh, sigmoid and SiLU exactly, a product of two factors nearly.",
+    "lines": "A few lines, for functions of one variable that are straight at both ends.",
     "fitted": "Values from a least-squares fit, at a soft temperature.",
     "hard": "f at the centers, temperature near 0, as in the paper.",
     "affine": "f and its slopes in every cell.",
