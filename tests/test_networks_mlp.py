@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from traced import ALLOWED, operations, strangers, symbolic_operations
 
 import partita as pa
-from partita.arithmetic.interval import Interval
 from partita.errors import (
     DomainError,
     NonFiniteValueError,
@@ -18,9 +18,13 @@ from partita.errors import (
     ToleranceError,
     UnsupportedError,
 )
+from partita.functions.expressions import parse
+from partita.functions.ranges import enclose_each
 from partita.networks.chains import Activation, read_chain
-from partita.networks.gates import gate_for
-from partita.networks.tables import tabulate_text
+from partita.networks.from_mlp import activation_graph
+from partita.networks.tables import Table, tabulate
+from partita.proofs.network_proof import NetworkProof, Part
+from partita.proofs.proof import Given
 
 BOX = pa.Box([-1, -1], [1, 1])
 ACTIVATIONS = {
@@ -200,47 +204,100 @@ EXACT = {
 PARAMETERS = {"leaky": (0.1,), "clamp": (-0.5, 0.7)}
 
 
+def activation(kind: str) -> nn.Module:
+    """The activation as a module: one neuron, whose input is the network's."""
+    made = {
+        "relu": nn.ReLU(),
+        "leaky": nn.LeakyReLU(0.1),
+        "clamp": nn.Hardtanh(-0.5, 0.7),
+        "tanh": nn.Tanh(),
+        "sigmoid": nn.Sigmoid(),
+        "silu": nn.SiLU(),
+        "gelu": nn.GELU(),
+        "gelu_tanh": nn.GELU("tanh"),
+    }[kind]
+    line = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        line.weight.fill_(1.0)
+        line.bias.fill_(0.0)
+    return nn.Sequential(line, made).double()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", EXACT)
-def test_every_gate_against_mpmath(kind, dtype):
-    """gap + rounding on the point's own interval, for u of every size; a hundredth of it is exceeded somewhere."""
-    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
-    gate = gate_for(Activation(kind, PARAMETERS.get(kind, ())), 1e-4, 40.0)
+@pytest.mark.parametrize("form", ["called", "traced"])
+def test_every_activation_against_mpmath(kind, dtype, form):
+    """The bound at each point, for u of every size, called and as products; a hundredth of it is exceeded somewhere."""
+    net = pa.attention_from_mlp(
+        activation(kind), pa.Box([-40], [40]), 1e-4 if dtype == torch.float64 else 1e-3, dtype=dtype
+    )
     rng = np.random.default_rng(0)
     u = np.concatenate(
         [rng.uniform(-40, 40, 150), rng.normal(size=150), 1e-3 * rng.normal(size=100), [0.0, 9.0, -9.0, 9.005, 40.0]]
     )
     u = u.astype(np.float32).astype(np.float64)
+    x = torch.from_numpy(u).to(dtype)[:, None]
     with torch.no_grad():
-        out = gate.make(dtype)(torch.from_numpy(u).to(dtype)[None])[0].double().numpy()
-    at = Interval.point(u)
-    allowed = gate.gap(at) + gate.rounding(unit, at)
+        out = (net(x) if form == "called" else make_fx(net)(x)(x))[:, 0].double().numpy()
+    allowed = net.error_bound_at(u[:, None])
     with mpmath.workdps(30):
         exact = [EXACT[kind](mpmath.mpf(x)) for x in u]
         errors = np.array([float(abs(mpmath.mpf(o) - f)) for o, f in zip(out, exact)])
-    assert (errors <= allowed).all()
-    ranges = gate.enclose(at)
-    assert all(lo <= f <= hi for lo, f, hi in zip(ranges.lo, exact, ranges.hi))
+    assert (errors <= allowed).all() and (allowed <= net.error_bound * (1 + 1e-9)).all()
     assert (errors > 0.01 * allowed).any()  # negative control: the bound is not empty talk
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_gates_enclose_slopes_and_ranges_on_intervals(kind):
-    gate = gate_for(Activation(kind, PARAMETERS.get(kind, ())), 1e-3, 40.0)
+def test_activations_are_enclosed_on_intervals_with_their_slopes(kind):
+    """Ranges and slopes that errors are carried with, and the exact functions that the heads are claimed to be."""
+    graph = activation_graph(Activation(kind, PARAMETERS.get(kind, ())))
     rng = np.random.default_rng(1)
-    lo = rng.uniform(-6, 5, 60)
-    u = Interval(lo, lo + rng.exponential(1.0, 60))
-    ranges, steepest = gate.enclose(u), gate.steepest(u)
-    for i in range(60):
-        x = np.sort(rng.uniform(u.lo[i], u.hi[i], 30))
-        f = np.array([float(EXACT[kind](mpmath.mpf(v))) for v in x])
-        assert (ranges.lo[i] - 1e-15 <= f).all() and (f <= ranges.hi[i] + 1e-15).all()
-        assert (np.abs(np.diff(f)) <= steepest[i] * np.diff(x) + 1e-14).all()
+    lo = np.concatenate([rng.uniform(-6, 5, 60), rng.uniform(-40, 30, 20)])
+    hi = lo + rng.exponential(1.0, 80)
+    ranges, slopes = enclose_each(graph, lo[:, None], hi[:, None])
+    for i in range(80):
+        x = np.sort(rng.uniform(lo[i], hi[i], 30))
+        with mpmath.workdps(30):
+            exact = [EXACT[kind](mpmath.mpf(v)) for v in x]
+        f = np.array([float(v) for v in exact])
+        assert np.allclose(graph.evaluate(x[:, None]), f, rtol=1e-14, atol=1e-14)
+        assert all(ranges.lo[i] - mpmath.mpf(1e-15) <= v <= ranges.hi[i] + mpmath.mpf(1e-15) for v in exact)
+        assert (np.abs(np.diff(f)) <= slopes.magnitude[i, 0] * np.diff(x) + 1e-14).all()
+        wide = ranges.hi[i] - ranges.lo[i]
+        assert wide <= 1.2 * np.ptp(f) + 0.2 * (hi[i] - lo[i])  # not empty talk either
 
 
-def test_a_gate_is_asked_in_its_range_only():
-    gate = gate_for(Activation("gelu"), 1e-4, 3.0)
-    assert np.isinf(gate.gap(Interval.point([5.0]))).all() and np.isfinite(gate.gap(Interval.point([3.0]))).all()
+def test_heads_are_asked_in_their_range_only():
+    """Every head is proved on an interval that holds all it reads, errors included; a smaller one is refused."""
+    net = pa.attention_from_mlp(mlp(nn.GELU()), BOX, 1e-3)
+    (part,) = net.parts_claimed
+    x = torch.from_numpy(BOX.sample(500, np.random.default_rng(0)))
+    with torch.no_grad():
+        channels = net.channels(x)
+    for group in (group for layer in net.wiring.layers for group in layer):
+        reads = channels[:, group.reads.start :][:, : group.reads.weight.shape[1]].numpy() @ group.reads.weight.T
+        reads = reads + group.reads.bias
+        assert part.box.lo[0] < reads.min() and reads.max() < part.box.hi[0]
+    c = pa.compile(part.graph.infix(), pa.Box([-0.5], [0.5]), tolerance=1e-3)
+    small = Part(c.target.graph, c.target.box, c.certificate)
+    with pytest.raises(UnsupportedError, match=r"the claim is about other tensors|which its box does not hold"):
+        NetworkProof().prove(net, net.target, Given(earlier=(small,)))
+
+
+@pytest.mark.parametrize("reach", [60.0, 5000.0])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "tanh", "relu"])
+def test_wide_ranges_cost_nothing(kind, reach):
+    """Pre-activations in ±60 and ±5000: as few keys, and the bound holds near the bend and at the ends."""
+    model = activation(kind)
+    net = pa.attention_from_mlp(model, pa.Box([-reach], [reach]), 1e-5)
+    narrow = pa.attention_from_mlp(model, pa.Box([-20], [20]), 1e-5)
+    assert net.keys <= narrow.keys + 1 and net.num_parameters <= narrow.num_parameters + 3
+    u = np.concatenate([np.linspace(-12, 12, 1501), np.linspace(-reach, reach, 501)])
+    with torch.no_grad():
+        out = net(torch.from_numpy(u[:, None]))[:, 0].numpy()
+    with mpmath.workdps(30):
+        errors = [float(abs(mpmath.mpf(o) - EXACT[kind](mpmath.mpf(v)))) for o, v in zip(out, u)]
+    assert max(errors) <= net.error_bound <= 1e-5
 
 
 def test_errors_that_do_not_reach_the_output_may_exceed_a_table():
@@ -254,18 +311,26 @@ def test_errors_that_do_not_reach_the_output_may_exceed_a_table():
     x = torch.linspace(-1, 1, 2001, dtype=torch.float64)[:, None]
     with torch.no_grad():
         assert (net(x) - model(x)).abs().max() <= net.error_bound <= 1e-3
-    assert hasattr(net.layers[1].gate, "clamp")
+    gelu = net.parts_claimed[1]
+    lifted = (
+        5000 * net.parts_claimed[0].certificate.error_bound
+    )  # what the ReLU's error makes of the first neuron's input
+    assert lifted > 1e-3 and gelu.box.hi[0] > 5 + lifted and gelu.box.lo[0] < -lifted
+
+
+def table_of(text: str, low: float, high: float, tolerance: float) -> Table:
+    return tabulate(parse(text, ["x"]), pa.Box([low], [high]), tolerance)
 
 
 def test_tables_are_small_and_proved():
-    table = tabulate_text("x*sigmoid(3*x)", -5.0, 5.0, 1e-6)
+    table = table_of("x*sigmoid(3*x)", -5.0, 5.0, 1e-6)
     x = np.linspace(-5, 5, 5001)
     scores = x[:, None] * table.slopes[:, 0] + table.offsets
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     error = np.abs(weights @ table.values / weights.sum(axis=1) - x / (1 + np.exp(-3 * x))).max()
     assert error <= table.error <= 1e-6 and len(table.values) <= 40
-    kinked = tabulate_text("abs(x)", -1.0, 1.0, 0.01)
-    assert kinked.error <= 0.01 and len(kinked.values) > 2 * len(tabulate_text("x*x", -1.0, 1.0, 0.01).values)
+    kinked = table_of("abs(x)", -1.0, 1.0, 0.01)
+    assert kinked.error <= 0.01 and len(kinked.values) > 2 * len(table_of("x*x", -1.0, 1.0, 0.01).values)
 
 
 def test_the_bound_at_a_point_covers_the_model_as_torch_runs_it():

@@ -153,8 +153,13 @@ class Dual:
         return self._chain(self.value.atan(), 1.0 / (1.0 + self.value.square()))
 
     def tanh(self) -> "Dual":
+        """Slope 1 - tanh²(u); far from 0, where that loses its digits, 4 σ(2u) σ(-2u), even and decreasing in |u|."""
         value = self.value.tanh()
-        return self._chain(value, (1.0 - value.square()).maximum(0.0))
+        slope = (1.0 - value.square()).maximum(0.0)
+        doubled = (2 * np.minimum(t, 1e300) for t in self._distances())
+        near, far = (Interval.point(t).sigmoid() * Interval.point(-t).sigmoid() * 4.0 for t in doubled)
+        is_far = self.value.mignitude > 8.0
+        return self._chain(value, Interval(np.where(is_far, far.lo, slope.lo), np.where(is_far, near.hi, slope.hi)))
 
     def sigmoid(self) -> "Dual":
         """Slope σ(u) σ(-u), even and decreasing in |u|."""

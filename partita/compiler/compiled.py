@@ -37,6 +37,7 @@ from partita.kernels.guards import require_covered
 from partita.methods.chosen import head_at
 from partita.methods.method import Candidate, candidate_rows
 from partita.methods.planner import report
+from partita.networks.from_mlp import ConvertedNetwork
 from partita.proofs import PROOFS
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.layers_claim import claim_layers
@@ -519,6 +520,22 @@ class Compiled:
                 f"the domain is {self.target.domain}; ranges and slopes are proved over a Box or a Region only."
             )
         return self.target.domain
+
+    @classmethod
+    def of_network(cls, network: ConvertedNetwork) -> Compiled:
+        """A converted network as what `compile` returns: to save it, recheck it, attack it, plot it, export it.
+
+        Args:
+            network: from `pa.attention_from_mlp`.
+
+        >>> import partita as pa, tempfile, pathlib
+        >>> mlp = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        >>> c = pa.Compiled.of_network(pa.attention_from_mlp(mlp, pa.Box([-1, -1], [1, 1]), 1e-3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pa.load(c.save(pathlib.Path(folder) / "network")).error_bound <= 1e-3
+        True
+        """
+        return cls(network, None, network.certificate, network.target)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) to a folder, all of them or none.

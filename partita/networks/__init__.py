@@ -10,11 +10,11 @@ from partita.networks.blocks import (
     prompt_attention,
 )
 from partita.networks.descent import Descent
-from partita.networks.from_mlp import AttentionNetwork, attention_from_mlp
+from partita.networks.from_mlp import ConvertedNetwork, attention_from_mlp
 from partita.networks.prompt_functions import PromptFunction
 
 __all__ = [
-    "AttentionNetwork",
+    "ConvertedNetwork",
     "Descent",
     "EncoderRamp",
     "PrefixRamp",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import mul_up, up
 from partita.errors import NotContinuousError, SizeError
 from partita.functions.derivatives import lipschitz_bounds
-from partita.functions.expressions import parse
 from partita.functions.graph import Graph
 from partita.functions.regularity import AxisLipschitz, Knowledge, Known
 from partita.functions.target import Target, graph_target
@@ -25,7 +23,7 @@ from partita.methods.soft_values import soft_construction
 from partita.proofs.claim import Construction
 from partita.search.grid_fit import fit_grid
 
-__all__ = ["Table", "TableGrid", "tabulate", "tabulate_text"]
+__all__ = ["Table", "TableGrid", "tabulate"]
 
 _HARD_SHARPNESS = 8.0
 _MOST_KEYS = 1 << 16
@@ -77,12 +75,6 @@ class Table:
         delta = mul_up(1.01 * u, 2 * (len(reach) + 6) * score + 24)
         largest = float(np.abs(self.values).max())
         return mul_up(1.0, 0.5 * delta * self.spread + 1.01 * u * (len(self.values) + 32) * largest)
-
-
-@lru_cache(maxsize=32)
-def tabulate_text(text: str, low: float, high: float, tolerance: float) -> Table:
-    """`tabulate` of an expression in x on [low, high]; the last few are kept."""
-    return tabulate(parse(text, ["x"]), Box([low], [high]), tolerance)
 
 
 def tabulate(graph: Graph, box: Box, tolerance: float, *, lipschitz: tuple[float, ...] | None = None) -> Table:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from partita.arithmetic.rounding import add_up, div_up, expm1_up, mul_up, sub_do
 from partita.geometry.domains import Array
 from partita.heads.head import DotProductAttention
 from partita.heads.layers import LinearSum, LiteralNetwork, Projection
+from partita.heads.scores import AffineScores
 
-__all__ = ["LayersRounding", "dot_product_rounding", "layers_rounding", "literal_rounding"]
+__all__ = ["LayersRounding", "dot_product_rounding", "layers_rounding", "line_rounding", "literal_rounding"]
 
 _AT_ONCE = 1 << 22  # entries of Linear(Z) that are looked at together
 _MADE = 4 * 2.0**-53  # what float64 rounds of a slope or an offset before it is stored
@@ -41,6 +43,59 @@ def dot_product_rounding(attention: DotProductAttention, lo: Array, hi: Array) -
     delta = mul_up(u, add_up(products, stored))
     moved = expm1_up(min(add_up(mul_up(2.02, delta), 40 * u), 700.0))
     return mul_up(add_up(min(moved, 2.0), mul_up(2.02 * (len(key) + 16), u)), _most(attention.value.double().abs()))
+
+
+@np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore")
+def line_rounding(scores: AffineScores, lo: float, hi: float, dtype: torch.dtype) -> float:
+    """Bound of |net − exact head| on [lo, hi] for a head of one input and one output that runs as products and a softmax.
+
+    `net(x) = Σ_j softmax_j(α_j x + β_j)(γ_j x + ε_j)`, its numbers stored in the dtype. On an interval, e being the best key in its
+    middle, scores that are off by δ move it by at most `(e^{2δ} − 1) Σ_j w_j|V_j − V_e|`, `w_j ≤ min(1, e^{s_j − s_e})`. A score
+    has the roundings of its two stored numbers, a product and a sum, of subtracting the largest, and of exp:
+    `δ = 1.01u(7(|α_j x| + |β_j|) + 17)`.
+    Values have five, sums 2P + 8. Infinite where a score may overflow. *Theorem*: `straight-ends`.
+    """
+    precision, count = Precision.of(dtype), len(scores.slopes)
+    alpha, beta, epsilon = scores.slopes[:, 0], scores.offsets - scores.offsets.mean(), scores.values[:, 0]
+    gamma = np.zeros(count) if scores.value_slopes is None else scores.value_slopes[:, 0, 0]
+    pairs = _between_crossings(alpha, beta, lo, hi)
+    at = (alpha * pairs[:, :, None] + beta).mean(axis=1)
+    best, rows = at.argmax(axis=1), np.arange(len(pairs))
+    reach = np.abs(pairs).max(axis=1)[:, None]
+    size = (np.abs(alpha) * reach + np.abs(beta)).max(axis=1)
+    delta = (
+        1.01 * precision.unit * (7 * size + 17) + 2 * scores.offset_error + 4 * 2.0**-53 * size + 8 * precision.tiniest
+    )
+    step, height = alpha - alpha[best][:, None], beta - beta[best][:, None]
+    lead = (step[:, None] * pairs[:, :, None] + height[:, None]).max(axis=1)
+    lead += 8 * 2.0**-53 * (np.abs(step) * reach + np.abs(height)) + 2 * scores.offset_error
+    weight, twice = np.minimum(lead, 0.0), 2 * delta[:, None]
+    grown = np.where(twice < 1, np.expm1(twice) * np.exp(weight), np.exp(np.minimum(twice + weight, 700.0)))
+    tall = np.abs(gamma) * reach + np.abs(epsilon)
+    apart = (gamma - gamma[best][:, None])[:, None] * pairs[:, :, None] + (epsilon - epsilon[best][:, None])[:, None]
+    apart = np.abs(apart).max(axis=1) + 8 * 2.0**-53 * (tall + tall[rows, best][:, None])
+    share = np.exp(np.minimum(twice + weight, 0.0))
+    share[rows, best] = 1.0
+    rounded = 1.01 * (2 * count + 13) * precision.unit * (share * tall).sum(axis=1)
+    lost = 4 * count * (precision.smallest * tall.max() + precision.tiniest * (1 + reach.max()))
+    total = ((grown * apart).sum(axis=1) + rounded).max() * (1 + 1e-9) + lost + 2 * scores.value_error
+    overflows = size.max() > precision.largest / 16 or tall.max() > precision.largest / 16
+    return math.inf if overflows or not math.isfinite(total) else float(total)
+
+
+def _between_crossings(alpha: Array, beta: Array, lo: float, hi: float) -> Array:
+    """Intervals that cover [lo, hi], short where two scores cross and longer away from there, `(n, 2)`."""
+    i, j = np.triu_indices(len(alpha), 1)
+    slope, height = alpha[i] - alpha[j], beta[j] - beta[i]
+    crossing, scale = height / slope, 1 / np.abs(slope)
+    steps = np.concatenate([[0.0], 2.0 ** np.arange(-2, 10)])
+    edges = (crossing[:, None] + scale[:, None] * np.concatenate([-steps, steps])).ravel()
+    doubling = np.concatenate(
+        [lo + (hi - lo) * 2.0 ** -np.arange(0, 12.0), hi - (hi - lo) * 2.0 ** -np.arange(0, 12.0)]
+    )
+    edges = np.concatenate([edges[np.isfinite(edges)], doubling, [lo, hi]])
+    edges = np.unique(np.clip(edges, lo, hi))
+    return np.stack([edges[:-1], edges[1:]], axis=1) if len(edges) > 1 else np.array([[lo, hi]])
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import Precision
 from partita.arithmetic.rounding import down, exp_up, mul_up, up
-from partita.functions.graph import Graph, GraphBuilder
-from partita.functions.ranges import enclose_each
+from partita.functions.graph import Graph
 from partita.geometry.domains import Array
 from partita.heads.head import FoldedHead, numbers
 from partita.heads.scattered_head import ScatteredHead
@@ -45,43 +44,44 @@ def local_error(head: FoldedHead, graph: Graph, certificate: Certificate) -> Cal
         return None
     factor = exp_up(mul_up(2.0, scores[0].inputs["delta"]))
     added = total(t for t in certificate.terms if t.source in ("rounding", "input") and t is not scores[0])
-    distances, leads = [_distance(head, graph, j) for j in range(head.num_keys)], _leads(head)
-    precision = Precision.of(head.dtype)
+    leads, precision, lines = _leads(head), Precision.of(head.dtype), [_line(head, j) for j in range(head.num_keys)]
 
     def bound(lo: Array, hi: Array) -> Array:
         lo, hi = precision.widened(lo, hi)  # the head sees rounded inputs
-        box = [Interval(lo[:, i], hi[:, i]) for i in range(lo.shape[1])]
+        middle = np.clip(lo / 2 + hi / 2, lo, hi)
+        radius = up(np.maximum(hi - middle, middle - lo))
+        axes = range(lo.shape[1])
+        box = [Interval(lo[:, i], hi[:, i]) for i in axes]
+        at, slopes = graph.enclose(middle, middle)[:, 0], graph.enclose_gradient(lo, hi)[1][:, 0]
         found = np.zeros(len(lo))
-        for others, distance in zip(leads, distances):
+        for others, (value, center, steep) in zip(leads, lines):
             weight = np.ones(len(lo))
-            for slopes, offset in others:
+            for lead_slopes, offset in others:
                 lead = offset
-                for slope, x in zip(slopes, box):
+                for slope, x in zip(lead_slopes, box):
                     lead = lead + slope * x
                 # where nothing is known of the lead, its upper end is infinite and the weight 1
                 weight = np.minimum(weight, Interval(lead.hi, lead.hi).sigmoid().hi)
-            size = enclose_each(distance, lo, hi)[0].magnitude
+            off, moved = (
+                Interval.constant(value) - at,
+                np.zeros(len(lo)),
+            )  # V_j − g at the middle, and how it moves from there
+            for i in axes:
+                off = off + (Interval.point(middle[:, i]) - center[i]) * steep[i]
+                turned = (Interval.constant(steep[i]) - slopes[:, i]).magnitude
+                moved = up(moved + np.where(radius[:, i] == 0, 0.0, up(turned * radius[:, i])))
+            size = up(off.magnitude + moved)
             found = up(found + np.where(size == 0, 0.0, up(weight * size, 2)))
         return np.asarray(up(up(found * factor) + added))
 
     return bound
 
 
-def _distance(head: ScatteredHead, graph: Graph, key: int) -> Graph:
-    """`V_j(z) − g(z)` with the stored numbers."""
-    builder, places = GraphBuilder(graph.num_inputs), list[int]()
-    for node in graph.nodes:
-        places.append(builder.add(node.operation, *(places[k] for k in node.arguments), parameters=node.parameters))
+def _line(head: ScatteredHead, key: int) -> tuple[float, list[float], list[float]]:
+    """The value of a key at its center, the center, and the slopes."""
     centers, values = numbers(head.centers)[key].tolist(), numbers(head.values)[key].tolist()
-    terms = [builder.add("const", parameters=(values[0],))]
-    slopes = [] if head.value_slopes is None else numbers(head.value_slopes)[key, 0].tolist()
-    for i, slope in enumerate(slopes):
-        if slope:
-            center = builder.add("const", parameters=(centers[i],))
-            moved = builder.add("sub", builder.add("input", parameters=(i,)), center)
-            terms.append(builder.add("mul", builder.add("const", parameters=(slope,)), moved))
-    value = terms[0] if len(terms) == 1 else builder.add("sum", *terms)
-    return builder.finish([builder.add("sub", value, places[graph.outputs[0]])], ())
+    slopes = [0.0] * len(centers) if head.value_slopes is None else numbers(head.value_slopes)[key, 0].tolist()
+    return values[0], centers, slopes
 
 
 def _leads(head: ScatteredHead) -> list[list[tuple[list[Interval], Interval]]]:

@@ -205,7 +205,7 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )
-        carried, cuts = carried_over(head, parts, target.box, given.details)
+        carried, cuts = carried_over(head, parts, target.box, {**given.details, "meaning": meaning})
         details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
         if any(cuts):
             details["cuts"] = cuts
@@ -238,7 +238,8 @@ def carried_over(
         head: the network.
         parts: the claim about each of its heads.
         box: the domain.
-        details: of the proof; `cuts` are the points that cut each axis.
+        details: of the proof; `cuts` are the points that cut each axis. Where its `meaning` is "wiring", the network is a
+            converted one, of thousands of terms, and ranges are those of the layers alone.
 
     Raises:
         UnsupportedError: a range or an error without a bound, or a head that may read a point outside its box.
@@ -252,7 +253,7 @@ def carried_over(
         [part.certificate.error_bound for part in parts],
         *cut_boxes(lo, hi, cuts),
         precision=PRECISIONS[str(head.dtype)],
-        ranges=joint_ranges(wiring, graphs, lo, hi),
+        ranges=None if details.get("meaning") == "wiring" else joint_ranges(wiring, graphs, lo, hi),
     )
     require_bounded(carried, graphs)
     _require_inside(carried, parts)
