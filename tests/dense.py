@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from flint import arb
+
+Row = tuple[list[tuple[int, float]], float]  # channels with weights, and a constant
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ class Cells:
         tilts = np.einsum("nj,jom,njm->no", weights, self.slopes, points[:, None] - self.origins, optimize=True)
         return weights @ self.values + tilts
 
-    def in_balls(self, z: list[float]) -> list[arb]:
+    def in_balls(self, z: Sequence[float | arb]) -> list[arb]:
         """The same at one point, in balls of as many bits as are set."""
-        point, rates = [arb(x) for x in z], [arb(r) for r in self.rates.tolist()]
+        point, rates = [x if isinstance(x, arb) else arb(x) for x in z], [arb(r) for r in self.rates.tolist()]
         scores = [
             rates[0] * arb(p) / 2 - sum((r * (x - arb(c)) ** 2 for r, x, c in zip(rates, point, center)), arb(0)) / 2
             for center, p in zip(self.centers.tolist(), self.powers.tolist())
@@ -78,6 +81,74 @@ class Cells:
                 answer += sum((w * arb(s) * (x - arb(o)) for w, j, at in rows for s, x, o in zip(j, point, at)), arb(0))
             answers.append(answer / whole)
         return answers
+
+
+@dataclass(frozen=True)
+class Wired:
+    """A network of heads from its record and its tensors alone: channels are the inputs, then the uses of heads in order."""
+
+    heads: list[Cells]
+    layers: list[list[tuple[int, list[Row]]]]
+    output: list[Row]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Wired:
+        def under(prefix: str) -> dict[str, torch.Tensor]:
+            return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+        heads = [Cells.of(under(f"heads.{i}.")) for i in range(len(record["heads"]))]
+        layers = [
+            [(group["head"], _rows(group["reads"], under(f"layers.{i}.{k}."))) for k, group in enumerate(layer)]
+            for i, layer in enumerate(record["layers"])
+        ]
+        return cls(heads, layers, _rows(record["output"], under("output.")))
+
+    def in_floats(self, points: np.ndarray) -> np.ndarray:
+        """`(n, m)` to `(n, out)` in float64."""
+        channels = list(points.T)
+        for layer in self.layers:
+            made = []
+            for head, rows in layer:
+                reads = [sum((w * channels[c] for c, w in terms), bias + 0 * points[:, 0]) for terms, bias in rows]
+                k = self.heads[head].centers.shape[1]
+                for i in range(0, len(reads), k):
+                    made.append(self.heads[head].in_floats(np.stack(reads[i : i + k], axis=1))[:, 0])
+            channels += made
+        return np.stack([sum((w * channels[c] for c, w in t), b + 0 * points[:, 0]) for t, b in self.output], axis=1)
+
+    def in_balls(self, z: list[float]) -> list[arb]:
+        """The same at one point, in balls of as many bits as are set."""
+
+        def read(row: Row) -> arb:
+            return sum((arb(w) * channels[c] for c, w in row[0]), arb(row[1]))
+
+        channels = [arb(x) for x in z]
+        for layer in self.layers:
+            made = []
+            for head, rows in layer:
+                reads, k = list(map(read, rows)), self.heads[head].centers.shape[1]
+                made += [self.heads[head].in_balls(reads[i : i + k])[0] for i in range(0, len(reads), k)]
+            channels += made
+        return list(map(read, self.output))
+
+
+def _rows(record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[Row]:
+    """The rows of an affine map: ones and zeros from the record, the other numbers from the tensors, in their order."""
+    weights, biases = (iter(tensors[name].double().tolist() if name in tensors else []) for name in ("weight", "bias"))
+    every = list(range(record["width"]))
+    rows = [[[], every, True]] * record["rows"] if record.get("dense") else record["rows"]
+    found = []
+    for ones, stored, has_bias in rows:
+        terms = [(record["start"] + c, 1.0) for c in ones] + [(record["start"] + c, next(weights)) for c in stored]
+        found.append((terms, next(biases) if has_bias else 0.0))
+    assert next(weights, None) is None and next(biases, None) is None
+    return found
+
+
+def oracle_of(head: Any) -> Cells | Wired:
+    """One head or a network, from what its file holds."""
+    tensors, record = head.state_dict(), head.record()
+    return Wired.of(record, tensors) if record["type"] == "network" else Cells.of(tensors)
 
 
 def _train(stored: Mapping[str, np.ndarray]) -> np.ndarray:

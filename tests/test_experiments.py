@@ -83,6 +83,7 @@ CLAIMS_THAT_MUST_HOLD = (
     "dimension",
     "small-domains",
     "positions",
+    "heads-and-layers",
     "in-context",
 )  # theorems: also in the tiny size
 

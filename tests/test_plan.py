@@ -3,11 +3,14 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partita as pa
+from partita.errors import SizeError
+from partita.methods.method import size_text
 
 
 def test_planning_allocates_nothing_large_and_builds_nothing():
@@ -91,3 +94,10 @@ def test_explanations_carry_the_numbers():
         and "halving the tolerance multiplies the keys by about 4" in text
         and "interval arithmetic" in text
     )
+
+
+def test_sizes_beyond_float64_are_written_as_powers_of_ten() -> None:
+    assert size_text(10**400) == "10^388.0 TiB"
+    assert size_text(1536) == "1.5 KiB"
+    with pytest.raises(SizeError, match=r"10\^\d{3}"):
+        pa.compile("+".join(f"sin(9*x{i})" for i in range(60)), "[-1,1]^60", tolerance=1e-9, method="hard")

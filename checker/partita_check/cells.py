@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import product
 from operator import mul, sub
 
@@ -41,12 +42,17 @@ class Cells:
         self.rates = [arb(r) for r in head.rates]
         self.components = [graph.component(o) for o in range(self.outputs)] if graph is not None else []
         self.cut, self.degree = math.log(head.keys) + 60, DEGREES.get(self.m, 1)
-        lattice, box = list(product(range(self.degree + 1), repeat=self.m)), balls(ends)[0]
-        self.lattice = arb_mat([[1] * len(lattice), *([arb(k) / self.degree for k in row] for row in zip(*lattice))])
+        box = balls(ends)[0]
         pairs = list(product(range(head.keys), range(self.outputs)))
         self.largest = arb(max(up(self.tall(j, o, box)) for j, o in pairs))
         self.lost = 4 * head.keys * (SMALLEST[semantics] * self.largest + TINIEST[semantics])  # by weights and products
         self.exponent = arb(max(up(self.size_of_score(j, box)) for j in range(head.keys)))
+
+    @cached_property
+    def lattice(self) -> arb_mat:
+        """Rows 1, t_0, t_1, … at the points of a lattice in the unit box."""
+        points = list(product(range(self.degree + 1), repeat=self.m))
+        return arb_mat([[1] * len(points), *([arb(k) / self.degree for k in row] for row in zip(*points))])
 
     def slope(self, j: int, output: int) -> list[arb]:
         """J_j of one output."""

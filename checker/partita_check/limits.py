@@ -186,14 +186,13 @@ def _quotient(nodes: Nodes, top: int, bottom: int) -> Quotient | None:
 def _multiple(nodes: Nodes, k: int) -> tuple[Fraction, int]:
     """(c, u) of the node c·u, c a literal that is not 0."""
     factor = Fraction(1)
-    while nodes[k][0] in ("mul", "div", "neg"):
+    for _ in range(MOST):
         name, args, _ = nodes[k]
-        left, right = rational(nodes, args[0]), rational(nodes, args[-1])
         if name == "neg":
             factor, k = -factor, args[0]
-        elif right:
+        elif name in ("mul", "div") and (right := rational(nodes, args[1])):
             factor, k = factor * right if name == "mul" else factor / right, args[0]
-        elif left and name == "mul":
+        elif name == "mul" and (left := rational(nodes, args[0])):
             factor, k = factor * left, args[1]
         else:
             break

@@ -63,15 +63,16 @@ def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: 
     """A bound of `sup sign·f` over a box; values that are attained, up to rounding, are added to `seen`."""
     attained, count = -math.inf, 0
 
-    def measure(part: Ends, _: object) -> Measured:
+    def measure(part: Ends, pinned: dict[int, arb] | None) -> Measured:
         nonlocal attained, count
         count += 1
-        bound, value, axis = _piece(graph, part, ends, sign)
+        pinned = dict(pinned or {})
+        bound, value, axis = _piece(graph, part, ends, sign, pinned)
         if math.isfinite(value):
             attained = max(attained, value)
             seen.append(sign * value)
             seen[:] = min(seen), max(seen)
-        return Measured(bound, axis)
+        return Measured(bound, axis, None, pinned)
 
     def goal() -> float:
         enough = close * (max(seen, default=0.0) - min(seen, default=0.0))
@@ -80,9 +81,16 @@ def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: 
     return search(measure, ends, goal, clock.deadline)[0]
 
 
-def _piece(graph: Graph, part: Ends, whole: Ends, sign: int) -> tuple[float, float, int]:
-    """A bound of sign·f over a part of a box, a value that is attained, and the axis to halve next."""
-    box, free, best = _box(part), [i for i, (a, b) in enumerate(part) if a < b], math.inf
+def _piece(graph: Graph, part: Ends, whole: Ends, sign: int, pinned: dict[int, arb]) -> tuple[float, float, int]:
+    """A bound of sign·f over a part of a box, a value that is attained, and the axis to halve next.
+
+    `pinned`: coordinates at which f is largest, whatever the others are. They are those of a box that holds this part, which is
+    as long as it along these axes, and more are added.
+    """
+    box, best = _box(part), math.inf
+    free = [i for i, (a, b) in enumerate(part) if i not in pinned and a < b]
+    for i, end in pinned.items():
+        box[i] = (end, end)
     while True:
         value, slopes = gradient(graph, box, free)
         best = min(best, above(value[1]) if sign > 0 else -below(value[0]))
@@ -90,8 +98,8 @@ def _piece(graph: Graph, part: Ends, whole: Ends, sign: int) -> tuple[float, flo
         if not turned:
             break
         for i in turned:
-            end = box[i][1 if (slopes[i][0] >= 0) == (sign > 0) else 0]
-            box[i] = (end, end)
+            pinned[i] = box[i][1 if (slopes[i][0] >= 0) == (sign > 0) else 0]
+            box[i] = (pinned[i], pinned[i])
             free.remove(i)
     if not free:
         return best, (below(value[0]) if sign > 0 else -above(value[1])), _longest(range(len(part)), part, whole)

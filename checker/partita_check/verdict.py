@@ -47,6 +47,7 @@ __all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "e
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
 MOST_CELLS = 1_000_000  # that are held as balls at once: about 200 bytes each
+MOST_AXES = 9  # of boxes on which polynomials are compared: they have at least 4^m coefficients
 MOST_QUERY_KEYS = 2_000
 LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 SOFT_SLOPES = 100  # κ, below which affine values are compared as polynomials: many cells share the mass
@@ -730,6 +731,6 @@ def attempts(checker: Checker) -> Iterator[Callable[[], tuple[float, str]]]:
         yield checker.by_pieces
     if head.kind == "scattered" and head.keys == 2 and known:
         yield checker.by_two_keys
-    declared_tail = "tail" in checker.claim.known and not vouched
+    declared_tail, few = "tail" in checker.claim.known and not vouched, few and checker.m <= MOST_AXES
     if known and head.kind != "train" and (checker.claim.kind == "proved" or declared_tail) and few:
         yield checker.by_boxes

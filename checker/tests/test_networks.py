@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import struct
 import time
 
 import pytest
@@ -177,7 +178,7 @@ def enlarge(files):
 
 
 def claim_float64(files):
-    """The numbers of a float32 network said to be run in float64, with a smaller bound: its weights are still rounded to float32."""
+    """A float32 network said to be run in float64, with a smaller bound: its weights are still rounded to float32."""
     for tensor in files.tensors.values():
         tensor[0] = "F64"
     for record in (files.description["head"], *files.description["head"]["heads"]):
@@ -543,6 +544,12 @@ def test_forms_do_not_mix_up_what_they_share():
     atoms = Atoms()
     assert form("(x0 + x1 + x2)*(x0 + x1)", atoms) == form("(x0 + x1)*(x2 + x1 + x0)", atoms)
     assert form("sin(x0 + x1) + (x0 + x1 + 1) + (x0 + x1)", atoms) == form("2*(x1 + x0) + 1 + sin(x1 + x0)", atoms)
+    wanted = form("(x0 + x1)*(x0 + x1 + x2)", atoms)
+    for text in ("(1*(x0 + x1))*((x0 + x1) + x2)", "sqrt(x0 + x1)*((x0 + x1) + x2)*sqrt(x0 + x1)"):
+        assert form(text, atoms) == wanted
+    assert form("(x0 + x1) - 1*(x0 + x1)", atoms) == {} and form("x2 + ((x0 + x1) - (x0 + x1)/1)", atoms) == form(
+        "x2", atoms
+    )
 
 
 def test_long_and_hostile_forms():
@@ -674,6 +681,8 @@ def test_errors_by_hand():
     assert float(error) == pytest.approx(0.5 * (epsilon + third + rounded) + own, rel=1e-9, abs=0)
     assert error > 0.5 * epsilon and found.budget()[0] == 0
     assert sum(map(float, found.budget()[1].values())) == pytest.approx(float(error), rel=1e-12, abs=0)
+    _, (error,) = carried(wired([row({0: 0.25}, 0.5, {0: (1, 3), -1: (2, 5)})]), [], ((-2.0, 1.0),) * 2)
+    assert float(error) == pytest.approx(2 / 12 + 0.1, rel=1e-9)  # numbers that are stored badly
 
 
 def test_inputs_in_float32():
@@ -690,6 +699,66 @@ def test_inputs_in_float32():
     assert float(error) == pytest.approx(
         1e-4 + 2 * 0.75 * 2.0**-24, rel=1e-6, abs=0
     )  # of the input, and of the product
+
+
+def single(x: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+TEXTS = ["sin(x0)", "exp(-x0)", "x0^2", "tanh(2*x0) - x0", "abs(x0)", "1/(3 + x0^2)"]
+
+
+def random_network(source, stored):
+    """Two layers of three uses, with weights that are ones, floats, and fractions that are not."""
+
+    def random_row(channels):
+        columns = sorted(source.sample(range(channels), source.choice([1, 1, 2, 3])))
+        exact, weights = {}, {}
+        for k, j in enumerate(columns):
+            weights[j] = source.choice([1.0, -1.0, stored(source.uniform(-1, 1)), stored(1 / 3)])
+            if weights[j] == stored(1 / 3):
+                exact[k] = (1, 3)
+        bias = source.choice([0.0, 0.0, stored(source.uniform(-1, 1))])
+        return row(weights, bias, exact)
+
+    parts = [Part(parse(t, ["x0"]), ((-1e3, 1e3),), source.choice([1e-3, 1e-6])) for t in source.sample(TEXTS, 3)]
+    uses = [Use(head, layer, (random_row(3 if layer == 1 else 6),)) for layer in (1, 2) for head in range(3)]
+    return parts, Wiring(3, 2, tuple(uses), (random_row(9), random_row(9)))
+
+
+@pytest.mark.parametrize("semantics", ["float64", "float32"])
+def test_no_run_of_a_network_exceeds_its_errors(semantics):
+    """An adversary chooses the errors of the heads and the order of sums; every operation is rounded."""
+    source, stored, closest = random.Random(8), single if semantics == "float32" else float, 0.0
+    unit = 2.0**-23 if semantics == "float32" else 2.0**-52
+    for _ in range(40):
+        parts, wiring = random_network(source, stored)
+        box = tuple(sorted(source.uniform(-1, 1) for _ in range(2)) for _ in range(3))
+        _, errors = carried(wiring, parts, tuple((a, b) for a, b in box), semantics)
+        for _ in range(10):
+            point = [source.choice([a, b, source.uniform(a, b)]) for a, b in box]
+            exact, run = [arb(x) for x in point], [stored(x) for x in point]
+
+            def read(given, run=run):
+                total, terms = 0.0, [stored(float(w) * run[j]) for w, j in zip(given.weights, given.columns)]
+                for term in source.sample([*terms, float(given.bias)], len(terms) + 1):
+                    total = stored(total + term)
+                return total
+
+            for use in wiring.uses:
+                part, (given,) = parts[use.head], use.rows
+                seen = read(given)
+                if given.plain and given.columns[0] < 3:  # the head's claim is about the input before it is rounded
+                    seen = point[given.columns[0]] * float(given.weights[0])
+                value = float(part.graph.evaluate([arb(seen)])[0])
+                room = part.error - unit * (abs(value) + part.error)  # a head returns numbers of the dtype
+                run.append(stored(value + source.choice([-1, 1]) * room))
+                exact += part.graph.evaluate([given.read_exactly(exact)])
+            for given, bound in zip(wiring.output, errors):
+                error = abs(arb(read(given)) - given.read_exactly(exact))
+                assert error <= bound * (1 + 1e-9) + 1e-15
+                closest = max(closest, float(error / bound))
+    assert closest > 0.5  # the adversary is not far from what is allowed
 
 
 def test_an_unbounded_slope_is_bridged_by_a_modulus_or_refused():

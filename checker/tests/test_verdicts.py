@@ -14,6 +14,7 @@ import torch
 from forging import Files, forge, put_together, take_apart
 from partita_check import cells, soft, verdict
 from partita_check.cli import main, run
+from partita_check.reading import read_folder
 from saved_heads import HEADS
 
 import partita as pa
@@ -482,7 +483,7 @@ def test_a_checker_with_a_bug_would_believe_the_lie(heads, monkeypatch, tmp_path
 
 def test_moved_inputs_are_counted_where_f_is_steep(monkeypatch, tmp_path):
     """Two cells are tanh(20x) exactly; the claim is all rounding, and an eighth of it is what storing inputs moves f by."""
-    compiled = pa.compile("tanh(20*x)", pa.Box([-1], [1]), tolerance=1e-2, dtype=torch.float32)
+    compiled = pa.compile("tanh(20*x)", pa.Box([-1], [1]), tolerance=1e-2, dtype=torch.float32, method="fitted")
     source = compiled.save(tmp_path / "source")
     assert run(source, budget=10.0)[1] == VERIFIED
 
@@ -569,3 +570,27 @@ def test_the_command(heads, capsys):
     assert "usage" in capsys.readouterr().err
     code = "import sys, partita_check.cli; sys.exit(any(m.split('.')[0] in ('torch', 'numpy', 'partita') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["grid", "scattered"])
+def test_heads_in_many_dimensions_do_not_exhaust_memory(kind, heads, tmp_path):
+    """One key in 40 dimensions: neither the corners of the box nor the coefficients of a polynomial are listed."""
+    m = 40
+
+    def widen(files: Files) -> None:
+        files.description["head"] |= {"type": kind, "input_shapes": [[m]], "output_shape": [], "half_windows": [1] * m}
+        files.certificate["model"] = {"type": kind}
+        rates, shape = ([1.0] * m, [m]) if kind == "grid" else ([1.0], [])
+        files.tensors = {"head.inverse_temperature": ["F64", shape, rates], "head.values": ["F64", [1, 1], [0.0]]}
+        files.tensors |= {"head.centers": ["F64", [1, m], [0.0] * m]} if kind == "scattered" else {}
+        files.tensors |= {f"head.centers_{i}": ["F64", [1], [0.0]] for i in range(m if kind == "grid" else 0)}
+        for box in files.boxes:
+            box |= {"shape": [m], "lo": [(-1.0).hex()] * m, "hi": [(1.0).hex()] * m}
+        for graph in files.graphs:
+            graph["inputs"] = m
+        files.certificate["witness"], files.bound = None, 1e3
+
+    folder = forge(heads("fitted 1-D"), tmp_path / "forged", widen)
+    checker = verdict.Checker(read_folder(folder), 1e3)
+    assert "by_boxes" not in [attempt.__name__ for attempt in verdict.attempts(checker)]
+    assert run(folder, budget=3.0)[1] in (VERIFIED, UNKNOWN)

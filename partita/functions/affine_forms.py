@@ -32,6 +32,7 @@ from partita.functions.operations import Node, encode
 __all__ = ["Atom", "Form", "Interner", "forms_of"]
 
 _MOST_BITS = 4096  # of a numerator or denominator: two float64 numbers of opposite ends of the range take 2100
+_MOST_TERMS = 2_000_000  # of the arguments of all atoms together
 _ZERO, _ONE = Fraction(0), Fraction(1)
 
 
@@ -153,6 +154,7 @@ class Interner:
         self.atoms: list[Atom] = []
         self.spelled: dict[int, tuple[Form, ...]] = {}
         self._numbers: dict[object, int] = {}
+        self._terms = 0
 
     def input(self, index: int) -> Form:
         """The form of one input of the function."""
@@ -256,6 +258,12 @@ class Interner:
     def _number(self, operation: str, arguments: tuple[Form, ...], parameters: tuple[int | float, ...]) -> int:
         key = (operation, arguments, tuple(map(encode, parameters)))
         if key not in self._numbers:
+            self._terms += sum(1 + len(form.terms) for form in arguments)
+            if self._terms > _MOST_TERMS:
+                raise UnsupportedError(
+                    f"the exact forms of the function's parts take more than {_MOST_TERMS:,} terms, because they share many",
+                    "Use the function as a whole, or compile its parts one by one.",
+                )
             for form in arguments:
                 _checked(form.constant)
                 for c in form.terms.values():
@@ -309,7 +317,7 @@ def forms_of(graph: Graph, inputs: Sequence[Form], interner: Interner) -> list[F
         interner: collects the atoms.
 
     Raises:
-        UnsupportedError: a coefficient needs more than 4096 bits.
+        UnsupportedError: a coefficient needs more than 4096 bits, or the forms more than 2,000,000 terms.
 
     >>> from partita.functions import parse
     >>> interner = Interner()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import combinations
 
 from partita.errors import UnsupportedError
 from partita.functions.affine_forms import Form, Interner, forms_of
@@ -25,6 +26,7 @@ __all__ = ["Structure", "Unit", "layered", "one_layer", "same_function"]
 
 _MOST_NODES = 100_000  # of all units together
 _MOST_DIRECTIONS = 16  # with more, a unit reads inputs
+_MOST_PARTS = 32  # of a product that is searched for pairs that are known
 _MOST_BASES = 4  # candidates for the affine form that a unit reads
 _ZERO, _ONE = Fraction(0), Fraction(1)
 _VANISHING = frozenset(("sin", "tan", "tanh", "atan", "asinh", "atanh", "erf"))  # φ(0) = 0: φ(u)/u has a limit
@@ -750,6 +752,7 @@ class _Cut(_Reading):
         self.norms: set[int] = set()  # roots of squares of two directions, which are one unit
         self.channels: dict[int, Form] = {}  # the values of atoms that are channels, as forms of channels
         self.values: dict[Form, Form] = {}  # the values of units, likewise
+        self.pairs: dict[tuple[str, frozenset[Form]], Form] = {}  # operations of two forms of channels, likewise
         self.sums: dict[Form, tuple[_Sum, list[tuple[Fraction, Form]]]] = {}
         for atom in self.needed():
             self._classify(atom)
@@ -927,22 +930,37 @@ class _Cut(_Reading):
         return Form.of(int(data.parameters[0])) if data.operation == "input" else self.channels[atom]
 
     def _tree(self, atom: int) -> Form:
-        """An operation of many, pair by pair; values of early layers are joined first."""
-        operation = self.interner.atoms[atom].operation
-        graph, factor = _PAIRS[operation], _ONE
-        waiting: list[tuple[int, int, Form]] = []
-        for number, part in enumerate(self.parts[atom]):
+        """An operation of many, pair by pair: pairs that are units already, then values of early layers first."""
+        operation, factor = self.interner.atoms[atom].operation, _ONE
+        forms: list[Form] = []
+        for part in self.parts[atom]:
             form = self._channel_form(part)
             if operation == "product":
                 simple = min(form.scaled(1 / form.lead), form, key=lambda f: _cost([f.constant, *f.terms.values()]))
                 factor *= form.lead / simple.lead / part.lead
                 form = simple
-            heapq.heappush(waiting, (self._level(form), number, form))
+            forms.append(form)
+        while len(forms) <= _MOST_PARTS and (known := self._known_pair(operation, forms)):
+            for form in known:
+                forms.remove(form)
+            forms.append(self._joined(operation, *known))
+        waiting = [(self._level(form), number, form) for number, form in enumerate(forms)]
+        heapq.heapify(waiting)
         while len(waiting) > 1:
             (_, first, a), (_, _, b) = heapq.heappop(waiting), heapq.heappop(waiting)
-            form = Form.of(self.unit(graph, (a, b)))
-            heapq.heappush(waiting, (self._level(form), len(self.parts[atom]) + first, form))
+            form = self._joined(operation, a, b)
+            heapq.heappush(waiting, (self._level(form), len(forms) + first, form))
         return waiting[0][2].scaled(factor)
+
+    def _known_pair(self, operation: str, forms: Sequence[Form]) -> tuple[Form, Form] | None:
+        pairs = ((a, b) for a, b in combinations(forms, 2) if (operation, frozenset((a, b))) in self.pairs)
+        return next(pairs, None)
+
+    def _joined(self, operation: str, a: Form, b: Form) -> Form:
+        key = operation, frozenset((a, b))
+        if key not in self.pairs:
+            self.pairs[key] = Form.of(self.unit(_PAIRS[operation], (a, b)))
+        return self.pairs[key]
 
     def _level(self, form: Form) -> int:
         return max((self.levels[k - self.inputs] for k in form.terms if k >= self.inputs), default=0)

@@ -124,7 +124,7 @@ class _NoHeadError(Exception):
         head: which. problem: why. sizes: how large what each use reads can be, use by use.
     """
 
-    def __init__(self, head: int, problem: ToleranceError, sizes: Array) -> None:
+    def __init__(self, head: int, problem: PartitaError, sizes: Array) -> None:
         super().__init__(str(problem))
         self.head, self.problem, self.sizes = head, problem, sizes
 
@@ -188,7 +188,7 @@ class _Search:
             try:
                 alone = head_of.count(k) == 1  # several uses that no quick method serves are split first
                 made.append(self._part(graph, box, _rounded_down(budget), patient=alone))
-            except ToleranceError as error:
+            except (SizeError, ToleranceError) as error:
                 raise _NoHeadError(k, error, _sizes(reach, k)) from None
         made = self._leaner(graphs, boxes, weights, made)
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
@@ -282,7 +282,7 @@ class _Search:
                 plan = best_plan(request, methods=_PATIENT, progress=self.progress)
             construction, _ = constructed(plan, self.progress)
         except (SizeError, ToleranceError) as error:
-            raise ToleranceError(
+            raise type(error)(
                 f"no head was found for {target.label} within {tolerance:.2g} on {box}: {error.reason}", error.hint
             ) from None
         certificate = construction.certificate

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partita.arithmetic.progress import report
-from partita.errors import SizeError, ToleranceError
+from partita.errors import NothingKnownError, SizeError, ToleranceError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
@@ -31,7 +31,7 @@ class SampledSums(Method):
     """`net(z) = f(c) + Σ_i head_i(z_i) + Σ_ij head_ij(z_i, z_j)` for a black box. Nothing is proved.
 
     Mixed differences at random points show which variables interact. Each term is interpolated and fitted; the error of the
-    sum is estimated at fresh points.
+    sum is estimated at fresh points. *Theorem*: `carried-errors`, with estimates in place of bounds.
     """
 
     name = "heads"
@@ -68,7 +68,7 @@ class SampledSums(Method):
                 part = _asked(request, found, k, output, share * request.tolerance / len(found.variables))
                 try:
                     construction, _ = constructed(best_plan(part, methods=[Fitted()], progress=progress), progress)
-                except (SizeError, ToleranceError) as problem:
+                except (NothingKnownError, SizeError, ToleranceError) as problem:
                     return Refusal(f"the term in {_named(found.variables[k])} has no fitted head: {problem.reason}")
                 assert isinstance(construction.head, FoldedHead)
                 heads.append(construction.head)

@@ -52,7 +52,9 @@ class _Structured(Method):
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         """Why this structure is not for this method, or beyond the caller's limits."""
-        most = max((len(unit.reads) for unit in structure.units), default=0)
+        if not structure.units:
+            return Refusal("f is affine: one key holds it")
+        most = max(len(unit.reads) for unit in structure.units)
         if most > _MOST_VARIABLES:
             worst = next(unit for unit in structure.units if len(unit.reads) == most)
             return Refusal(
@@ -134,7 +136,7 @@ class _Structured(Method):
 class Heads(_Structured):
     """`net(z) = b + a·z + Σ_h w_h head_h(A_h z)`, one head per term of a sum, in as few variables as the term has.
 
-    The bound is the sum of the heads' own bounds, each times its weight, and rounding.
+    The bound is the sum of the heads' own bounds, each times its weight, and rounding. *Theorem*: `carried-errors`.
     """
 
     name = "heads"
@@ -153,7 +155,7 @@ class Layers(_Structured):
     """Layers of heads with affine maps between: every operation that joins variables is a head of its own.
 
     Ranges of intermediate values are enclosed and widened by the errors that arrive there; errors are carried on by enclosed
-    slopes; the tolerance is distributed by what an error at each head does to the outputs.
+    slopes; the tolerance is distributed by what an error at each head does to the outputs. *Theorem*: `carried-errors`.
     """
 
     name = "layers"
@@ -189,8 +191,10 @@ def _explained(found: Network, request: Request) -> tuple[str, ...]:
     layers, uses = len(found.wiring.layers), [0] * len(found.parts)
     for group in found.groups():
         uses[group.head] += found.uses_of(group)
+    heads, depth = f"{sum(uses)} head{'s' * (sum(uses) != 1)}", f"{layers} layer{'s' * (layers != 1)}"
     lines = [
-        f"{sum(uses)} heads in {layers} layer{'s' * (layers != 1)}, {len(uses)} of them different, {found.num_keys:,} keys"
+        f"{heads} in {depth}, {len(uses)} of them different, {found.num_keys:,} keys",
+        "f is made of functions of few variables; each gets a head, and equal ones share it",
     ]
     for part, construction, count in zip(found.parts, found.constructions, uses):
         times = f", used {count} times" if count > 1 else ""

@@ -26,6 +26,7 @@ __all__ = [
     "Witness",
     "hex_floats",
     "model_digest",
+    "plain_floats",
     "total",
 ]
 
@@ -248,7 +249,7 @@ class Certificate:
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
         """The certificate that `to_json` wrote; anything else is a FormatError."""
         try:
-            fields = _unhex(dict(data))
+            fields = plain_floats(dict(data))
             schema = fields.pop("schema")
             if schema not in (1, SCHEMA):
                 raise FormatError(f"certificate.json: schema {schema!r}; this version reads schemas 1 and {SCHEMA}.")
@@ -329,11 +330,12 @@ def hex_floats(value: Any) -> Any:
     return [hex_floats(v) for v in value]
 
 
-def _unhex(value: Any) -> Any:
+def plain_floats(value: Any) -> Any:
+    """What `hex_floats` was given, from its result."""
     if isinstance(value, str) and value.lstrip("-").startswith("0x"):
         return float.fromhex(value)
     if isinstance(value, dict):
-        return {k: v if k == "graph" else _unhex(v) for k, v in value.items()}  # a graph keeps its own notation
+        return {k: v if k == "graph" else plain_floats(v) for k, v in value.items()}  # a graph keeps its own notation
     if isinstance(value, list):
-        return [_unhex(v) for v in value]
+        return [plain_floats(v) for v in value]
     return value

@@ -33,7 +33,7 @@ from partita.proofs.carried_errors import (
     require_bounded,
     shown,
 )
-from partita.proofs.certificate import Certificate, Term, hex_floats, model_digest, total
+from partita.proofs.certificate import Certificate, Term, model_digest, plain_floats, total
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.proving_again import ONE_HEAD, Check, proof_again
 
@@ -57,12 +57,11 @@ class Part:
     certificate: Certificate
 
     def to_json(self) -> dict[str, Any]:
-        """As the certificate of the network stores it; floats as hexadecimal strings."""
-        corners = {"lo": self.box.lo.ravel().tolist(), "hi": self.box.hi.ravel().tolist()}
+        """As the certificate of the network holds it."""
         return {
             "graph": self.graph.to_json(),
-            "box": hex_floats(corners),
-            "certificate": self.certificate.to_json(),
+            "box": {"lo": self.box.lo.ravel().tolist(), "hi": self.box.hi.ravel().tolist()},
+            "certificate": plain_floats(self.certificate.to_json()),
         }
 
     @classmethod
