@@ -1,9 +1,14 @@
 """Feed-forward networks as attention: proved end to end, and nothing but products, additions and softmax in the graph."""
 
+import json
+from pathlib import Path
+
 import mpmath
 import numpy as np
 import pytest
 import torch
+from partita_check.cli import run
+from resealing import forge
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -412,3 +417,80 @@ def test_bad_calls():
         net(torch.tensor([[0.0, 1.5]], dtype=torch.float64))
     with pytest.raises(ShapeError):
         net(torch.zeros(3, dtype=torch.float64))
+
+
+SAVED = {
+    "relu": (mlp(nn.ReLU()), 1e-3, {}),
+    "wide gelu": (mlp(nn.GELU(), scale=20.0), 1e-3, {}),
+    "clamp and leaky": (Functional().double(), 1e-2, {}),
+    "tanh float32": (mlp(nn.Tanh()), 1e-3, {"dtype": torch.float32}),
+    "linear maps": (nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 3), nn.Linear(3, 2)).double(), 1e-9, {}),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_conversions_are_verified(name, tmp_path: Path):
+    """Every head over the range that it is used on, and the errors that are carried, by an independent program."""
+    model, tolerance, options = SAVED[name]
+    net = pa.attention_from_mlp(model, BOX, tolerance, **options)
+    c = pa.Compiled.of_network(net)
+    folder = c.save(tmp_path / "network")
+    again = pa.load(folder)
+    x = torch.from_numpy(BOX.sample(64, np.random.default_rng(0)))
+    assert torch.equal(again.head(x.to(net.dtype)), net(x)) and again.error_bound == net.error_bound
+    assert again.num_keys == net.keys and [check for check in pa.recheck(again) if not check.holds] == []
+    with torch.no_grad():
+        assert (
+            np.abs(again.target(x.numpy()) - model(x).numpy()).max() <= 1e-12
+        )  # the claim is about the network itself
+    report, code = run(folder, budget=60.0)
+    assert code == 0, report
+    forge(folder, error_bound=(0.4 * net.error_bound).hex())  # control: a bound that nobody has proved
+    assert run(folder, budget=2.0)[1] != 0
+
+
+def test_a_planted_error_in_one_head_is_caught(tmp_path: Path):
+    """The claim of one head says less than it errs, every hash and seal repaired: neither recheck nor the checker takes it."""
+    net = pa.attention_from_mlp(mlp(nn.GELU()), BOX, 1e-3)
+    folder = pa.Compiled.of_network(net).save(tmp_path / "network")
+    certificate = json.loads((folder / "certificate.json").read_text())
+    part = certificate["proof"]["parts"][0]["certificate"]
+    claimed = float.fromhex(part["error_bound"])
+    part["error_bound"] = (claimed / 2).hex()
+    for term in part["terms"]:
+        term["value"] = (float.fromhex(term["value"]) / 2).hex()
+    halved = (net.error_bound / 2).hex()
+    for term in certificate["terms"]:
+        term["value"] = (float.fromhex(term["value"]) / 2).hex()
+    forge(folder, proof=certificate["proof"], terms=certificate["terms"], error_bound=halved)
+    assert run(folder, budget=2.0)[1] != 0
+    assert not all(check.holds for check in pa.recheck(pa.load(folder)))
+
+
+def test_linear_maps_in_a_row():
+    """They become one, exactly, where that stores fewer numbers; a bottleneck stays, with a head of one key between its maps."""
+    torch.manual_seed(1)
+    wide = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 4), nn.Linear(4, 2)).double()
+    net = pa.attention_from_mlp(wide, pa.Box([-1] * 3, [1] * 3), 1e-6)
+    assert net.num_layers == 1 and net.num_parameters < 6 + 2 + 4 + 2 + 10
+    narrow = nn.Sequential(nn.Linear(9, 1), nn.Linear(1, 9)).double()
+    thin = pa.attention_from_mlp(narrow, pa.Box([-1] * 9, [1] * 9), 1e-9)
+    assert thin.num_layers == 1 and thin.parts[0].num_keys == 1 and thin.num_parameters < 9 + 1 + 9 + 9 + 6
+    for model, made in ((wide, net), (narrow, thin)):
+        x = torch.rand(200, made.domain.dimension, dtype=torch.float64) * 2 - 1
+        with torch.no_grad():
+            error = (made(x) - model(x)).abs().max().item()
+        assert error <= made.error_bound and error <= made.error_bound_at(x).max()
+
+
+def test_the_bound_covers_dot_products():
+    """In float32 and far from 0 a traced network rounds more than a called one; both are within the bound."""
+    model = mlp(nn.GELU(), scale=3.0)
+    net = pa.attention_from_mlp(model, BOX, 0.05, dtype=torch.float32)
+    x = torch.from_numpy(BOX.sample(400, np.random.default_rng(0)).astype(np.float32))
+    with torch.no_grad():
+        called, traced, exact = net(x), make_fx(net)(x)(x), model(x.double())
+    at = net.error_bound_at(x)
+    for out in (called, traced):
+        assert ((out.double() - exact).abs().max(dim=1).values.numpy() <= at).all()
+    assert not torch.equal(called, traced)

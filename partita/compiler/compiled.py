@@ -535,7 +535,9 @@ class Compiled:
         ...     pa.load(c.save(pathlib.Path(folder) / "network")).error_bound <= 1e-3
         True
         """
-        return cls(network, None, network.certificate, network.target)
+        shapes = {"input_shapes": network.input_shapes, "output_shape": network.output_shape}
+        plain = AttentionNetwork(network.parts, network.wiring, dtype=network.dtype, **shapes)
+        return cls(plain, None, network.certificate, network.target)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write `head.safetensors`, `head.json` and `certificate.json` (docs/format.md) to a folder, all of them or none.

@@ -116,9 +116,10 @@ class ConvertedNetwork(AttentionNetwork):
     @certified
     def _chain(self, z: Tensor) -> Tensor:
         """The same with scores as dot products: every layer reads the one before it."""
+        device = self.device
         for gate in self._plain:
-            z = gate(z)
-        return _applied(z, self._last)
+            z = gate.on(device)(z)
+        return _applied(z, (self._last[0].to(device), self._last[1].to(device)))
 
     def error_bound_at(self, x: Any) -> Array:
         """The same bound for each input alone, `(n,)`. It is smaller, because at one point most neurons are far from their kinks.
@@ -401,6 +402,12 @@ class _Plain:
         slopes = None if scores.value_slopes is None else torch.tensor(scores.value_slopes[:, 0, 0], dtype=dtype)[None]
         chosen = group.reads.chosen is not None
         return cls(None if chosen else _matrix(group.reads, dtype), keys[None], offsets, slopes, constants)
+
+    def on(self, device: torch.device) -> _Plain:
+        """The same where the network is."""
+        maps = None if self.map is None else (self.map[0].to(device), self.map[1].to(device))
+        slopes = None if self.slopes is None else self.slopes.to(device)
+        return _Plain(maps, self.keys.to(device), self.offsets.to(device), slopes, self.constants.to(device))
 
     def __call__(self, z: Tensor) -> Tensor:
         u = z if self.map is None else _applied(z, self.map)

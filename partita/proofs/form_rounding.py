@@ -64,11 +64,11 @@ def line_rounding(scores: AffineScores, lo: float, hi: float, dtype: torch.dtype
     reach = np.abs(pairs).max(axis=1)[:, None]
     size = (np.abs(alpha) * reach + np.abs(beta)).max(axis=1)
     delta = (
-        1.01 * precision.unit * (7 * size + 17) + 2 * scores.offset_error + 4 * 2.0**-53 * size + 8 * precision.tiniest
+        1.01 * precision.unit * (7 * size + 17) + 3 * scores.offset_error + 4 * 2.0**-53 * size + 8 * precision.tiniest
     )
     step, height = alpha - alpha[best][:, None], beta - beta[best][:, None]
     lead = (step[:, None] * pairs[:, :, None] + height[:, None]).max(axis=1)
-    lead += 8 * 2.0**-53 * (np.abs(step) * reach + np.abs(height)) + 2 * scores.offset_error
+    lead += 8 * 2.0**-53 * (np.abs(step) * reach + np.abs(height)) + 3 * scores.offset_error
     weight, twice = np.minimum(lead, 0.0), 2 * delta[:, None]
     grown = np.where(twice < 1, np.expm1(twice) * np.exp(weight), np.exp(np.minimum(twice + weight, 700.0)))
     tall = np.abs(gamma) * reach + np.abs(epsilon)
