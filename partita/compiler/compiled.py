@@ -535,8 +535,13 @@ class Compiled:
         ...     pa.load(c.save(pathlib.Path(folder) / "network")).error_bound <= 1e-3
         True
         """
-        shapes = {"input_shapes": network.input_shapes, "output_shape": network.output_shape}
-        plain = AttentionNetwork(network.parts, network.wiring, dtype=network.dtype, **shapes)
+        plain = AttentionNetwork(
+            network.parts,
+            network.wiring,
+            dtype=network.dtype,
+            input_shapes=network.input_shapes,
+            output_shape=network.output_shape,
+        )
         return cls(plain, None, network.certificate, network.target)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
