@@ -32,8 +32,8 @@ class _Structured(Method):
     shares = (0.98, 0.8, 0.5)
 
     @abstractmethod
-    def read(self, graph: Graph, box: Box) -> Structure:
-        """The units of f."""
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        """The ways to write f as units."""
 
     def applies(self, request: Request) -> Refusal | None:
         target = request.target
@@ -72,12 +72,14 @@ class _Structured(Method):
         graph = request.target.graph
         if graph is None:
             return Refusal("needs an expression, whose terms can be read")
-        structure = self.read(graph, request.box)
-        refusal = self.refused(structure, request)
-        if refusal is not None:
-            return refusal
+        structures = self.readings(graph, request.box)
+        refusals = [self.refused(structure, request) for structure in structures]
+        allowed = [structure for structure, refusal in zip(structures, refusals) if refusal is None]
+        if not allowed:
+            assert refusals[0] is not None
+            return refusals[0]
         try:
-            found = network_of(request, structure, share * request.tolerance, progress)
+            found = network_of(request, allowed, share * request.tolerance, progress)
         except (ToleranceError, SizeError, UnsupportedError) as error:
             return Refusal.of(error)
         bound = float(found.carried.output_error.max())
@@ -141,8 +143,8 @@ class Heads(_Structured):
 
     name = "heads"
 
-    def read(self, graph: Graph, box: Box) -> Structure:
-        return one_layer(graph)
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        return [one_layer(graph)]
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         variables = max((len(unit.reads) for unit in structure.units), default=0)
@@ -160,8 +162,9 @@ class Layers(_Structured):
 
     name = "layers"
 
-    def read(self, graph: Graph, box: Box) -> Structure:
-        return layered(graph, box)
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        plain, logarithms = layered(graph, box), layered(graph, box, logarithms=True)
+        return [plain] if plain == logarithms else [plain, logarithms]
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         if structure.depth <= 1:
