@@ -379,6 +379,8 @@ class Compiled:
     def report(self) -> str:
         """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.
 
+        Then one head, several heads and several layers side by side, and one sentence why this one was chosen.
+
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
         >>> c.report().splitlines()[0].split()
@@ -643,7 +645,9 @@ class Compiled:
             "evaluations of f": f"{self.evaluations:,}" if self.evaluations else None,
         }
         columns, *rows = candidate_rows(self.candidates, built=True)
-        return card("Compiled head", facts, columns=columns, rows=rows)
+        because = next((row.because for row in self.candidates if row.chosen), "")
+        what = "Compiled network of heads" if isinstance(self.head, AttentionNetwork) else "Compiled head"
+        return card(what, facts, columns=columns, rows=rows, note=because)
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:

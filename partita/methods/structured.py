@@ -11,7 +11,7 @@ from partita.functions.graph import Graph
 from partita.functions.structure import Structure, layered, one_layer
 from partita.geometry.domains import Box
 from partita.heads.network import AttentionNetwork
-from partita.methods.method import Method, Plan, Refusal, needs_box, size_text
+from partita.methods.method import FORMS, Method, Plan, Refusal, needs_box, size_text
 from partita.methods.parts import Network, network_of
 from partita.methods.request import Request
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
@@ -28,7 +28,6 @@ _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
 class _Structured(Method):
     """What both methods share: read the structure, find the heads, carry their errors on. *Theorem*: `carried-errors`."""
 
-    is_network = True
     shares = (0.98, 0.8, 0.5)
 
     @abstractmethod
@@ -140,6 +139,7 @@ class Heads(_Structured):
     """
 
     name = "heads"
+    form = FORMS[1]
 
     def read(self, graph: Graph, box: Box) -> Structure:
         return one_layer(graph)
@@ -159,6 +159,7 @@ class Layers(_Structured):
     """
 
     name = "layers"
+    form = FORMS[2]
 
     def read(self, graph: Graph, box: Box) -> Structure:
         return layered(graph, box)
@@ -175,14 +176,16 @@ def network_not_worth(request: Request, plans: Sequence[Plan]) -> Refusal | None
     In one or two variables the cells of one head can be drawn, which is worth more than some numbers.
     """
     if request.max_heads == 1 and request.max_layers == 1:
-        return Refusal("max_heads=1 and max_layers=1 ask for one head")
+        return Refusal("not tried, because max_heads=1 and max_layers=1 ask for one head")
     if request.max_heads is not None or request.max_layers is not None:
         return None
     single = [p for p in plans if not p.maker.is_network]
     strongest = [p.parameters for p in single if p.kind == "proved" or request.target.graph is None]
     enough = _SMALL_IF_DRAWN if request.box.dimension <= _DRAWN else _SMALL
     if min(strongest, default=math.inf) <= enough:
-        return Refusal(f"tried if one head stores more than {enough:,} numbers, or if max_heads or max_layers is given")
+        return Refusal(
+            f"tried only if one head stores more than {enough:,} numbers, or if max_heads or max_layers is given"
+        )
     return None
 
 
