@@ -41,6 +41,7 @@ from partita.networks.from_mlp import ConvertedNetwork
 from partita.proofs import PROOFS
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.layers_claim import claim_layers
+from partita.proofs.network_budget import budget_text
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import errors_at, search_worst
 
@@ -364,6 +365,8 @@ class Compiled:
     def explain(self) -> str:
         """Why the head has these sizes, and what is claimed on which grounds, as text.
 
+        For a network of heads: also what each head is for, its own error, and what that adds to the bound.
+
         Raises:
             UnsupportedError: the head was changed after it was certified.
 
@@ -373,7 +376,9 @@ class Compiled:
         7 keys
         """
         asked = f"f was evaluated {self.evaluations:,} times in all" if self.evaluations else ""
-        lines = [*self.why, asked, self.require_unchanged().certificate.explain()]
+        certificate = self.require_unchanged().certificate
+        budget = budget_text(self.head, certificate) if isinstance(self.head, AttentionNetwork) else ""
+        lines = [*self.why, asked, budget, certificate.explain()]
         return "\n".join(line for line in lines if line)
 
     def report(self) -> str:

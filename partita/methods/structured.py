@@ -21,6 +21,7 @@ from partita.proofs.proof import Given, Progress
 __all__ = ["Heads", "Layers", "network_not_worth"]
 
 _MOST_VARIABLES = 3  # of one head in a network: beyond, a grid of keys costs more than the structure saves
+_LISTED = 8  # heads that an explanation names
 _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
 # up to so many variables the cells of one head can be drawn; stored numbers of one head that no network is tried to beat
 
@@ -195,16 +196,17 @@ def _explained(found: Network, request: Request) -> tuple[str, ...]:
     for group in found.groups():
         uses[group.head] += found.uses_of(group)
     heads, depth = f"{sum(uses)} head{'s' * (sum(uses) != 1)}", f"{layers} layer{'s' * (layers != 1)}"
+    alike = "all alike" if len(uses) == 1 else f"{'all' if len(uses) == sum(uses) else len(uses)} different"
     lines = [
-        f"{heads} in {depth}, {len(uses)} of them different, {found.num_keys:,} keys",
+        f"{heads} in {depth}, {alike}, {found.num_keys:,} keys",
         "f is made of functions of few variables; each gets a head, and equal ones share it",
     ]
-    for part, construction, count in zip(found.parts, found.constructions, uses):
-        times = f", used {count} times" if count > 1 else ""
-        lines.append(
-            f"{_shown(part.graph)} on {part.box}{times}: {construction.head.num_keys:,} keys, "
-            f"error ≤ {part.certificate.error_bound:.2g}"
-        )
+    named = [
+        f"{_shown(part.graph)} ({construction.head.num_keys:,} keys{f', used {count} times' * (count > 1)})"
+        for part, construction, count in zip(found.parts, found.constructions, uses)
+    ]
+    more = f" and {len(named) - _LISTED:,} more" * (len(named) > _LISTED)
+    lines.append(f"heads: {', '.join(named[:_LISTED])}{more}")
     size = size_text(found.num_parameters * request.precision.item_bytes)
     lines.append(f"{found.num_parameters:,} stored numbers, {size} in {request.precision.name}")
     return tuple(lines)
