@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,7 +107,7 @@ def plot_network(
     _order(columns)
     width, height = _place(columns)
     with styled():
-        figure, grid = new_figure(1, width=max(width, 4.6), height=height + 0.45 * titles + 0.3 * legend, size=size)
+        figure, grid = new_figure(1, width=max(width, 4.6), height=height + 0.45 * titles + 0.35 * legend, size=size)
         panel = grid[0, 0]
         panel.set(xlim=(0, width), ylim=(0, height), aspect="equal")
         panel.set_axis_off()
@@ -121,14 +120,19 @@ def plot_network(
                 if node.lines:
                     _draw_node(panel, node)
                 else:
-                    panel.plot([node.x, node.x + node.wide], [node.y] * 2, color=SOFT, lw=0.8, zorder=1)
+                    panel.plot(
+                        [node.x, node.x + node.wide], [node.y] * 2, color=SOFT, lw=0.8, solid_capstyle="butt", zorder=1
+                    )
         if titles:
             for number, column in enumerate(columns[1:-1], 1):
                 middle = column[0].x + column[0].wide / 2
                 panel.text(middle, height - 0.02, f"layer {number}", ha="center", va="top", fontsize=8, color=MUTED)
-            header(figure, [*head_words(compiled, 0)[: 2 if network.num_outputs == 1 else 1], _counts(network)])
+            label = compiled.target.label
+            shown = label if len(label) <= 60 else label[:59] + "…"
+            claim = [claim_text(compiled.certificate)] * (network.num_outputs > 1)
+            header(figure, [shown, head_words(compiled, 0)[1], _counts(network), *claim])
         if legend:
-            _explain(figure, columns)
+            _explain(figure, columns, several=network.num_outputs > 1)
         if path is not None:
             save(figure, path)
     return figure
@@ -150,29 +154,41 @@ def _columns(compiled: Compiled, network: AttentionNetwork) -> list[list[_Node]]
         else [None] * len(network.heads)
     )
     shares = [list(u.shares) for u in use_shares(network, certificate, compiled.target.box)] if known else None
-    columns, channel, number = [_inputs(m)], m, 0
+    columns, channel, number, fills = [_inputs(m)], m, 0, _fills(network)
     for layer in wiring.layers:
         single, grouped = list[_Node](), list[_Node]()
         for group in layer:
             head, graph = network.parts[group.head], graphs[group.head]
             k, own = head.dimension, None if shares is None else shares[number]
             uses, rows = group.reads.rows // k, _read(group.reads)
-            keys, fill = f"{count_text(head.num_keys)} key{'s' * (head.num_keys != 1)}", TINTS[group.head % len(TINTS)]
+            keys, fill = f"{count_text(head.num_keys)} key{'s' * (head.num_keys != 1)}", fills[group.head]
             for use in range(uses):
                 reads = rows[use * k : use * k + k]
                 share = None if own is None else float(own[use])
                 function = _function(graph, group.head, _names(group.reads, use, k, m))
-                at = frozenset([channel + use])
-                lines = (function, keys + _percent(share))
+                at, lines = frozenset([channel + use]), (function, keys + _percent(share))
                 single.append(_Node(lines, at, frozenset().union(*reads), share, fill))
-            share = None if own is None else float(sum(own))
-            function = _function(graph, group.head, _ARGUMENTS if uses > 1 else _names(group.reads, 0, k, m))
-            times, each = (f" × {uses:,}", " each") if uses > 1 else ("", "")
-            at, every = frozenset(range(channel, channel + uses)), frozenset().union(*rows)
-            grouped.append(_Node((function + times, keys + each + _percent(share)), at, every, share, fill))
+            if uses == 1:
+                grouped.append(single[-1])
+            else:
+                share = None if own is None else float(sum(own))
+                lines = _function(graph, group.head, _ARGUMENTS, f" × {uses:,}"), f"{keys} each{_percent(share)}"
+                at = frozenset(range(channel, channel + uses))
+                grouped.append(_Node(lines, at, frozenset().union(*rows), share, fill))
             channel, number = channel + uses, number + 1
         columns.append(single if len(single) <= _MOST_ROWS else _fewer(grouped))
     return [*columns, _outputs(compiled, network)]
+
+
+def _fills(network: AttentionNetwork) -> list[str]:
+    """The colour of each stored head. Where there are too many heads, those that are used once have none."""
+    uses = [0] * len(network.heads)
+    for layer in network.wiring.layers:
+        for group in layer:
+            uses[group.head] += group.reads.rows // network.parts[group.head].dimension
+    coloured = [i for i, count in enumerate(uses) if count > 1 or len(uses) <= len(TINTS)]
+    found = dict(zip(coloured, TINTS))
+    return [found.get(i, BACKGROUND) for i in range(len(uses))]
 
 
 def _fewer(nodes: list[_Node]) -> list[_Node]:
@@ -184,7 +200,10 @@ def _fewer(nodes: list[_Node]) -> list[_Node]:
     share = None if rest[0].share is None else sum(n.share or 0.0 for n in rest)
     channels = frozenset().union(*(n.channels for n in rest))
     lines = (f"{len(channels):,} other heads", f"smaller shares{_percent(share)}" if share is not None else "")
-    return [*(n for n in nodes if n in kept), _Node(lines, channels, frozenset().union(*(n.reads for n in rest)), share)]
+    return [
+        *(n for n in nodes if n in kept),
+        _Node(lines, channels, frozenset().union(*(n.reads for n in rest)), share),
+    ]
 
 
 def _inputs(m: int) -> list[_Node]:
@@ -228,22 +247,23 @@ def _names(map_: Affine, use: int, inputs: int, m: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _function(graph: Graph | None, head: int, names: Sequence[str]) -> str:
+def _function(graph: Graph | None, head: int, names: Sequence[str], times: str = "") -> str:
     """The function of a head in these arguments, cut short; its number and arguments if it is not known."""
     if graph is None:
-        return f"head {head}: {', '.join(names)}"
+        return f"head {head}: {', '.join(names)}{times}"
     try:
-        text = graph.infix(list(names)[: graph.num_inputs])
+        own = names if graph.num_inputs <= len(names) else [f"u{i}" for i in range(graph.num_inputs)]
+        text = graph.infix(list(own)[: graph.num_inputs]).replace("*", "·").replace("^2", "²").replace("^3", "³")
     except PartitaError:
-        return f"head {head}"
-    text = text.replace("*", "·").replace("^2", "²").replace("^3", "³")
-    return text if len(text) <= _LETTERS else text[: _LETTERS - 1] + "…"
+        text = f"head {head}"
+    room = _LETTERS - len(times)
+    return (text if len(text) <= room else text[: room - 1] + "…") + times
 
 
 def _percent(share: float | None) -> str:
     if share is None:
         return ""
-    return f" · {100 * share:.0f} %" if share >= 0.1 else f" · {100 * share:.1f} %" if share >= 1e-3 else " · <0.1 %"
+    return f" · {100 * share:.0f} %" if share >= 0.0995 else f" · {100 * share:.1f} %" if share >= 1e-3 else " · <0.1 %"
 
 
 def _connect(columns: list[list[_Node]]) -> None:
@@ -253,11 +273,11 @@ def _connect(columns: list[list[_Node]]) -> None:
             for earlier in range(number):
                 for source in [n for n in columns[earlier] if n.lines and n.channels & node.reads]:
                     for between in range(earlier + 1, number):
-                        source = _lane(columns[between], source, columns[between + 1 :])
+                        source = _lane(columns[between], source)
                     node.sources.append(source)
 
 
-def _lane(column: list[_Node], source: _Node, _: Sequence[list[_Node]]) -> _Node:
+def _lane(column: list[_Node], source: _Node) -> _Node:
     """The lane of a source through a column, shared by all edges that come from it."""
     for node in column:
         if not node.lines and node.sources == [source]:
@@ -294,11 +314,12 @@ def _place(columns: list[list[_Node]]) -> tuple[float, float]:
     height, x = max(heights) + 0.3, 0.08
     for column, own in zip(columns, heights):
         wide = max(n.wide for n in column)
-        y = (height - 0.3 + own) / 2
+        apart = min((max(heights) - own) / len(column), 0.2)  # small nodes spread out where there is room
+        y = (height - 0.3 + own + apart * len(column)) / 2
         for node in column:
             node.wide = wide if not node.lines else node.wide
-            node.x, node.y = x + (wide - node.wide) / 2, y - node.room / 2
-            y -= node.room
+            node.x, node.y = x + (wide - node.wide) / 2, y - (node.room + apart) / 2
+            y -= node.room + apart
         x += wide + _GAP
     return x - _GAP + 0.08, height
 
@@ -333,21 +354,27 @@ def _draw_node(panel: Axes, node: _Node) -> None:
         panel.text(middle, top - i * step, line, ha="center", va="center", fontsize=7, color=MUTED, zorder=4)
     if node.share is not None:
         left, long, y = node.x + 0.1, node.wide - 0.2, corner[1] + 0.035
-        panel.add_patch(Rectangle((left, y), long, 0.035, fc=BACKGROUND, ec="none", alpha=0.8, zorder=3))
+        track = RULE if node.fill == BACKGROUND else BACKGROUND
+        panel.add_patch(Rectangle((left, y), long, 0.035, fc=track, ec="none", alpha=0.8, zorder=3))
         panel.add_patch(Rectangle((left, y), long * min(node.share, 1.0), 0.035, fc=ACCENT, ec="none", zorder=3.5))
 
 
-def _explain(figure: Figure, columns: Sequence[Sequence[_Node]]) -> None:
-    """Bars, colours and letters, in one line below."""
+def _explain(figure: Figure, columns: Sequence[Sequence[_Node]], *, several: bool) -> None:
+    """Bars, colours and letters, below; `several`: whether there is more than one output."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     nodes = [n for column in columns[1:-1] for n in column if n.lines]
     marks: list[Patch | Line2D] = []
     if any(n.share is not None for n in nodes):
-        marks.append(Line2D([], [], color=ACCENT, lw=3, label="share of the error bound"))
-    tints = [n.fill for n in nodes]
-    if len(set(tints)) < len(tints) or any("×" in n.lines[0] for n in nodes):
-        marks.append(Patch(fc=tints[0], ec=SOFT, lw=0.7, label="same colour: the same stored head"))
+        marks.append(
+            Line2D([], [], color=ACCENT, lw=3, label=f"share of the error bound{' of the worst output' * several}")
+        )
+    tints = [n.fill for n in nodes if n.fill in TINTS]
+    shared = next((tint for tint in tints if tints.count(tint) > 1), None)
+    if shared is not None:
+        marks.append(Patch(fc=shared, ec=SOFT, lw=0.7, label="same colour: the same stored head"))
     marks.append(Line2D([], [], color=SOFT, lw=0.8, label="what is read; u, v, w: sums of it"))
-    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8)
+    letters = sum(len(str(mark.get_label())) + 8 for mark in marks)
+    rows = -(-letters // max(1, int(13 * figure.get_figwidth())))
+    figure.legend(handles=marks, loc="outside lower center", ncols=-(-len(marks) // rows), fontsize=8)
