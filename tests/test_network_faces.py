@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,14 @@ from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
 import partita as pa
 from partita.cli import app
 from partita.errors import UnsupportedError
-from partita.plots import plot_network
+from partita.plots import (
+    animate_temperature,
+    layers_figure,
+    plot_head,
+    plot_network,
+    plot_temperatures,
+    write_layers,
+)
 from partita.plots.colours import ACCENT
 from partita.proofs.network_budget import use_shares
 
@@ -288,3 +297,67 @@ def test_the_command_line_draws_networks_and_refuses_what_it_cannot(tmp_path: Pa
         assert said in str(found.exception or "") and (tmp_path / out).exists() == (not said)
     found = run.invoke(app, ["layers", net, "--out", str(tmp_path / "layers")])
     assert found.exit_code == 1 and "as_attention()" in str(found.exception)
+
+
+# wherever a head goes
+
+
+def test_every_command_takes_a_network(tmp_path: Path) -> None:
+    net, run = str(made("bell").save(tmp_path / "net")), CliRunner()
+    (tmp_path / "points.csv").write_text("0.1,0.2,0.3,0.4\n-1,1,-1,1\n")
+    for command, said in [
+        (["verify", net], "tolerance"),
+        (["attack", net], "not refuted"),
+        (["bounds", net], "output 0 lies in"),
+        (["plot", net, "--kind", "surface", "--out", str(tmp_path / "s.png")], "wrote"),
+        (["plot", net, "--kind", "budget", "--out", str(tmp_path / "b.svg")], "wrote"),
+    ]:
+        found = run.invoke(app, command)
+        assert found.exit_code == 0 and said in found.output, (command, found.output, found.exception)
+    values = [float(line) for line in run.invoke(app, ["eval", net, str(tmp_path / "points.csv")]).output.split()]
+    assert np.abs(np.array(values) - [np.exp(-0.3), np.exp(-4.0)]).max() <= made("bell").error_bound
+
+
+def test_a_network_is_exported_and_runs_elsewhere(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    c, points = made("bell"), np.random.default_rng(0).uniform(-1, 1, (64, 4))
+    session = onnxruntime.InferenceSession(str(c.export_onnx(tmp_path / "net.onnx", outside="clamp")))
+    (out,) = session.run(None, {session.get_inputs()[0].name: points})
+    assert np.abs(out.ravel() - c(points)).max() < 1e-12
+
+
+def test_the_studio_serves_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    from partita.studio import work
+
+    asked = {"text": "sin(3*x0) + exp(x1)", "domain": "[-1,1]^2", "tolerance": 1e-3, "method": "heads"}
+    given = {"seconds": 60.0, "place": str(tmp_path / "kept"), "head_id": "n"}
+    answer = work.compile_head(asked, given, lambda *_: None)
+    json.dumps(answer, allow_nan=False)
+    assert answer["head"] is None and answer["method"] == "heads" and answer["keys_per_axis"] is None
+    assert "method='heads' was asked for" in answer["report"]["because"]
+    kept = {"folder": given["place"]}
+    sampled = work.sample({**asked, "grid": [5, 4]}, kept, lambda *_: None)["values"]
+    f = work.sample({**asked, "grid": [5, 4]}, {}, lambda *_: None)["values"]
+    assert len(sampled) == 20 and np.abs(np.array(sampled) - f).max() <= answer["bound"]
+    for what, name in (("head", "net.zip"), ("onnx", "net.onnx"), ("png", "net.png")):
+        if what == "onnx" and find_spec("onnx") is None:
+            continue
+        place = {"what": what, "place": str(tmp_path / name), "download": "", "name": name, **kept}
+        assert work.export({}, place, lambda *_: None)["bytes"] > 100
+
+
+def test_what_needs_one_head_refuses_a_network_and_says_why(tmp_path: Path) -> None:
+    c = made("bell")
+    for use in (
+        lambda: c.with_sharpness(2.0),
+        lambda: plot_head(c, panels="cells"),
+        lambda: plot_head(c, panels="weights"),
+        lambda: plot_temperatures(c, [1, 2]),
+        lambda: animate_temperature(c, tmp_path / "a.gif"),
+    ):
+        with pytest.raises(UnsupportedError, match=r"found a network of heads.*expected a single head.*max_heads=1"):
+            use()
+    for use in (c.layers, lambda: layers_figure(c), lambda: write_layers(c, tmp_path / "w")):
+        with pytest.raises(UnsupportedError, match=r"found a network of heads.*as_attention"):
+            use()
