@@ -80,7 +80,9 @@ def budget_text(network: AttentionNetwork, certificate: Certificate) -> str:
         for group in groups:
             layers[group.head] += [number] * (group.reads.rows // parts[group.head].graph.num_inputs)
     listed = sorted(((t.value, i) for i, t in enumerate(own) if t is not None), key=lambda pair: (-pair[0], pair[1]))
-    lines = ["Where the error comes from, at the output and in the part of the domain with the largest bound:"]
+    lines = [
+        "Where the error comes from, at the output and in the part of the domain with the largest bound (x0 is what a head reads):"
+    ]
     for value, i in listed[:_MOST_HEADS]:
         part, error = parts[i], parts[i].certificate.error_bound
         keys = network.parts[i].num_keys
