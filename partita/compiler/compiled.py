@@ -392,7 +392,10 @@ class Compiled:
         ['method', 'claim', 'keys', 'stored', 'numbers', 'max', '|V|', 'rounding', 'error']
         """
         if not self.candidates:
-            return "This head was loaded from a file, and files do not store the other methods. Compile it again to compare them."
+            return (
+                "There are no other methods to show: files do not store them, and converted networks have none. "
+                "Compile it again to compare them."
+            )
         left_out = self.certificate.excluded
         return report(self.candidates, built=True) + (f"\n{left_out}" if left_out else "")
 
