@@ -64,7 +64,8 @@ def function(dim: int, tokens: int) -> str:
 def figures(dim: int, tokens: int, epsilon: float) -> dict[str, float]:
     """All numbers of a row. δ = ε/3, the width at which f moves by ε/3, for both constructions."""
     cells = round(3 / epsilon)
-    plan = pa.plan(function(dim, tokens), pa.Box.sequence(0, 1, tokens=tokens, dim=dim), tolerance=epsilon)
+    box = pa.Box.sequence(0, 1, tokens=tokens, dim=dim)
+    plan = pa.plan(function(dim, tokens), box, tolerance=epsilon, max_heads=1, max_layers=1)
     rows = {c.method: c for c in plan.candidates}
     equivariant, general = (deep_count(dim, tokens, cells, equivariant=e) for e in (True, False))
     found: dict[str, float] = {

@@ -559,15 +559,15 @@ def test_changed_tensors_are_caught(compiled, made):
 def test_the_wiring_must_make_the_function(compiled, made):
     heads, parts = [head for head, _ in made], [part for _, part in made]
     graphs = [part.graph for part in parts]
-    graph = compiled.target.graph
-    assert same_as_wiring(graph, PRODUCT, graphs)
-    assert same_as_wiring(parse("sin(x0)*exp(-x1**2 - x0**2)*2 + 1/2", ["x0", "x1"]), PRODUCT, graphs)
+    graph, box = compiled.target.graph, compiled.target.box
+    assert same_as_wiring(graph, PRODUCT, graphs, box)
+    assert same_as_wiring(parse("sin(x0)*exp(-x1**2 - x0**2)*2 + 1/2", ["x0", "x1"]), PRODUCT, graphs, box)
     for other in ("2*exp(-(x0**2 + x1**2))*sin(x1) + 0.5", "2*exp(-(x0**2 + x1**2))*sin(x0) + 0.5000001", "x0 + x1"):
-        assert not same_as_wiring(parse(other, ["x0", "x1"]), PRODUCT, graphs)
+        assert not same_as_wiring(parse(other, ["x0", "x1"]), PRODUCT, graphs, box)
         with pytest.raises(UnsupportedError, match="affine forms differ"):
             certified(network(heads), parts, other)
     third = replace(PRODUCT, output=dense([[2 / 3]], [0.5], 6, {(0, 0): Fraction(2, 3)}))
-    assert same_as_wiring(parse("2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5", ["x0", "x1"]), third, graphs)
+    assert same_as_wiring(parse("2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5", ["x0", "x1"]), third, graphs, box)
     c = certified(network(heads, third), parts, "2/3*(exp(-(x0**2 + x1**2))*sin(x0)) + 0.5")
     assert "coefficients" in [t.name for t in c.certificate.terms] and failing(c) == []
 

@@ -42,7 +42,7 @@ HEADS: dict[str, tuple[Any, Callable[[], Any], float, dict[str, Any]]] = {
     "affine": ("sin(3*x)", line, 1e-2, {"method": "affine"}),
     "affine 2-D": ("sin(x)*y", square, 5e-2, {"method": "affine"}),
     "adaptive": ("tanh(40*x)", line, 1e-2, {"method": "adaptive"}),
-    "pieces": ("abs(x)", line, 1e-2, {}),
+    "pieces": ("abs(x)", line, 1e-2, {"method": "pieces"}),
     "pieces 2-D": ("max(x, y, 0.3) - 2*y", square, 1e-2, {}),
     "concave pieces float32": ("min(x, 0.5 - x)", line, 1e-2, {"dtype": torch.float32}),
     "jump L2": ("step(x)", line, 0.3, {"norm": 2}),

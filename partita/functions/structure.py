@@ -133,7 +133,7 @@ def layered(graph: Graph, box: Box | None = None, *, logarithms: bool = False) -
     ['1/(x0^2 + 1)', 'sin(x0)*x0', 'x0*x1']
     >>> found = layered(parse("x0*x1/x2", ["x0", "x1", "x2"]), Box([1] * 3, [2] * 3), logarithms=True)
     >>> [(unit.graph.infix(), *map(str, unit.reads)) for unit in found.units]
-    [('log(x0)', '#0'), ('log(x0)', '#1'), ('log(x0)', '#2'), ('exp(x0)', '#3 + #4 - #5')]
+    [('log(x0)', '#2'), ('log(x0)', '#0'), ('log(x0)', '#1'), ('exp(x0)', '- #3 + #4 + #5')]
     """
     interner, positive = _interner(graph, box if logarithms else None)
     inputs = [interner.input(i) for i in range(graph.num_inputs)]

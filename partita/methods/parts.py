@@ -226,10 +226,12 @@ class _Search:
                 made.append(self._part(graph, box, _rounded_down(budget), patient=alone))
             except (SizeError, ToleranceError) as error:
                 raise _NoHeadError(k, error, _sizes(reach, k)) from None
-        made = self._leaner(graphs, boxes, weights, made)
-        parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, made))
-        carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in made], ranges)
-        return Network(wiring, parts, tuple(made), carried, self.cuts)
+        for heads in (self._leaner(graphs, boxes, weights, made), made):
+            carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in heads], ranges)
+            if _fits(carried, boxes):  # errors of leaner heads may lead out of a box
+                break
+        parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, heads))
+        return Network(wiring, parts, tuple(heads), carried, self.cuts)
 
     def _ranges(self, head_of: Sequence[int]) -> Ranges:
         """Known ranges of what the groups of a wiring read."""
@@ -396,6 +398,14 @@ def _boxes(carried: Carried, heads: int) -> list[Box]:
         pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
         boxes.append(Box(_graded(lo - pad, hi + pad, -1), _graded(hi + pad, lo - pad, 1)))
     return boxes
+
+
+def _fits(carried: Carried, boxes: Sequence[Box]) -> bool:
+    """Whether every head reads points of its box only."""
+    return all(
+        (read.reach_lo >= boxes[group.head].lo.ravel()).all() and (read.reach_hi <= boxes[group.head].hi.ravel()).all()
+        for _, group, read in carried.groups()
+    )
 
 
 def _graded(end: Array, other: Array, side: int) -> Array:

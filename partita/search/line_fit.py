@@ -122,8 +122,9 @@ class _Sampled:
 
     def fit(self, centers: Array, kappa: float, *, rounds: int) -> LineFit:
         """Least squares with weights that grow where the error is large, which comes close to the least maximum."""
-        rate, count, away = kappa / (centers[1] - centers[0]) ** 2, len(centers), self.x - self.origin
-        scores = -rate / 2 * (self.x[:, None] - centers) ** 2
+        step, count, away = float(centers[1] - centers[0]), len(centers), self.x - self.origin
+        rate = kappa / step / step  # the square of a step can overflow
+        scores = -kappa / 2 * ((self.x[:, None] - centers) / step) ** 2
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         values, slopes = np.zeros(count), np.zeros(count)
