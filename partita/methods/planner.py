@@ -89,8 +89,9 @@ def best_plan(
     first = best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
     if best.kind == "estimated" and request.accept == "strongest" and request.knowledge is not None:
-        hard = next((c.note for c in rows if c.method == "hard"), "not planned")
-        note = f"only an estimate, although something is known about f; the hard head: {hard}"
+        names = {"hard": "the hard head", "heads": "several heads", "layers": "several layers"}
+        said = "; ".join(f"{names[c.method]}: {c.note}" for c in rows if c.method in names) or "no proof was planned"
+        note = f"only an estimate, although something is known about f; {said}"
         best = replace(best, why=(*best.why, note))
     return replace(best, why=_why(best), candidates=table, fallback=fallback)
 
