@@ -82,7 +82,10 @@ class SampledSums(Method):
                 part = _asked(request, found, k, output, share * request.tolerance / len(found.variables))
                 construction = _fitted(part, progress)
                 if isinstance(construction, PartitaError):
-                    return Refusal(f"the term in {_named(found.variables[k])} has no head: {construction.reason}")
+                    return Refusal(
+                        f"the term in {_named(found.variables[k])} may take {part.tolerance:.2g} of the tolerance, and no head is "
+                        f"that close: {construction.reason}"
+                    )
                 head = construction.head
                 assert isinstance(head, FoldedHead)
                 error += construction.certificate.error
