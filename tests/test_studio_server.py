@@ -80,7 +80,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("method", [m for m in method_names() if m != "auto"])
+NETWORKS = {"heads": "sin(x) + exp(y)", "layers": "exp(sin(3*x)*y)"}
+
+
+@pytest.mark.parametrize("method", [m for m in method_names() if m != "auto" and m not in NETWORKS])
 def test_the_wire_says_what_the_head_computes(method):
     text, domain, tolerance = CASES[method]
     c = pa.compile(text, domain, tolerance=tolerance, method=method)
@@ -92,6 +95,12 @@ def test_the_wire_says_what_the_head_computes(method):
     assert np.abs(on_the_wire(wire, points) - expected).max() <= 1e-12 * size
     broken = {**wire, "rates": [2 * r for r in wire["rates"]]}  # negative control
     assert method in ("hard", "paper", "pieces") or np.abs(on_the_wire(broken, points) - expected).max() > 1e-9 * size
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+def test_a_network_has_no_keys_to_send(method):
+    c = pa.compile(NETWORKS[method], DOMAIN, tolerance=0.1, method=method)
+    assert c.partition is None and head_values(c.head) is None
 
 
 def test_the_wire_of_vectors_and_of_float32():

@@ -9,6 +9,10 @@ operation with the forms of its arguments. Equal forms are equal functions where
   2x·3y is 6(x·y). Two equal square roots are what is under the root;
 - a maximum, or a minimum, is a set of arguments, whatever its order and brackets.
 
+Where forms are known to be positive, their powers have any rational exponents, which add up and may cancel: roots are powers,
+the logarithm of a product is a sum, exp(q log a) is a^q, and exp(u)·exp(v) is exp(u + v). What the terms of a sum have in
+common goes in front of it, so that a + b and a·(1 + b/a) are the same.
+
 So forms that differ may still be the same function, and nothing is concluded from that.
 """
 
@@ -32,8 +36,12 @@ MOST_TERMS = 500_000  # of all forms that are held at a time
 SUMS = ("add", "sum", "sub")
 PARTIAL = ("log", "sqrt", "tan", "atanh", "acosh")  # not defined, or not finite, everywhere
 
+MOST_EXPANDED = 64  # terms of a sum whose products are multiplied out
+MOST_POWER = 64  # of a number that is multiplied out
+
 Form = dict[int, fmpq]  # atom → coefficient other than 0
-Factors = dict[int, tuple[int, int]]  # form → how often it stands above and below the line
+# form → how often it stands above and below the line; for one that is known to be positive, its exponent and 0
+Factors = dict[int, tuple[fmpq, fmpq]]
 
 
 class Unfit(Exception):
@@ -45,15 +53,20 @@ class Atoms:
 
     Attributes:
         conditions: (operation, form of its argument) for operations that need not be defined everywhere.
+        learns: whether the argument of a logarithm is taken as positive, because it is shown elsewhere to be defined.
     """
 
     def __init__(self) -> None:
+        self.learns = False
         self._atoms: dict[Any, int] = {}
         self._forms: dict[Any, int] = {}
         self._held: list[Form] = []
         self._factors: dict[int, Factors] = {}  # of atoms that are products
         self._roots: dict[int, Form] = {}  # arguments of forms that are square roots
         self._sets: dict[tuple[str, int], set[int]] = {}  # arguments of forms that are maxima or minima
+        self._exps: dict[int, Form] = {}  # arguments of forms that are exp of something
+        self._logs: dict[int, int] = {}  # atoms that are logarithms: the forms of their arguments
+        self._positive: set[int] = set()  # forms that are known to be positive
         self.conditions: set[tuple[str, int]] = set()
         self._terms = 0
 
@@ -72,6 +85,33 @@ class Atoms:
             self._held.append(dict(form))
         return self._forms[key]
 
+    def assume_positive(self, form: Form) -> None:
+        """Take it as known that a form is positive, and so its one factor whose sign is not known yet."""
+        if constant(form):
+            return
+        coefficient, factors = self.factors(form)
+        unknown = [k for k in factors if not self.is_positive(k)]
+        if len(unknown) == 1 and factors[unknown[0]] == (1, 0):
+            signed = scaled(self._held[unknown[0]], fmpq(1 if coefficient > 0 else -1))
+            self._positive.add(self.number(signed))
+
+    def is_positive(self, k: int) -> bool:
+        """Whether a form is known to be positive: by assumption, or as a sum of positive terms."""
+        if k in self._positive or k in self._exps:
+            return True
+        if all(c > 0 and all(map(self._is_assumed, self._monomial(atom))) for atom, c in self._held[k].items()):
+            self._positive.add(k)
+        return k in self._positive
+
+    def _is_assumed(self, k: int) -> bool:
+        return k in self._positive or k in self._exps
+
+    def _monomial(self, atom: int) -> Factors:
+        """An atom as a product of powers."""
+        if atom == ONE:
+            return {}
+        return self._factors.get(atom) or {self.number({atom: fmpq(1)}): (fmpq(1), fmpq(0))}
+
     def factors(self, form: Form) -> tuple[fmpq, Factors]:
         """A form that is not constant as a coefficient and factors."""
         lead = form[min(k for k in form if k != ONE)]
@@ -79,47 +119,151 @@ class Atoms:
             (atom,) = form
             if atom in self._factors:
                 return lead, self._factors[atom]
-        return lead, {self.number(scaled(form, 1 / lead)): (1, 0)}
+        elif common := self._common(form):
+            rest = combined([(c, self._quotient(atom, common)) for atom, c in form.items()])
+            if not constant(rest):
+                coefficient, factors = self.factors(rest)
+                return coefficient, _merged(factors, common)
+        size = abs(lead)
+        for sign in (1, -1):
+            if self._is_assumed(k := self.number(scaled(form, sign / size))):
+                return sign * size, {k: (fmpq(1), fmpq(0))}
+        return lead, {self.number(scaled(form, 1 / lead)): (fmpq(1), fmpq(0))}
+
+    def _common(self, form: Form) -> Factors:
+        """The powers of positive forms that all terms of a sum have in common, those below the line of any among them."""
+        terms = [self._monomial(atom) for atom in form]
+        bases = {k for term in terms for k in term if self._is_assumed(k) and k not in self._exps}
+        least = {k: min(term[k][0] if k in term else fmpq(0) for term in terms) for k in bases}
+        return {k: (exponent, fmpq(0)) for k, exponent in least.items() if exponent != 0}
+
+    def _quotient(self, atom: int, common: Factors) -> Form:
+        """A term divided by what is common, sums in it multiplied out."""
+        left = _merged(self._monomial(atom), {k: (-exponent, fmpq(0)) for k, (exponent, _) in common.items()})
+        sums = {k: pair for k, pair in left.items() if self._is_expanded(k, pair)}
+        found = self.product(fmpq(1), {k: pair for k, pair in left.items() if k not in sums})
+        for k, (exponent, _) in sums.items():
+            for _ in range(int(exponent.p)):
+                terms = [
+                    (c * d, self.times({i: fmpq(1)}, {j: fmpq(1)}))
+                    for i, c in found.items()
+                    for j, d in self._held[k].items()
+                ]
+                if len(terms) > MOST_EXPANDED:
+                    raise Unfit
+                found = combined(terms)
+        return found
+
+    def _is_expanded(self, k: int, pair: tuple[fmpq, fmpq]) -> bool:
+        return len(self._held[k]) > 1 and self._is_assumed(k) and pair[0] > 0 and pair[0].q == 1
 
     def product(self, coefficient: fmpq, factors: Factors) -> Form:
         """The form of a product of factors."""
         for k, powers in factors.items():
             if k in self._roots and max(powers) > 1:  # pairs of roots
-                above, below = (divmod(n, 2) for n in powers)
-                single = {**factors, k: (above[1], below[1])}
+                above, below = (divmod(int(n), 2) for n in powers)
+                single = {**factors, k: (fmpq(above[1]), fmpq(below[1]))}
                 rest = self.product(coefficient, {j: pair for j, pair in single.items() if any(pair)})
                 for exponent in (above[0], -below[0]):
                     rest = self.times(rest, self.power(self._roots[k], exponent))
                 return rest
+        coefficient, factors = self._simplified(coefficient, factors)
         if not factors:
             return {ONE: coefficient}
         if list(factors.values()) == [(1, 0)]:
             return scaled(self._held[next(iter(factors))], coefficient)
-        found = self.atom("product", tuple(sorted((k, *powers) for k, powers in factors.items())))
+        found = self.atom("product", tuple(sorted((k, str(a), str(b)) for k, (a, b) in factors.items())))
         self._factors[next(iter(found))] = factors
         return scaled(found, coefficient)
 
-    def power(self, form: Form, exponent: int) -> Form:
-        """`form^n`; negative exponents put its factors below the line."""
-        if constant(form):
-            return shortened({ONE: raised(form.get(ONE, fmpq(0)), exponent)})
-        if exponent == 0:
+    def _simplified(self, coefficient: fmpq, factors: Factors) -> tuple[fmpq, Factors]:
+        """Exponents of positive forms in one number, whole powers of numbers multiplied out, one exp for all."""
+        found, exponents = Factors(), list[tuple[fmpq, Form]]()
+        for k, (above, below) in factors.items():
+            net = above - below
+            if k in self._exps:
+                exponents.append((net, self._exps[k]))
+            elif constant(self._held[k]):
+                whole = net.floor()
+                if abs(whole) > MOST_POWER:
+                    raise Unfit
+                coefficient *= raised(self._held[k][ONE], int(whole))
+                found |= {k: (net - whole, fmpq(0))} if net != whole else {}
+            elif self._is_assumed(k):
+                found |= {k: (net, fmpq(0))} if net != 0 else {}
+            else:
+                found[k] = above, below
+        total = combined([(fmpq(1), {}), *exponents])
+        if total:
+            atom = self.atom("exp", (self.number(total),), ())
+            self._exps[self.number(atom)] = total
+            found[self.number(atom)] = fmpq(1), fmpq(0)
+        return coefficient, found
+
+    def power(self, form: Form, exponent: int | fmpq) -> Form:
+        """`form^q`; negative exponents put its factors below the line. Rational ones are for positive forms only."""
+        q = fmpq(exponent)
+        if constant(form) and q.q == 1:
+            return shortened({ONE: raised(form.get(ONE, fmpq(0)), int(q.p))})
+        if q == 0:
             return {ONE: fmpq(1)}
-        (coefficient, factors), n = self.factors(form), abs(exponent)
-        found = {k: (a * n, b * n) if exponent > 0 else (b * n, a * n) for k, (a, b) in factors.items()}
+        coefficient, factors = (form.get(ONE, fmpq(0)), Factors()) if constant(form) else self.factors(form)
+        if q.q != 1:
+            factors, coefficient = _merged(factors, self._number_factor(coefficient)), fmpq(1)
+        found = Factors()
+        for k, (a, b) in factors.items():
+            if self._is_assumed(k) or constant(self._held[k]):
+                found[k] = (a - b) * q, fmpq(0)
+            else:
+                found[k] = (a * q, b * q) if q > 0 else (-b * q, -a * q)
         self.conditions |= {("recip", k) for k, (_, below) in found.items() if below}
-        return self.product(raised(coefficient, exponent), found)
+        return self.product(raised(coefficient, int(q.p)) if q.q == 1 else coefficient, found)
+
+    def _number_factor(self, x: fmpq) -> Factors:
+        return {} if x == 1 else {self.number({ONE: x}): (fmpq(1), fmpq(0))}
 
     def times(self, a: Form, b: Form) -> Form:
         for one, other in ((a, b), (b, a)):
             if constant(one):
                 return scaled(other, one.get(ONE, fmpq(0)))
         (c, first), (d, second) = self.factors(a), self.factors(b)
-        merged = dict(first)
-        for k, (above, below) in second.items():
-            x, y = merged.get(k, (0, 0))
-            merged[k] = (x + above, y + below)
-        return self.product(c * d, merged)
+        return self.product(c * d, _merged(first, second))
+
+    def _all_positive(self, form: Form) -> bool:
+        if constant(form):
+            return form.get(ONE, fmpq(0)) > 0
+        coefficient, factors = self.factors(form)
+        return coefficient > 0 and all(map(self.is_positive, factors))
+
+    def logarithm(self, form: Form) -> Form:
+        """The logarithm of a form that is known to be positive: a sum over its factors."""
+        coefficient, factors = (form[ONE], Factors()) if constant(form) else self.factors(form)
+        if coefficient < 1:
+            parts = [(fmpq(-1), self._log_atom({ONE: 1 / coefficient}))]
+        else:
+            parts = [] if coefficient == 1 else [(fmpq(1), self._log_atom({ONE: coefficient}))]
+        for k, (exponent, _) in factors.items():
+            parts.append((exponent, self._exps[k] if k in self._exps else self._log_atom(self._held[k])))
+        return combined([(fmpq(1), {}), *parts])
+
+    def _log_atom(self, form: Form) -> Form:
+        found = self.atom("log", (self.number(form),), ())
+        self._logs[next(iter(found))] = self.number(form)
+        return found
+
+    def exponential(self, form: Form) -> Form:
+        """exp of a form: powers of what it has logarithms of, times exp of the rest."""
+        factors, rest = Factors(), dict(form)
+        for atom, c in form.items():
+            k = self._logs.get(atom)
+            if k is not None and (constant(self._held[k]) or self._is_assumed(k)):
+                del rest[atom]
+                factors[k] = c, fmpq(0)
+        if rest:
+            atom = self.atom("exp", (self.number(rest),), ())
+            self._exps[self.number(atom)] = rest
+            factors[self.number(atom)] = fmpq(1), fmpq(0)
+        return self.product(fmpq(1), factors)
 
     def operation(self, name: str, args: Sequence[Form], params: tuple[Any, ...]) -> Form:
         """Any other operation: an atom."""
@@ -133,11 +277,26 @@ class Atoms:
             found = self.atom(name, tuple(sorted(flat)))
             self._sets[name, self.number(found)] = flat
             return found
+        if name == "exp":
+            return self.exponential(args[0])
+        if name == "log" and self.learns:
+            self.assume_positive(args[0])
+        if name in ("log", "sqrt") and self._all_positive(args[0]):
+            return self.logarithm(args[0]) if name == "log" else self.power(args[0], fmpq(1, 2))
         self.conditions |= {(name, numbers[0])} if name in PARTIAL else set()
         found = self.atom(name, tuple(numbers), params)
         if name == "sqrt":
             self._roots[self.number(found)] = args[0]
         return found
+
+
+def _merged(first: Factors, second: Factors) -> Factors:
+    """The factors of a product of two."""
+    found = dict(first)
+    for k, (above, below) in second.items():
+        x, y = found.get(k, (fmpq(0), fmpq(0)))
+        found[k] = (x + above, y + below)
+    return {k: pair for k, pair in found.items() if any(pair)}
 
 
 def constant(form: Form) -> bool:
@@ -245,16 +404,20 @@ def wired_forms(wiring: Wiring, graphs: Sequence[Graph], atoms: Atoms) -> list[F
     return [read(row) for row in wiring.output]
 
 
-def same_function(graph: Graph, wiring: Wiring, graphs: Sequence[Graph]) -> str:
-    """Why the wiring is not shown to compute the graph; an empty string if it does.
+def same_function(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], positive: Sequence[int] = ()) -> str:
+    """Why the wiring is not shown to compute the graph; an empty string if it does. `positive` are inputs that are.
 
     An operation of the graph that may be undefined must occur in the wiring too, where the heads' proofs show that it is
     defined; or ("undefined") its caller has to show that the graph has finite values.
     """
     atoms = Atoms()
     try:
+        for i in positive:
+            atoms.assume_positive(atoms.atom("input", i))
+        atoms.learns = True
+        wired_forms(wiring, graphs, atoms)  # now all logarithms are known
         theirs = wired_forms(wiring, graphs, atoms)
-        known = set(atoms.conditions)
+        known, atoms.learns = set(atoms.conditions), False
         ours = forms_of(graph, [atoms.atom("input", i) for i in range(graph.inputs)], atoms)
     except Unfit:
         return "its canonical form outgrows the limits, or divides by 0"

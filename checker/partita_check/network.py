@@ -127,7 +127,8 @@ def _function(stored: StoredNetwork) -> str:
     """Why the wiring is not seen to be the function of the claim."""
     if stored.graph is None:  # it is, by definition
         return ""
-    found = same_function(stored.graph, stored.wiring, [part.function for part in stored.parts])
+    positive = [i for i, low in enumerate(stored.lo) if low > 0]
+    found = same_function(stored.graph, stored.wiring, [part.function for part in stored.parts], positive)
     if found == "undefined":
         nodes, values = stored.graph.nodes, values_over(stored.graph, [*zip(map(arb, stored.lo), map(arb, stored.hi))])
         starts = [(values[args[0]][0], int(name == "acosh")) for name, args, _ in nodes if name in ("sqrt", "acosh")]

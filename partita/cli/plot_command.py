@@ -1,4 +1,4 @@
-"""The command `partita plot`: a head as a picture, a surface or an animation, and the budget of its error."""
+"""The command `partita plot`: a head as a picture, a surface or an animation, the budget of its error, the graph of a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import typer
 import partita as pa
 from partita.cli.common import AsJson, Folder, Overwrite, emit, require_new
 from partita.errors import UnsupportedError
-from partita.plots import animate_temperature, plot_error_budget, plot_head, plot_surface, plot_temperatures
+from partita.plots import (
+    animate_temperature,
+    plot_error_budget,
+    plot_head,
+    plot_network,
+    plot_surface,
+    plot_temperatures,
+)
 
 __all__ = ["plot_command"]
 
-_KINDS = ("head", "surface", "budget")
+_KINDS = ("head", "surface", "budget", "network")
 
 
 def plot_command(
@@ -26,7 +33,8 @@ def plot_command(
         str,
         typer.Option(
             "--kind",
-            help="head: panels side by side; surface: in space, its cells on the floor; budget: the terms of its error bound.",
+            help="head: panels side by side; surface: in space, its cells on the floor; budget: the terms of its error bound; "
+            "network: how the heads of a network are wired.",
         ),
     ] = "head",
     output: Annotated[int, typer.Option("--output", help="Which scalar output to draw.")] = 0,
@@ -69,10 +77,11 @@ def plot_command(
         )
     compiled, kappas, names = pa.load(folder), _numbers("--sharpness", sharpness), panels and panels.split(",")
     place, turned = _numbers("--at", at), _numbers("--camera", camera)
-    if kind == "budget":
+    if kind in ("budget", "network"):
         if names is not None or at is not None:
-            raise UnsupportedError("--kind budget draws the certificate, not a place", "Leave out --panels and --at.")
-        plot_error_budget(compiled, out, titles=titles)
+            what = "the certificate" if kind == "budget" else "the heads of a network"
+            raise UnsupportedError(f"--kind {kind} draws {what}, not a place", "Leave out --panels and --at.")
+        (plot_error_budget if kind == "budget" else plot_network)(compiled, out, titles=titles)
     elif kind == "surface":
         if turned is None or len(turned) != 2:
             raise UnsupportedError(f"--camera is {camera!r}; expected two angles in degrees, as in '27,-58'.")

@@ -326,7 +326,7 @@ def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed:
             return _finished(*built[-1], outside, seed, missed)
         except (SizeError, ToleranceError) as error:
             errors.append(error)
-            missed.append(plan.as_candidate(error.reason))
+            missed.append(plan.as_candidate(error.reason, missed=True))
         except BudgetSpentError as error:
             if not built:
                 if plan.fallback is None or not plan.request.best_effort:
@@ -392,9 +392,9 @@ def _finished(
         error = certificate.error
     told = {plan.method, *(c.method for c in missed)}
     others = [c for c in plan.candidates if c.method not in told]
-    notes = [c.note for c in plan.candidates if c.method == plan.method]
+    planned = next((c for c in plan.candidates if c.method == plan.method), plan.as_candidate())
     rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
-    note = "the next best" if missed else notes[0] if notes else ""
+    note = "the next best" if missed else planned.note
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = certificate.witness if certificate.kind == "estimated" and request.target.graph is None else None
     if witness is None:  # the worst fresh sample of a black box will do
@@ -406,7 +406,17 @@ def _finished(
             raise _missed(plan, certificate)
         error = certificate.error
     chosen = Candidate(
-        plan.method, certificate.kind, note, plan.keys, plan.parameters, largest, rounding, error, chosen=True
+        plan.method,
+        certificate.kind,
+        note,
+        plan.keys,
+        plan.parameters,
+        largest,
+        rounding,
+        error,
+        chosen=True,
+        form=plan.maker.form,
+        because=_because(planned, missed),
     )
     if request.target.calls.rows:
         certificate = replace(certificate, facts={**certificate.facts, "evaluations": float(request.target.calls.rows)})
@@ -415,6 +425,16 @@ def _finished(
     if request.target.excluding is not None:
         certificate = with_excluded(certificate, request.target.excluding)
     return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
+
+
+def _because(planned: Candidate, missed: Sequence[Candidate]) -> str:
+    """Why this head was returned: what the plan says, and what was built before it and missed the tolerance."""
+    if not planned.because:
+        return "A limit on time or evaluations was reached; of what was built, this head has the smallest error."
+    if not missed:
+        return planned.because
+    names = " and ".join(c.method for c in missed)
+    return f"{names} {'was' if len(missed) == 1 else 'were'} built and missed the tolerance. {planned.because}"
 
 
 def _missed(plan: Plan, certificate: Certificate) -> ToleranceError:

@@ -41,6 +41,7 @@ from partita.networks.from_mlp import ConvertedNetwork
 from partita.proofs import PROOFS
 from partita.proofs.certificate import Certificate, Witness, model_digest
 from partita.proofs.layers_claim import claim_layers
+from partita.proofs.network_budget import budget_text
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import errors_at, search_worst
 
@@ -364,6 +365,8 @@ class Compiled:
     def explain(self) -> str:
         """Why the head has these sizes, and what is claimed on which grounds, as text.
 
+        For a network of heads: also what each head is for, its own error, and what that adds to the bound.
+
         Raises:
             UnsupportedError: the head was changed after it was certified.
 
@@ -373,11 +376,15 @@ class Compiled:
         7 keys
         """
         asked = f"f was evaluated {self.evaluations:,} times in all" if self.evaluations else ""
-        lines = [*self.why, asked, self.require_unchanged().certificate.explain()]
+        certificate = self.require_unchanged().certificate
+        budget = budget_text(self.head, certificate) if isinstance(self.head, AttentionNetwork) else ""
+        lines = [*self.why, asked, budget, certificate.explain()]
         return "\n".join(line for line in lines if line)
 
     def report(self) -> str:
         """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.
+
+        Then one head, several heads and several layers side by side, and one sentence why this one was chosen.
 
         >>> import partita as pa
         >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
@@ -385,7 +392,10 @@ class Compiled:
         ['method', 'claim', 'keys', 'stored', 'numbers', 'max', '|V|', 'rounding', 'error']
         """
         if not self.candidates:
-            return "This head was loaded from a file, and files do not store the other methods. Compile it again to compare them."
+            return (
+                "There are no other methods to show: files do not store them, and converted networks have none. "
+                "Compile it again to compare them."
+            )
         left_out = self.certificate.excluded
         return report(self.candidates, built=True) + (f"\n{left_out}" if left_out else "")
 
@@ -643,7 +653,9 @@ class Compiled:
             "evaluations of f": f"{self.evaluations:,}" if self.evaluations else None,
         }
         columns, *rows = candidate_rows(self.candidates, built=True)
-        return card("Compiled head", facts, columns=columns, rows=rows)
+        because = next((row.because for row in self.candidates if row.chosen), "")
+        what = "Compiled network of heads" if isinstance(self.head, AttentionNetwork) else "Compiled head"
+        return card(what, facts, columns=columns, rows=rows, note=because)
 
 
 def load(folder: str | os.PathLike[str]) -> Compiled:

@@ -20,7 +20,7 @@ and functions of numbers such as sqrt(2) are atoms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -29,7 +29,7 @@ from partita.errors import UnsupportedError
 from partita.functions.graph import Graph
 from partita.functions.operations import Node, encode
 
-__all__ = ["Atom", "Form", "Interner", "forms_of"]
+__all__ = ["Atom", "Form", "Interner", "Pending", "forms_of"]
 
 _MOST_BITS = 4096  # of a numerator or denominator: two float64 numbers of opposite ends of the range take 2100
 _MOST_TERMS = 2_000_000  # of the arguments of all atoms together
@@ -158,7 +158,7 @@ class Interner:
 
     def input(self, index: int) -> Form:
         """The form of one input of the function."""
-        return Form.of(self._number("input", (), (index,)))
+        return Form.of(self.number("input", (), (index,)))
 
     def apply(self, operation: str, arguments: Sequence[Form], parameters: tuple[int | float, ...] = ()) -> Form:
         """The form of an operation of the graph, applied to forms.
@@ -175,14 +175,17 @@ class Interner:
         if operation in ("max", "min"):
             return self.extreme(operation, arguments)
         if operation == "pow":
-            return self._power(arguments[0], int(parameters[0]))
+            return self.power(arguments[0], int(parameters[0]))
         if operation in _LINEAR:
             return Form.total(_weighted(operation, arguments))
-        return Form.of(self._number(operation, tuple(arguments), parameters))
+        return Form.of(self.number(operation, tuple(arguments), parameters))
+
+    def assume_positive(self, form: Form) -> None:
+        """Take it as known that a form is positive; nothing is made of that here."""
 
     def product(self, factors: Sequence[Form]) -> Form:
         """The product of forms."""
-        pending = _Pending("product")
+        pending = Pending("product")
         for factor in factors:
             self.multiply(pending, factor)
         return self.finished(pending)
@@ -190,7 +193,7 @@ class Interner:
     def recip(self, form: Form) -> Form:
         """1 / form; an atom for the form 0, which has no reciprocal."""
         if not form.terms:
-            return Form(1 / form.constant) if form.constant else Form.of(self._number("recip", (form,), ()))
+            return Form(1 / form.constant) if form.constant else Form.of(self.number("recip", (form,), ()))
         lead = form.lead
         unit = form.scaled(1 / lead)
         inner = None if unit.single is None else self.atoms[unit.single]
@@ -199,18 +202,19 @@ class Interner:
         if inner is not None and inner.operation == "product":
             factors = self.spelled[unit.single or 0]
             return self.product([self.recip(factor).scaled(factor.lead) for factor in factors]).scaled(1 / lead)
-        number = self._number("recip", (unit,), ())
+        number = self.number("recip", (unit,), ())
         self.spelled.setdefault(number, (form,))
         return Form(_ZERO, {number: 1 / lead})
 
     def extreme(self, operation: str, forms: Sequence[Form]) -> Form:
         """The maximum or minimum of forms."""
-        pending = _Pending(operation)
+        pending = Pending(operation)
         for form in forms:
             self.compare(pending, form)
         return self.finished(pending)
 
-    def _power(self, form: Form, exponent: int) -> Form:
+    def power(self, form: Form, exponent: int) -> Form:
+        """A form to an integer power."""
         if exponent in (0, 1):
             return form if exponent else Form(_ONE)
         if not form.terms and (form.constant or exponent > 0):
@@ -218,9 +222,9 @@ class Interner:
         single = form.single
         if exponent == 2 and single is not None and self.atoms[single].operation == "sqrt":
             return self.atoms[single].arguments[0]
-        return Form.of(self._number("pow", (form,), (exponent,)))
+        return Form.of(self.number("pow", (form,), (exponent,)))
 
-    def multiply(self, pending: _Pending, form: Form) -> None:
+    def multiply(self, pending: Pending, form: Form) -> None:
         """One more factor."""
         if not form.terms:
             pending.factor *= form.constant
@@ -236,7 +240,7 @@ class Interner:
             pending.parts.append(unit)
             pending.spelled.append(form)
 
-    def compare(self, pending: _Pending, form: Form) -> None:
+    def compare(self, pending: Pending, form: Form) -> None:
         """One more argument of a maximum or minimum."""
         single = form.single
         if single is not None and self.atoms[single].operation == pending.operation:
@@ -244,18 +248,19 @@ class Interner:
         else:
             pending.parts.append(form)
 
-    def finished(self, pending: _Pending) -> Form:
+    def finished(self, pending: Pending) -> Form:
         """The form of a product, a maximum or a minimum whose parts are complete."""
         if pending.operation != "product":
-            return Form.of(self._number(pending.operation, tuple(sorted(pending.parts, key=_order)), ()))
+            return Form.of(self.number(pending.operation, tuple(sorted(pending.parts, key=_order)), ()))
         if len(pending.parts) < 2 or not pending.factor:
             return pending.parts[0].scaled(pending.factor) if pending.parts else Form(pending.factor)
         pairs = sorted(zip(pending.parts, pending.spelled), key=lambda pair: _order(pair[0]))
-        number = self._number("product", tuple(unit for unit, _ in pairs), ())
+        number = self.number("product", tuple(unit for unit, _ in pairs), ())
         self.spelled.setdefault(number, tuple(form for _, form in pairs))
         return Form(_ZERO, {number: pending.factor})
 
-    def _number(self, operation: str, arguments: tuple[Form, ...], parameters: tuple[int | float, ...]) -> int:
+    def number(self, operation: str, arguments: tuple[Form, ...], parameters: tuple[int | float, ...]) -> int:
+        """The number of an atom, new or known."""
         key = (operation, arguments, tuple(map(encode, parameters)))
         if key not in self._numbers:
             self._terms += sum(1 + len(form.terms) for form in arguments)
@@ -274,7 +279,7 @@ class Interner:
 
 
 @dataclass
-class _Pending:
+class Pending:
     """A product, maximum or minimum to which parts may still be added: a chain of n operations is then one atom, not n."""
 
     operation: str
@@ -306,7 +311,7 @@ def _weighted(operation: str, arguments: Sequence[Form]) -> list[tuple[Fraction,
     return [(rest if number else first, form) for number, form in enumerate(arguments)]
 
 
-def forms_of(graph: Graph, inputs: Sequence[Form], interner: Interner) -> list[Form]:
+def forms_of(graph: Graph, inputs: Sequence[Form], interner: Interner, positive: Collection[int] = ()) -> list[Form]:
     """The forms of the outputs of a graph whose inputs are the given forms.
 
     Time and memory are about linear in the size of the graph: a chain of sums or products is gathered in place.
@@ -315,6 +320,7 @@ def forms_of(graph: Graph, inputs: Sequence[Form], interner: Interner) -> list[F
         graph: the function.
         inputs: one form for each input: `interner.input(i)` for the function itself, other forms for a composition.
         interner: collects the atoms.
+        positive: nodes whose values are known to be positive, which `interner` is told.
 
     Raises:
         UnsupportedError: a coefficient needs more than 4096 bits, or the forms more than 2,000,000 terms.
@@ -326,15 +332,15 @@ def forms_of(graph: Graph, inputs: Sequence[Form], interner: Interner) -> list[F
     >>> a == b
     True
     """
-    return _Walk(graph, inputs, interner).outputs()
+    return _Walk(graph, inputs, interner, positive).outputs()
 
 
 class _Walk:
     """One walk over a graph. A value that nothing else reads is extended in place by the operation that reads it."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Form], interner: Interner) -> None:
-        self.graph, self.inputs, self.interner = graph, inputs, interner
-        self.values: dict[int, Form | _Pending] = {}
+    def __init__(self, graph: Graph, inputs: Sequence[Form], interner: Interner, positive: Collection[int]) -> None:
+        self.graph, self.inputs, self.interner, self.positive = graph, inputs, interner, positive
+        self.values: dict[int, Form | Pending] = {}
         self.left = [0] * len(graph.nodes)  # reads to come
         for k in (*(k for node in graph.nodes for k in node.arguments), *graph.outputs):
             self.left[k] += 1
@@ -354,11 +360,13 @@ class _Walk:
     def _form(self, k: int) -> Form:
         """The value of a node as a form; a pending product is finished, once."""
         value = self.values[k]
-        if isinstance(value, _Pending):
+        if isinstance(value, Pending):
             value = self.values[k] = self.interner.finished(value)
+        if k in self.positive:
+            self.interner.assume_positive(value)
         return value
 
-    def _value(self, position: int, node: Node) -> Form | _Pending:
+    def _value(self, position: int, node: Node) -> Form | Pending:
         operation = node.operation
         if operation == "input":
             return self.inputs[int(node.parameters[0])]
@@ -400,13 +408,13 @@ class _Walk:
                 return value.scaled(_checked(scale))
         return None
 
-    def _chain(self, operation: str, arguments: tuple[int, ...]) -> _Pending:
+    def _chain(self, operation: str, arguments: tuple[int, ...]) -> Pending:
         """A product, quotient, maximum or minimum, gathered in one that nothing else reads."""
         forms = list(enumerate(arguments))
-        pending = _Pending(_CHAINS[operation])
+        pending = Pending(_CHAINS[operation])
         for n, k in forms[:1] if operation == "div" else forms:
             value = self.values[k]
-            if isinstance(value, _Pending) and value.operation == pending.operation and self.once[k]:
+            if isinstance(value, Pending) and value.operation == pending.operation and self.once[k]:
                 pending = value
                 del forms[n]
                 break

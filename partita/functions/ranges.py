@@ -8,7 +8,7 @@ for the minimum and its upper end for the maximum. Then boxes are halved. All of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,18 +20,21 @@ from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.operations import Node
 from partita.geometry.domains import Array
 
-__all__ = ["enclose_each", "range_over"]
+__all__ = ["enclose_each", "positive_nodes", "range_over"]
 
 Mask = NDArray[np.bool_]
 
 _CLOSE = 5e-3  # of the range seen: an end that exceeds it by less is not made tighter, unless
 _CLOSE_TO_END = 0.02  # of the end itself: small numbers are divided by, and
 _CLOSEST = 1e-6  # of the range seen, which is always enough
-_PATIENCE, _NEAR = 8, 0.9  # times as many boxes, until the bound is so near to a positive end
+_PATIENCE, _NEAR = 8, 0.9  # times as many boxes, until the bound is so near to a positive end, and
+_MOST_PATIENCE = 32  # times as many while the bound does not even show that the end is positive
 _ROUNDS = 4  # of setting coordinates to an end and looking at the slopes of the others again
 _AT_ONCE = 16  # boxes that are halved in one round
 _ROWS = 1 << 15  # boxes that are enclosed at once
 _PIECES = {1: (64, 256), 2: (8, 16), 3: (4, 6)}  # of each side, by the number of inputs: for many boxes, and for few
+_MOST_SEARCHES = 16  # for a lower bound of a factor whose values seen are positive
+_MULTIPLICATIVE = ("mul", "div", "pow", "sqrt", "log")
 _LOOSE = 0.1  # of the largest slope: slopes that vary less over a box are known well
 
 
@@ -103,6 +106,49 @@ def enclose_each(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval
             slope[1, some] = slopes.hi.reshape(*shape, m).max(axis=1)
         rows = np.flatnonzero(_is_loose(lo, hi, *slope))
     return Interval(*value), Interval(*slope)
+
+
+def positive_nodes(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 512) -> frozenset[int]:
+    """Nodes whose values are proved to be positive wherever f is defined on a box. Only factors, divisors and arguments of
+    powers, roots and logarithms are looked at closely.
+
+    Args:
+        graph: f.
+        lo: lower corner, `(m,)`.
+        hi: upper corner, `(m,)`.
+        boxes: about how many boxes to look at for a node.
+
+    >>> from partita.functions import parse
+    >>> graph = parse("x*(x - y)", ["x", "y"])
+    >>> [graph.nodes[k].operation for k in sorted(positive_nodes(graph, [2, 0], [3, 1]))]
+    ['input', 'sub', 'mul']
+    """
+    low, high = (np.asarray(end, np.float64).ravel() for end in (lo, hi))
+    points = low + (high - low) * np.random.default_rng(0).random((64, len(low)))
+    seen = Graph(graph.num_inputs, graph.nodes, tuple(range(len(graph.nodes))), (len(graph.nodes),)).evaluate(points)
+    wanted = {k for node in graph.nodes if node.operation in _MULTIPLICATIVE for k in node.arguments}
+    wanted = {k for k in wanted if (seen[:, k] > 0).all()}
+    clamped: dict[int, tuple[float, float]] = {}
+    while True:
+        clear, places = _clamped(graph, clamped)
+        least = clear.enclose(low[None], high[None]).lo[0, places]
+        unknown = sorted(k for k in wanted if not least[k] > 0 and k not in clamped)
+        if not unknown or len(clamped) == _MOST_SEARCHES:
+            return frozenset(np.flatnonzero(least > 0).tolist())
+        inner = _signed(clear, places[unknown[0]], negative=False)
+        clamped[unknown[0]] = _ends(inner, low, high, boxes)
+
+
+def _clamped(graph: Graph, ranges: Mapping[int, tuple[float, float]]) -> tuple[Graph, list[int]]:
+    """The graph with nodes clamped to known ranges, which changes no value; every node an output, and where each of f's is."""
+    builder, places = GraphBuilder(graph.num_inputs), list[int]()
+    for k, node in enumerate(graph.nodes):
+        place = builder.add(node.operation, *(places[j] for j in node.arguments), parameters=node.parameters)
+        if k in ranges and all(map(math.isfinite, ranges[k])):
+            place = builder.add("clamp", place, parameters=ranges[k])
+        places.append(place)
+    every = range(max(places) + 1)
+    return builder.finish(list(every), (len(every),)), places
 
 
 @np.errstate(all="ignore")
@@ -179,7 +225,7 @@ class _Search:
         """
         looked = 1
         least, most = self._seen(self.lo, self.hi)
-        while looked < (_PATIENCE * boxes if self.bound.min() < _NEAR * least and least > 0.0 else boxes):
+        while looked < boxes * self._patience(least):
             seen = max(most - least, 0.0)
             close = max(min(_CLOSE * seen, _CLOSE_TO_END * abs(least)), _CLOSEST * seen)
             wide = (self.lo < self.hi).any(axis=1)
@@ -203,6 +249,12 @@ class _Search:
                 np.concatenate([self.slope[kept], slope]),
             )
         return float(self.bound.min())
+
+    def _patience(self, least: float) -> int:
+        bound = self.bound.min()
+        if not bound < _NEAR * least or least <= 0.0:
+            return 1
+        return _PATIENCE if bound > 0.0 else _MOST_PATIENCE
 
     def _seen(self, lo: Array, hi: Array) -> tuple[float, float]:
         """The least and the largest value of f at some points of boxes, to steer the search; (inf, −inf) where it has none."""

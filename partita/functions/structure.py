@@ -20,6 +20,8 @@ from itertools import combinations
 from partita.errors import UnsupportedError
 from partita.functions.affine_forms import Form, Interner, forms_of
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.logarithms import Logarithms
+from partita.functions.ranges import positive_nodes
 from partita.geometry.domains import Box
 
 __all__ = ["Structure", "Unit", "layered", "one_layer", "same_function"]
@@ -110,7 +112,7 @@ def one_layer(graph: Graph) -> Structure:
     return _Whole(interner, outputs, graph.num_inputs).structure(graph.output_shape)
 
 
-def layered(graph: Graph, box: Box | None = None) -> Structure:
+def layered(graph: Graph, box: Box | None = None, *, logarithms: bool = False) -> Structure:
     """f cut into units of one direction, and products, maxima and minima of two; a direction is an affine form of channels.
 
     Whatever depends on one direction only is one unit. Quotients are products with a reciprocal. Products, maxima and minima of
@@ -120,6 +122,7 @@ def layered(graph: Graph, box: Box | None = None) -> Structure:
     Args:
         graph: f.
         box: the domain. Without it, norms are cut into squares and a root.
+        logarithms: write products of numbers that are positive on the box as exp of a sum of logarithms (`Logarithms`).
 
     Raises:
         UnsupportedError: the units would be larger than 100,000 nodes together, or coefficients are out of range.
@@ -128,20 +131,24 @@ def layered(graph: Graph, box: Box | None = None) -> Structure:
     >>> found = layered(parse("x0*sin(x0)/(1 + x1^2)", ["x0", "x1"]))
     >>> [unit.graph.infix() for unit in found.units]
     ['1/(x0^2 + 1)', 'sin(x0)*x0', 'x0*x1']
+    >>> found = layered(parse("x0*x1/x2", ["x0", "x1", "x2"]), Box([1] * 3, [2] * 3), logarithms=True)
+    >>> [(unit.graph.infix(), *map(str, unit.reads)) for unit in found.units]
+    [('log(x0)', '#0'), ('log(x0)', '#1'), ('log(x0)', '#2'), ('exp(x0)', '#3 + #4 - #5')]
     """
-    interner = Interner()
+    interner, positive = _interner(graph, box if logarithms else None)
     inputs = [interner.input(i) for i in range(graph.num_inputs)]
-    outputs = forms_of(graph, inputs, interner)
+    outputs = forms_of(graph, inputs, interner, positive)
     vanishing = set() if box is None else _vanishing_radicands(graph, inputs, interner, box)
     return _Cut(interner, outputs, graph.num_inputs, vanishing).structure(graph.output_shape)
 
 
-def same_function(graph: Graph, structure: Structure) -> bool:
-    """Whether the affine forms of both agree, which proves that they are equal wherever both are defined.
+def same_function(graph: Graph, structure: Structure, box: Box | None = None) -> bool:
+    """Whether the exact forms of both agree, which proves that they are equal wherever both are defined.
 
     Args:
         graph: f.
         structure: units, taken as the exact functions of their graphs.
+        box: where they must be equal; there products of positive numbers may be written with logarithms.
 
     >>> from partita.functions import parse
     >>> f, g = parse("x0*x1*x2", ["x0", "x1", "x2"]), parse("x0*x1*x1", ["x0", "x1", "x2"])
@@ -150,12 +157,17 @@ def same_function(graph: Graph, structure: Structure) -> bool:
     """
     if graph.num_inputs != structure.inputs or graph.output_shape != structure.output_shape:
         return False
-    interner = Interner()
+    interner, positive = _interner(graph, box)
     channels = [interner.input(i) for i in range(graph.num_inputs)]
-    expected = forms_of(graph, channels, interner)
+    expected = forms_of(graph, channels, interner, positive)
     for unit in structure.units:
         channels += forms_of(unit.graph, [form.substituted(channels) for form in unit.reads], interner)
     return expected == [form.substituted(channels) for form in structure.outputs]
+
+
+def _interner(graph: Graph, box: Box | None) -> tuple[Interner, frozenset[int]]:
+    """What collects atoms, with logarithms of what is positive on the box, and which nodes are."""
+    return (Interner(), frozenset()) if box is None else (Logarithms(), positive_nodes(graph, box.lo, box.hi))
 
 
 def _vanishing_radicands(graph: Graph, inputs: Sequence[Form], interner: Interner, box: Box) -> set[Form]:

@@ -496,7 +496,7 @@ def require_folded(head: Head, what: str) -> FoldedHead:
     if isinstance(head, FoldedHead):
         return head
     raise UnsupportedError(
-        f"{what}: found a {type(head).__name__}, whose heads each have their own keys and cells; expected a single head",
+        f"{what}: found a network of heads, which each have their own keys and cells; expected a single head",
         "Take one of them, c.head.heads[i], or compile with max_heads=1 and max_layers=1.",
     )
 

@@ -627,7 +627,10 @@ class AttentionNetwork(Head):
         return tuple(layers)
 
     def extra_repr(self) -> str:
-        return f"{self.num_uses:,} heads in {self.num_layers:,} layers, {super().extra_repr()}"
+        heads, layers = (
+            f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((self.num_uses, "head"), (self.num_layers, "layer"))
+        )
+        return f"{heads} in {layers}, {super().extra_repr()}"
 
 
 class AttentionLayer(nn.Module):

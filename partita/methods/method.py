@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from partita.arithmetic.notebook_cards import card
 from partita.errors import PartitaError, SizeError, ToleranceError
@@ -20,12 +20,14 @@ from partita.proofs.proof import Progress
 from partita.proofs.sampled import fresh_points
 
 __all__ = [
+    "FORMS",
     "Candidate",
     "Method",
     "Plan",
     "Refusal",
     "Size",
     "candidate_rows",
+    "choice_rows",
     "keys_text",
     "needs_box",
     "search_text",
@@ -33,12 +35,17 @@ __all__ = [
 ]
 
 
+FORMS = ("one head", "several heads in one layer", "several layers")
+Status = Literal["found", "forecast", "refused", "not tried"]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to make the head, as the report shows it; None where a figure is not known.
 
     `error` is a bound where `kind` is proved, else an estimate; `chosen` marks the one that was built. `evaluations`: how often a
-    black box is evaluated in all if this one is built; None for expressions.
+    black box is evaluated in all if this one is built; None for expressions. `form` is one of FORMS. `status` says whether such a
+    head was found, only forecast, refused, or not tried. `because`: why it was chosen, one sentence; empty for the others.
     """
 
     method: str
@@ -51,6 +58,9 @@ class Candidate:
     error: float | None = None
     chosen: bool = False
     evaluations: int | None = None
+    form: str = FORMS[0]
+    status: Status = "found"
+    because: str = ""
 
 
 def candidate_rows(candidates: Sequence[Candidate], *, built: bool) -> list[tuple[str, ...]]:
@@ -62,14 +72,42 @@ def candidate_rows(candidates: Sequence[Candidate], *, built: bool) -> list[tupl
     names = ("keys", "stored numbers", *("evaluations",) * asks, "max |V|", "rounding", "error", "")
     rows: list[tuple[str, ...]] = [("", "method", "claim", *names)]
     for c in candidates:
-        sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
-        figures = (
-            "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
-            for x in (c.keys, c.parameters, *(c.evaluations,) * asks, c.largest, c.rounding)
-        )
-        error = "" if c.error is None else f"{sign}{c.error:.3g}"
-        rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, error, c.note))
+        figures = map(_figure, (c.keys, c.parameters, *(c.evaluations,) * asks, c.largest, c.rounding))
+        rows.append(("→" if c.chosen else "", c.method, c.kind, *figures, _error(c, built=built), c.note))
     return rows
+
+
+def choice_rows(candidates: Sequence[Candidate], *, built: bool) -> list[tuple[str, ...]]:
+    """One head, several heads and several layers side by side: headings, then the best candidate of each, or why there is none.
+
+    Empty if only one of the three was considered.
+    """
+    forms = [[c for c in candidates if c.form == form] for form in FORMS]
+    if sum(map(bool, forms)) < 2:
+        return []
+    rows: list[tuple[str, ...]] = [("", "choice", "method", "claim", "stored numbers", "error", "")]
+    for form, own in zip(FORMS, forms):
+        found = [c for c in own if c.status == "found"]  # the chosen one first, then the best
+        forecasts = sorted((c for c in own if c.status == "forecast"), key=lambda c: c.parameters or 0)
+        if found or forecasts:
+            c, note = (found[0], "") if found else (forecasts[0], forecasts[0].note)
+            figures = _figure(c.parameters), _error(c, built=built)
+            rows.append(("→" if c.chosen else "", form, c.method, c.kind, *figures, note))
+        else:
+            reasons = {c.note for c in own} or {"the budget was spent before it was planned"}
+            said = reasons.pop() if len(reasons) == 1 else "no method has such a head; the table above says why"
+            tried = any(c.status == "refused" for c in own)
+            rows.append(("", form, "", "refused" if tried else "not tried", "", "", said))
+    return rows
+
+
+def _figure(x: float | None) -> str:
+    return "" if x is None else f"{x:,}" if isinstance(x, int) and x < 10**9 else f"{x:.2g}"
+
+
+def _error(c: Candidate, *, built: bool) -> str:
+    sign = "≤ " if built and c.chosen and c.kind != "estimated" else "≈ "
+    return "" if c.error is None else f"{sign}{c.error:.3g}"
 
 
 @dataclass(frozen=True)
@@ -82,8 +120,18 @@ class Size:
     largest: float | None = None
     error: float | None = None
 
-    def row(self, method: str, note: str = "a forecast, not built") -> Candidate:
-        return Candidate(method, self.kind, note, self.keys, self.parameters, self.largest, error=self.error)
+    def row(self, method: str, form: str = FORMS[0]) -> Candidate:
+        return Candidate(
+            method,
+            self.kind,
+            "a forecast, not built",
+            self.keys,
+            self.parameters,
+            self.largest,
+            error=self.error,
+            form=form,
+            status="forecast",
+        )
 
 
 @dataclass(frozen=True)
@@ -95,6 +143,7 @@ class Refusal:
         error: the exception that is raised if no other method has a head either; None leaves that to the planner.
         keys, parameters, reached: how large a head was found and what error it reached, if that is known.
         best: the head itself as a plan, to be built where nothing better was found before a budget was spent.
+        tried: False if the method was not asked for a head, because of what others found or of what the caller asked for.
     """
 
     reason: str
@@ -106,6 +155,7 @@ class Refusal:
     largest: float | None = None
     reached: float | None = None
     best: Plan | None = None
+    tried: bool = True
 
     @classmethod
     def of_a_search(cls, reason: str, *, most: int, room: int) -> Refusal:
@@ -117,8 +167,18 @@ class Refusal:
         """What an exception says, as data."""
         return cls(error.reason, error.hint, type(error))
 
-    def row(self, method: str) -> Candidate:
-        return Candidate(method, self.kind, self.reason, self.keys, self.parameters, self.largest, error=self.reached)
+    def row(self, method: str, form: str = FORMS[0]) -> Candidate:
+        return Candidate(
+            method,
+            self.kind,
+            self.reason,
+            self.keys,
+            self.parameters,
+            self.largest,
+            error=self.reached,
+            form=form,
+            status="refused" if self.tried else "not tried",
+        )
 
     def exception(self) -> PartitaError:
         return (self.error or ToleranceError)(self.reason, self.hint)
@@ -194,12 +254,13 @@ class Plan:
         others = sum(counts) + len(counts) * (1 if getattr(self.draft, "slopes", None) is None else 2)
         return self.request.precision.bytes_of(self.parameters, others)
 
-    def as_candidate(self, note: str = "", *, chosen: bool = False) -> Candidate:
+    def as_candidate(self, note: str = "", *, because: str = "", missed: bool = False) -> Candidate:
         """The plan as a row of the report.
 
         Args:
             note: a remark for the last column.
-            chosen: whether this is the head that is built.
+            because: why this is the head that is built, one sentence; empty if it is not.
+            missed: whether it was built and missed the tolerance.
         """
         error = self.error_bound if self.error_estimate is None else self.error_estimate
         note = "; ".join(text for text in (note, self.caveat) if text)
@@ -212,8 +273,11 @@ class Plan:
             self.largest,
             self.rounding,
             error,
-            chosen,
+            bool(because),
             self.evaluations,
+            self.maker.form,
+            "refused" if missed else "found",
+            because,
         )
 
     @property
@@ -247,7 +311,9 @@ class Plan:
             "evaluations of f": None if self.evaluations is None else f"{self.evaluations:,}",
         }
         columns, *rows = candidate_rows(self.candidates, built=False)
-        return card("Plan", facts, columns=columns, rows=rows, note="pa.build(plan) builds it")
+        because = next((c.because for c in self.candidates if c.chosen), "")
+        note = f"{because} pa.build(plan) builds it.".strip()
+        return card("Plan", facts, columns=columns, rows=rows, note=note)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for `--json`."""
@@ -290,7 +356,7 @@ class Method(ABC):
         takes_sharpness: whether the caller may choose κ, any number > 0; other methods choose their own.
         exact: whether its claim needs values of f itself, so that an interpolant will not do.
         halves: whether its values may be held in bfloat16 or float16.
-        is_network: whether it makes a network of several heads; the others make one head.
+        form: what it makes, one of FORMS.
     """
 
     name: ClassVar[str]
@@ -300,7 +366,12 @@ class Method(ABC):
     takes_sharpness: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     halves: ClassVar[bool] = False
-    is_network: ClassVar[bool] = False
+    form: ClassVar[str] = FORMS[0]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it makes a network of several heads; the others make one head."""
+        return self.form != FORMS[0]
 
     def evaluations_to_build(self, target: Target, keys: int) -> int:
         """How often `build` evaluates a black box: at the fresh points of an estimate, or at every center."""

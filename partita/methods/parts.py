@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -51,6 +52,7 @@ _QUICK: list[Method] = [Pieces(), TwoKeys(), Fitted()]
 # for what has kinks or a range of many scales, or where the large values of fitted heads round too much in float32
 _PATIENT: list[Method] = [Corrected(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
+_COMPARABLE = 1.8  # times the bits of another structure: what is tried beside it
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _ALIKE = 2.0  # times: uses whose reads differ in size by less have no head of their own that is easier to find
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
@@ -101,8 +103,10 @@ class Network:
         return group.reads.rows // self.parts[group.head].graph.num_inputs
 
 
-def network_of(request: Request, structure: Structure, tolerance: float, progress: Progress | None = None) -> Network:
-    """The network with the fewest stored numbers that is found for a structure, its bound at most the tolerance.
+def network_of(
+    request: Request, structures: Sequence[Structure], tolerance: float, progress: Progress | None = None
+) -> Network:
+    """The network with the fewest stored numbers that is found for one of the structures, its bound at most the tolerance.
 
     Every head h gets a budget ε_h with `Σ_h A_h ε_h ≤ tolerance`, A_h being what one unit of error at all uses of h does to an
     output. The number of keys of a smooth head grows with `log(1/ε_h)`, at the same rate for all, so that the sum of all
@@ -110,13 +114,31 @@ def network_of(request: Request, structure: Structure, tolerance: float, progres
 
     Args:
         request: what is asked for; its dtype and limits hold for every head.
-        structure: f as units that read affine functions of earlier ones.
+        structures: ways to write f as units that read affine functions of earlier ones. One whose heads seem to need far more
+            bits than those of another is tried only if that fails.
         tolerance: for the heads; rounding of the affine maps comes on top.
 
     Raises:
         ToleranceError, SizeError, UnsupportedError: a range, a slope or a head stands in the way. The message names the unit.
     """
-    return _Search(request, fold(structure), tolerance, progress).best()
+    searches = [_Search(request, fold(structure), tolerance, progress) for structure in structures]
+    if len(searches) == 1:
+        return searches[0].best()
+    searches.sort(key=lambda search: search.bits)
+    found, problem = None, None
+    for search in searches:
+        if found is not None and not search.bits <= _COMPARABLE * searches[0].bits:
+            break
+        try:
+            other = search.best()
+        except (SizeError, ToleranceError, UnsupportedError) as error:
+            problem = problem or error
+        else:
+            found = other if found is None else min(found, other, key=lambda network: network.num_parameters)
+    if found is None:
+        assert problem is not None
+        raise problem
+    return found
 
 
 class _NoHeadError(Exception):
@@ -168,11 +190,25 @@ class _Search:
     def __init__(self, request: Request, structure: Structure, tolerance: float, progress: Progress | None) -> None:
         self.request, self.structure, self.tolerance, self.progress = request, structure, tolerance, progress
         self.lo, self.hi = request.box.lo.ravel(), request.box.hi.ravel()
-        self.known, self.cuts = self._look()
         self._built: dict[tuple[Graph, bytes, bytes], list[tuple[float, Construction]]] = defaultdict(list)
         self._refused: dict[tuple[Graph, bytes, bytes, bool], list[tuple[float, SizeError | ToleranceError]]] = (
             defaultdict(list)
         )
+
+    @cached_property
+    def bits(self) -> float:
+        """About how much the heads have to store: the sum of `log2(A_h·|range of h| / tolerance)` over different functions.
+
+        It is infinite where an error has no bound.
+        """
+        graphs, carried = self._own[1], self._without_errors([[] for _ in self.lo])
+        weights, found = _weights(carried, len(graphs)).max(axis=0), dict[Graph, float]()
+        for channel, group, _ in carried.groups():
+            values = carried.values[:, channel]
+            steps = weights[group.head] * float(values.hi.max() - values.lo.min()) / self.tolerance
+            need = math.log2(1 + steps) if steps < math.inf else math.inf
+            found[graphs[group.head]] = max(need, found.get(graphs[group.head], 0.0))
+        return sum(found.values())
 
     def best(self) -> Network:
         """The network whose uses of one function share one head, or two where no head serves them all, and so on.
@@ -232,27 +268,36 @@ class _Search:
             for groups in _groups(self.structure, head_of)
         ]
 
-    def _look(self) -> tuple[dict[int, Interval | None], list[list[float]]]:
-        """Ranges of what every unit reads, and where to cut the domain so that errors are carried on narrow ranges.
+    @cached_property
+    def known(self) -> dict[int, Interval | None]:
+        """Ranges of what every unit reads, where more is known than from one layer to the next."""
+        wiring, graphs = self._own
+        found = joint_ranges(wiring, graphs, self.lo, self.hi)
+        return {
+            group[0]: found[layer][place]
+            for layer, groups in enumerate(_groups(self.structure, range(len(graphs))))
+            for place, (_, group) in enumerate(groups)
+        }
+
+    @cached_property
+    def _own(self) -> tuple[Wiring, list[Graph]]:
+        """The wiring with a head for every unit."""
+        graphs = [unit.graph for unit in self.structure.units]
+        return wire(self.structure, range(len(graphs)), self.request.dtype), graphs
+
+    @cached_property
+    def cuts(self) -> list[list[float]]:
+        """Where to cut the domain so that errors are carried on narrow ranges.
 
         The number of keys grows with the logarithm of a gain, so that cuts are worth what they take off the sum of these.
         """
-        own = list(range(len(self.structure.units)))
-        wiring, graphs = wire(self.structure, own, self.request.dtype), [unit.graph for unit in self.structure.units]
-        found = joint_ranges(wiring, graphs, self.lo, self.hi)
-        ranges = {
-            group[0]: found[layer][place]
-            for layer, groups in enumerate(_groups(self.structure, own))
-            for place, (_, group) in enumerate(groups)
-        }
         cuts: list[list[float]] = [[] for _ in self.lo]
+        graphs = self._own[1]
         if self.structure.depth == 1:
-            return ranges, cuts
+            return cuts
 
         def cost(trial: Sequence[Sequence[float]]) -> float:
-            ends = cut_boxes(self.lo, self.hi, trial)
-            zero, precision = [0.0] * len(graphs), self.request.precision
-            weights = _weights(propagate(wiring, graphs, zero, *ends, precision=precision, ranges=found), len(graphs))
+            weights = _weights(self._without_errors(trial), len(graphs))
             with np.errstate(divide="ignore"):
                 bits = np.log2(weights.max(axis=0))
             return float(np.where(bits > -math.inf, bits, 0.0).sum())
@@ -267,7 +312,13 @@ class _Search:
                 break
             cuts, least = trials[best], costs[best]
             boxes = math.prod(len(axis) + 1 for axis in cuts)
-        return ranges, cuts
+        return cuts
+
+    def _without_errors(self, cuts: Sequence[Sequence[float]]) -> Carried:
+        """What is carried if every unit has a head of its own without an error."""
+        (wiring, graphs), ends = self._own, cut_boxes(self.lo, self.hi, cuts)
+        ranges, precision = self._ranges(range(len(graphs))), self.request.precision
+        return propagate(wiring, graphs, [0.0] * len(graphs), *ends, precision=precision, ranges=ranges)
 
     def _halved(self, axis: int, cuts: Sequence[float]) -> list[float]:
         """Each piece of an axis in two, at its geometric mean if it spans several scales."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,17 @@ from partita.errors import (
 from partita.functions.curvature import FIRST_LINES, attack_curvature
 from partita.geometry.domains import Box, PointCloud
 from partita.heads.head import count_text
-from partita.methods.method import Candidate, Method, Plan, Refusal, Size, candidate_rows, size_text
+from partita.methods.method import (
+    FORMS,
+    Candidate,
+    Method,
+    Plan,
+    Refusal,
+    Size,
+    candidate_rows,
+    choice_rows,
+    size_text,
+)
 from partita.methods.request import Request
 from partita.proofs.assumptions import steepest_table, vouched
 from partita.proofs.claim import Construction
@@ -60,23 +70,28 @@ def best_plan(
     plans: list[Plan] = []
     rows: list[Candidate] = []
     refusals: list[Refusal] = []
+    untried: dict[str, str] = {}  # of each form the first reason
     spent: BudgetSpentError | None = None
     for name, namesakes in _methods_by_name(request, registry.METHODS if methods is None else methods):
         if name in without:
             continue
+        form = namesakes[0].form
         try:
             report_progress(progress, f"planning: {name}")
             found = _proposal(namesakes, request, plans, progress)
         except BudgetSpentError as error:
             spent = error
-            rows.append(Candidate(name, "", "the budget was spent before it was planned"))
+            rows.append(Refusal("the budget was spent before it was planned").row(name, form))
             break
         if isinstance(found, Plan):
             plans.append(found)
         else:
-            rows.append(replace(found.row(name), evaluations=_evaluations(namesakes, request, found.keys)))
+            rows.append(replace(found.row(name, form), evaluations=_evaluations(namesakes, request, found.keys)))
             refusals += [found] if isinstance(found, Refusal) else []
+            if isinstance(found, Refusal) and not found.tried:
+                untried.setdefault(form, found.reason)
     missing = [replace(r.best, request=request) for r in refusals if r.best is not None]
+    sure = bool(plans)
     fallback = min(missing, key=lambda p: p.error_estimate or 0.0, default=None)
     if not plans and fallback is not None:
         close = (fallback.error_estimate or 0.0) <= request.tolerance  # there is a chance that its bound is too
@@ -86,7 +101,8 @@ def best_plan(
     if not plans:
         raise _no_head(request, refusals, rows, spent)
     best, *others = sorted(plans, key=lambda p: _rank(p, request))
-    first = best.as_candidate("smallest with the strongest claim" if others else "", chosen=True)
+    because = _because(best, others, untried, sure=sure)
+    first = best.as_candidate("smallest with the strongest claim" if others else "", because=because)
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
     if best.kind == "estimated" and request.accept == "strongest" and request.knowledge is not None:
         names = {"hard": "the hard head", "heads": "several heads", "layers": "several layers"}
@@ -174,7 +190,9 @@ def _proposal(
     try:
         if request.is_auto:
             seen = request if method.exact else request.for_search()
-            forecast = method.worth(seen, plans) or method.forecast(seen)
+            if (idle := method.worth(seen, plans)) is not None:
+                return replace(idle, tried=False)
+            forecast = method.forecast(seen)
             if isinstance(forecast, Refusal) or (forecast is not None and _is_beaten(forecast, method, plans, request)):
                 return forecast
         found = _planned(method, request, method.shares[0], progress, plans)
@@ -213,7 +231,8 @@ def _hopeless(method: Method, request: Request, plans: Sequence[Plan]) -> Refusa
         return None
     return Refusal(
         f"not looked for: in {variables} variables a grid has {count_text(2**variables)} keys or more, and a network stores "
-        f"{min(networks):,} numbers"
+        f"{min(networks):,} numbers",
+        tried=False,
     )
 
 
@@ -323,6 +342,47 @@ def _compared(found: Plan, best: Plan) -> str:
     return "as many stored numbers" if ratio == 1 else f"{ratio:.3g} times as many stored numbers"
 
 
+def _because(best: Plan, others: Sequence[Plan], untried: Mapping[str, str], *, sure: bool) -> str:
+    """Why this plan was chosen among one head, several heads and several layers, in one sentence.
+
+    Args:
+        best: the plan.
+        others: the other plans, best first.
+        untried: for each form of which some method was not tried, why.
+        sure: whether the plan meets the tolerance.
+    """
+    request, form = best.request, best.maker.form
+    if not request.is_auto:
+        return f"method={request.method!r} was asked for, and no other method was tried."
+    if isinstance(request.target.domain, PointCloud):
+        return "Heads for point clouds are hard heads, so no other method was tried."
+    if request.sharpness is not None:
+        return "Under a sharpness that is given only hard heads are looked for, so no other method was tried."
+    one = form == FORMS[0]
+    limits = [f"{name}={x}" for name in ("max_heads", "max_layers") if (x := getattr(request, name)) is not None]
+    said = f"within {' and '.join(limits)} " * bool(limits) + f"{form} {'was' if one else 'were'} chosen"
+    said, store = said[0].upper() + said[1:], f"{'it stores' if one else 'they store'} {best.parameters:,} numbers"
+    if not sure:
+        return f"{said}: no head was found that is sure to meet the tolerance, and this one comes closest."
+    rival = next((p for p in others if p.maker.form != form), None)
+    if rival is not None:
+        other = f"{rival.maker.form} {'stores' if rival.maker.form == FORMS[0] else 'store'} {rival.parameters:,}"
+        if _STRENGTH[rival.kind] > _STRENGTH[best.kind] and rival.parameters < best.parameters:
+            return f"{said}, because the error is {best.kind}: {other}, but with an error that is only {rival.kind}."
+        claims = f"both errors are {best.kind}"
+        if rival.kind != best.kind:
+            claims = f"the error is {best.kind}, and would be {rival.kind} otherwise"
+        if rival.parameters == best.parameters:
+            return f"{said}, because {store}, and {rival.maker.form} would store no fewer; {claims}."
+        return f"{said}, because {store} and {other}; {claims}."
+    networks = next((untried[other] for other in FORMS[1:] if other in untried), "")
+    if one and networks:
+        return f"{said}; {store}, and networks of heads are {networks}."
+    if not one and FORMS[0] in untried:
+        return f"{said}; one head was {untried[FORMS[0]]}."
+    return f"{said}, because it is the only one of the three choices that was found."
+
+
 def _no_head(
     request: Request, refusals: Sequence[Refusal], rows: Sequence[Candidate], spent: BudgetSpentError | None
 ) -> PartitaError:
@@ -349,11 +409,24 @@ def _no_head(
 
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:
-    """A table of what was considered, the chosen one marked. Only the bound of a head that was built is proved."""
-    rows = candidate_rows(candidates, built=built)
+    """What was considered, the chosen one marked: every method, then the three choices side by side, then why, in one sentence.
+
+    Only the bound of a head that was built is proved.
+    """
+    tables = [_aligned(candidate_rows(candidates, built=built), 3), _aligned(choice_rows(candidates, built=built), 4)]
+    because = next((c.because for c in candidates if c.chosen), "")
+    return "\n\n".join(text for text in (*tables, because) if text)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], words: int) -> str:
+    """Rows as lines; the first columns are words, then come figures, and a remark at the end."""
     widths = [max(len(x) for x in column) for column in zip(*(r[:-1] for r in rows))]
     lines = (
-        (*(x.ljust(w) for x, w in zip(r[:3], widths)), *(x.rjust(w) for x, w in zip(r[3:-1], widths[3:])), r[-1])
+        (
+            *(x.ljust(w) for x, w in zip(r[:words], widths)),
+            *(x.rjust(w) for x, w in zip(r[words:-1], widths[words:])),
+            r[-1],
+        )
         for r in rows
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -18,7 +18,7 @@ from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.methods.averaged import Corrected
 from partita.methods.fitted import Fitted
-from partita.methods.method import Method, Plan, Refusal, search_text, size_text
+from partita.methods.method import FORMS, Method, Plan, Refusal, search_text, size_text
 from partita.methods.planner import best_plan, constructed
 from partita.methods.request import Request
 from partita.methods.structured import network_not_worth
@@ -38,7 +38,7 @@ class SampledSums(Method):
     """
 
     name = "heads"
-    is_network = True
+    form = FORMS[1]
     shares = (0.9, 0.5)
     estimates = True
     exact = True  # interactions are looked for in f itself; its terms are interpolated, f is not
@@ -56,7 +56,7 @@ class SampledSums(Method):
 
     def worth(self, request: Request, plans: Sequence[Plan]) -> Refusal | None:
         if request.box.dimension == 1:
-            return Refusal("f has one variable")
+            return Refusal("not tried, because f has one variable")
         return network_not_worth(request, plans)
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:

@@ -11,7 +11,7 @@ from partita.functions.graph import Graph
 from partita.functions.structure import Structure, layered, one_layer
 from partita.geometry.domains import Box
 from partita.heads.network import AttentionNetwork
-from partita.methods.method import Method, Plan, Refusal, needs_box, size_text
+from partita.methods.method import FORMS, Method, Plan, Refusal, needs_box, size_text
 from partita.methods.parts import Network, network_of
 from partita.methods.request import Request
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
@@ -21,6 +21,7 @@ from partita.proofs.proof import Given, Progress
 __all__ = ["Heads", "Layers", "network_not_worth"]
 
 _MOST_VARIABLES = 3  # of one head in a network: beyond, a grid of keys costs more than the structure saves
+_LISTED = 8  # heads that an explanation names
 _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
 # up to so many variables the cells of one head can be drawn; stored numbers of one head that no network is tried to beat
 
@@ -28,12 +29,11 @@ _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
 class _Structured(Method):
     """What both methods share: read the structure, find the heads, carry their errors on. *Theorem*: `carried-errors`."""
 
-    is_network = True
     shares = (0.98, 0.8, 0.5)
 
     @abstractmethod
-    def read(self, graph: Graph, box: Box) -> Structure:
-        """The units of f."""
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        """The ways to write f as units."""
 
     def applies(self, request: Request) -> Refusal | None:
         target = request.target
@@ -72,12 +72,14 @@ class _Structured(Method):
         graph = request.target.graph
         if graph is None:
             return Refusal("needs an expression, whose terms can be read")
-        structure = self.read(graph, request.box)
-        refusal = self.refused(structure, request)
-        if refusal is not None:
-            return refusal
+        structures = self.readings(graph, request.box)
+        refusals = [self.refused(structure, request) for structure in structures]
+        allowed = [structure for structure, refusal in zip(structures, refusals) if refusal is None]
+        if not allowed:
+            assert refusals[0] is not None
+            return refusals[0]
         try:
-            found = network_of(request, structure, share * request.tolerance, progress)
+            found = network_of(request, allowed, share * request.tolerance, progress)
         except (ToleranceError, SizeError, UnsupportedError) as error:
             return Refusal.of(error)
         bound = float(found.carried.output_error.max())
@@ -140,9 +142,10 @@ class Heads(_Structured):
     """
 
     name = "heads"
+    form = FORMS[1]
 
-    def read(self, graph: Graph, box: Box) -> Structure:
-        return one_layer(graph)
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        return [one_layer(graph)]
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         variables = max((len(unit.reads) for unit in structure.units), default=0)
@@ -159,9 +162,11 @@ class Layers(_Structured):
     """
 
     name = "layers"
+    form = FORMS[2]
 
-    def read(self, graph: Graph, box: Box) -> Structure:
-        return layered(graph, box)
+    def readings(self, graph: Graph, box: Box) -> Sequence[Structure]:
+        plain, logarithms = layered(graph, box), layered(graph, box, logarithms=True)
+        return [plain] if plain == logarithms else [plain, logarithms]
 
     def refused(self, structure: Structure, request: Request) -> Refusal | None:
         if structure.depth <= 1:
@@ -175,14 +180,16 @@ def network_not_worth(request: Request, plans: Sequence[Plan]) -> Refusal | None
     In one or two variables the cells of one head can be drawn, which is worth more than some numbers.
     """
     if request.max_heads == 1 and request.max_layers == 1:
-        return Refusal("max_heads=1 and max_layers=1 ask for one head")
+        return Refusal("not tried, because max_heads=1 and max_layers=1 ask for one head")
     if request.max_heads is not None or request.max_layers is not None:
         return None
     single = [p for p in plans if not p.maker.is_network]
     strongest = [p.parameters for p in single if p.kind == "proved" or request.target.graph is None]
     enough = _SMALL_IF_DRAWN if request.box.dimension <= _DRAWN else _SMALL
     if min(strongest, default=math.inf) <= enough:
-        return Refusal(f"tried if one head stores more than {enough:,} numbers, or if max_heads or max_layers is given")
+        return Refusal(
+            f"tried only if one head stores more than {enough:,} numbers, or if max_heads or max_layers is given"
+        )
     return None
 
 
@@ -192,16 +199,17 @@ def _explained(found: Network, request: Request) -> tuple[str, ...]:
     for group in found.groups():
         uses[group.head] += found.uses_of(group)
     heads, depth = f"{sum(uses)} head{'s' * (sum(uses) != 1)}", f"{layers} layer{'s' * (layers != 1)}"
+    alike = "all alike" if len(uses) == 1 else f"{'all' if len(uses) == sum(uses) else len(uses)} different"
     lines = [
-        f"{heads} in {depth}, {len(uses)} of them different, {found.num_keys:,} keys",
+        f"{heads} in {depth}, {alike}, {found.num_keys:,} keys",
         "f is made of functions of few variables; each gets a head, and equal ones share it",
     ]
-    for part, construction, count in zip(found.parts, found.constructions, uses):
-        times = f", used {count} times" if count > 1 else ""
-        lines.append(
-            f"{_shown(part.graph)} on {part.box}{times}: {construction.head.num_keys:,} keys, "
-            f"error ≤ {part.certificate.error_bound:.2g}"
-        )
+    named = [
+        f"{_shown(part.graph)} ({construction.head.num_keys:,} keys{f', used {count} times' * (count > 1)})"
+        for part, construction, count in zip(found.parts, found.constructions, uses)
+    ]
+    more = f" and {len(named) - _LISTED:,} more" * (len(named) > _LISTED)
+    lines.append(f"heads: {', '.join(named[:_LISTED])}{more}")
     size = size_text(found.num_parameters * request.precision.item_bytes)
     lines.append(f"{found.num_parameters:,} stored numbers, {size} in {request.precision.name}")
     return tuple(lines)

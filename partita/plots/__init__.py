@@ -4,6 +4,7 @@ from partita.plots.budget_plots import plot_error_budget
 from partita.plots.head_plots import plot_head
 from partita.plots.layer_folder import write_layers
 from partita.plots.layer_plots import layers_figure
+from partita.plots.network_plots import plot_network
 from partita.plots.plane_plots import plot_heads, plot_plane
 from partita.plots.surface_plots import plot_surface
 from partita.plots.temperature_plots import animate_temperature, plot_temperatures
@@ -14,6 +15,7 @@ __all__ = [
     "plot_error_budget",
     "plot_head",
     "plot_heads",
+    "plot_network",
     "plot_plane",
     "plot_surface",
     "plot_temperatures",

@@ -19,6 +19,8 @@ from partita.arithmetic.precision import PRECISIONS
 from partita.errors import FormatError, PartitaError, ShapeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form, Interner, forms_of
 from partita.functions.graph import Graph
+from partita.functions.logarithms import Logarithms
+from partita.functions.ranges import positive_nodes
 from partita.functions.target import Target, graph_target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
@@ -144,19 +146,26 @@ def part_checks(part: Part, head: FoldedHead) -> Iterator[Check]:
         yield Check(f"head for {part.label}, {check.name}", check.holds, check.detail, check.checked)
 
 
-def same_as_wiring(graph: Graph, wiring: Wiring, graphs: Sequence[Graph]) -> bool:
-    """Whether f and the function that a wiring makes of the heads' functions have the same exact affine forms.
+def same_as_wiring(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], box: Box) -> bool:
+    """Whether f and the function that a wiring makes of the heads' functions have the same exact forms.
 
-    They are then equal wherever both are defined.
+    They are then equal wherever both are defined on the box. Products of numbers that are positive there may be written with
+    logarithms.
 
     Args:
         graph: f.
         wiring: of the network, with its exact coefficients.
         graphs: the function of each head.
+        box: the domain.
     """
-    interner = Interner()
+    if _agree(graph, wiring, graphs, Interner(), frozenset()):
+        return True
+    return _agree(graph, wiring, graphs, Logarithms(), positive_nodes(graph, box.lo, box.hi))
+
+
+def _agree(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], interner: Interner, positive: frozenset[int]) -> bool:
     channels = [interner.input(i) for i in range(wiring.inputs)]
-    wanted = forms_of(graph, channels[:], interner)
+    wanted = forms_of(graph, channels[:], interner, positive)
     for groups in wiring.layers:
         made = list[Form]()
         for group in groups:
@@ -201,7 +210,7 @@ class NetworkProof(Proof):
         meaning = str(given.details.get("meaning", "wiring" if target.graph is None else "graph"))
         if meaning not in _MEANINGS or (meaning == "wiring") != (target.graph is None):
             raise UnsupportedError(f"the network is said to be f by its {meaning}, which does not fit {target!r}.")
-        if target.graph is not None and not same_as_wiring(target.graph, wiring, graphs):
+        if target.graph is not None and not same_as_wiring(target.graph, wiring, graphs, target.box):
             raise UnsupportedError(
                 f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
             )

@@ -68,6 +68,8 @@ METHODS_SAY = {
     "affine": "f and its slopes in every cell.",
     "convex": "A maximum of planes, for convex or concave functions.",
     "adaptive": "Affine values on scattered centers, placed where they are needed.",
+    "heads": "Several heads in one layer, one per term of a sum.",
+    "layers": "Several layers of heads, for functions of functions.",
     "tuned": "f at the centers, at the best temperature.",
     "corrected": "As tuned, with the bias of the softmax subtracted.",
     "train": "A tensor train, for many dimensions.",

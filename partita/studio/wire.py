@@ -244,9 +244,10 @@ def certificate_values(compiled: Compiled) -> dict[str, Any]:
 
 
 def report_values(candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Every method that was considered, as rows of a table; None where a figure is not known."""
+    """Every method that was considered, as rows of a table; None where a figure is not known. `because`: why one was chosen."""
     return {
         "columns": list(COLUMNS),
+        "because": next((c.because for c in candidates if c.chosen), ""),
         "rows": [
             {
                 "method": c.method,

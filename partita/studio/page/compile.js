@@ -191,6 +191,7 @@ class CompilePane {
     const known = this.reported.rows.some((row) => row.method === own.method);
     result.report.rows = [...this.reported.rows.map((row) => (row.method === own.method ? own : { ...row, chosen: false })), ...(known ? [] : [own])];
     this.reported.rows = result.report.rows;
+    result.report.because = ""; // it is about the method that was asked for, not about the table
   }
 
   async run() {

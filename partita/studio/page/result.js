@@ -88,7 +88,7 @@ export class ResultView {
     this.place.replaceChildren();
     if ((result.outputs ?? 1) > 1) this.place.append(this.outputChoice());
     if (result.dimension > 2 || (!wire && result.dimension === 2)) { this.drawSlice(); return; }
-    if (!wire) { this.place.append(make("p", {}, "This head has more keys than the page draws; its picture can be downloaded.")); return; }
+    if (!wire) { this.place.append(make("p", {}, "The page does not draw the keys of this head; its picture can be downloaded.")); return; }
     const frame = make("div", {});
     this.place.append(frame);
     const { Picture, Graph1d } = this.studio;
@@ -260,7 +260,7 @@ export class ResultView {
   }
 
   report(onMethod) {
-    const { rows } = this.result.report;
+    const { rows, because } = this.result.report;
     const body = rows.map((row) => {
       const name = onMethod && (row.keys ?? 0) <= MOST_COMPILED
         ? make("button", { type: "button", class: "link", "data-testid": `method-${row.method}`, title: `Compile with ${row.method} and show that head`, onclick: () => onMethod(row.method) }, row.method)
@@ -274,6 +274,7 @@ export class ResultView {
       onMethod ? make("p", { class: "hint" }, rows.length > 1 ? "Choose a method to compile with it and to see its head." : make("button", { type: "button", class: "link", "data-testid": "method-all", onclick: () => onMethod("auto") }, "Compare it with all other methods")) : null,
       make("div", { class: "wide" }, make("table", { class: "report", "data-testid": "report" },
         make("thead", {}, make("tr", {}, ...["method", "keys", "numbers", "bound", "remark"].map((name) => make("th", { scope: "col" }, name)))),
-        make("tbody", {}, ...body))));
+        make("tbody", {}, ...body))),
+      because ? make("p", { "data-testid": "because" }, because) : null);
   }
 }
