@@ -106,10 +106,10 @@ class AffineMap(nn.Module):
         exact |= {(int(i), -1): Fraction(float(given.bias[i])) for i in np.flatnonzero(bias != given.bias)}
         for place, fraction in given.exact.items():
             stored = _entry(given.weight, given.bias, place)
-            if not stored or _nearest(fraction) != stored:
+            if not stored or not (_nearest(fraction) == stored or _rounds_to(fraction, stored, rounded)):
                 raise DomainError(
                     f"exact coefficient {short_text(fraction)} at {place}: the number there is {stored}; expected the nearest "
-                    "float64 number, and not 0."
+                    f"float64 number, or that rounded to {Precision.of(dtype).name}, and not 0."
                 )
             exact[place] = fraction
         stored = (weight != 0) & (weight != 1)

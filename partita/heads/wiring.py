@@ -26,8 +26,8 @@ class Affine:
         weight: W as the network stores it, float64 `(rows, width)`. Entries that are 0 or 1 are structure and are not stored.
         bias: b, `(rows,)`. Entries that are 0 are not stored.
         start: the first channel that is read.
-        exact: coefficients of the exact function that are not float64 numbers, such as 1/3, by (row, column of `weight`);
-            column −1 is the bias. `weight` and `bias` hold the nearest float64 numbers.
+        exact: coefficients of the exact function that are not those numbers, such as 1/3, by (row, column of `weight`);
+            column −1 is the bias. `weight` and `bias` hold the nearest float64 numbers, or these rounded to the network's dtype.
     """
 
     weight: Array

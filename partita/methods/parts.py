@@ -26,6 +26,7 @@ from partita.heads.network import AffineMap
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.methods.adaptive import Adaptive
 from partita.methods.affine import Affine as AffineCells
+from partita.methods.averaged import Corrected
 from partita.methods.convex import Convex
 from partita.methods.fitted import Fitted
 from partita.methods.method import Method
@@ -48,11 +49,12 @@ from partita.proofs.network_proof import Part
 __all__ = ["Network", "fold", "network_of", "wire"]
 
 _QUICK: list[Method] = [Pieces(), TwoKeys(), Fitted()]
-_PATIENT: list[Method] = [AffineCells(), Convex(), Adaptive()]  # for what has kinks, or a range of many scales
+# for what has kinks or a range of many scales, or where the large values of fitted heads round too much in float32
+_PATIENT: list[Method] = [Corrected(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
 _COMPARABLE = 1.8  # times the bits of another structure: what is tried beside it
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
-_FEW_USES = 8
+_ALIKE = 2.0  # times: uses whose reads differ in size by less have no head of their own that is easier to find
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
 _CUT_WORK = 200_000  # nodes of all units, times boxes, at which errors are carried
 _WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
@@ -150,6 +152,15 @@ class _NoHeadError(Exception):
         super().__init__(str(problem))
         self.head, self.problem, self.sizes = head, problem, sizes
 
+    @property
+    def alike(self) -> bool:
+        """Whether all uses read numbers of about one size."""
+        return _are_alike(self.sizes)
+
+
+def _are_alike(sizes: Array) -> bool:
+    return bool(sizes.max() <= _ALIKE * sizes.min())
+
 
 def _split(uses: Sequence[int], sizes: Array) -> list[list[int]]:
     """Two groups of uses, on either side of the widest gap between their sizes on a scale of logarithms."""
@@ -180,6 +191,9 @@ class _Search:
         self.request, self.structure, self.tolerance, self.progress = request, structure, tolerance, progress
         self.lo, self.hi = request.box.lo.ravel(), request.box.hi.ravel()
         self._built: dict[tuple[Graph, bytes, bytes], list[tuple[float, Construction]]] = defaultdict(list)
+        self._refused: dict[tuple[Graph, bytes, bytes, bool], list[tuple[float, SizeError | ToleranceError]]] = (
+            defaultdict(list)
+        )
 
     @cached_property
     def bits(self) -> float:
@@ -197,35 +211,51 @@ class _Search:
         return sum(found.values())
 
     def best(self) -> Network:
-        """The network whose uses of one function share one head, or two where no head serves them all, and so on."""
+        """The network whose uses of one function share one head, or two where no head serves them all, and so on.
+
+        Uses that are alike gain nothing from heads of their own. Their head gets a share of the tolerance for each use instead.
+        """
         units = self.structure.units
         graphs = list(dict.fromkeys(unit.graph for unit in units))
         clusters = [[j for j, unit in enumerate(units) if unit.graph == graph] for graph in graphs]
+        by_use = False
         while True:
             head_of = {j: k for k, cluster in enumerate(clusters) for j in cluster}
             try:
-                return self._network([units[c[0]].graph for c in clusters], [head_of[j] for j in range(len(units))])
+                return self._network(
+                    [units[c[0]].graph for c in clusters], [head_of[j] for j in range(len(units))], by_use=by_use
+                )
             except _NoHeadError as error:
                 k = error.head
+                if len(clusters[k]) > 1 and error.alike and not by_use:
+                    by_use = True
+                    continue
                 if len(clusters[k]) == 1:
                     raise error.problem from None
                 clusters[k : k + 1] = _split(clusters[k], error.sizes)
 
-    def _network(self, graphs: Sequence[Graph], head_of: Sequence[int]) -> Network:
-        """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`."""
+    def _network(self, graphs: Sequence[Graph], head_of: Sequence[int], *, by_use: bool = False) -> Network:
+        """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`.
+
+        Args:
+            by_use: whether a head gets as many shares of the tolerance as it has uses, instead of one.
+        """
         wiring, ranges = wire(self.structure, head_of, self.request.dtype), self._ranges(head_of)
         first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
-        budgets = _even(_weights(first, len(graphs)), self.tolerance)
+        shares = np.array([float(head_of.count(k)) if by_use else 1.0 for k in range(len(graphs))])
+        budgets = _split_evenly(_weights(first, len(graphs)), shares, self.tolerance)
         reach = self._carry(wiring, graphs, [_MARGIN * b for b in budgets], ranges)
         boxes, weights = _boxes(reach, len(graphs)), _weights(reach, len(graphs))
         made = []
-        for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _even(weights, self.tolerance))):
+        for k, (graph, box, budget) in enumerate(zip(graphs, boxes, _split_evenly(weights, shares, self.tolerance))):
             report(self.progress, f"head {k + 1} of {len(graphs)}", k, len(graphs))
+            sizes = _sizes(reach, k)
+            # several uses that no quick method serves are split first, unless they are alike
+            patient = len(sizes) == 1 or (by_use and _are_alike(sizes))
             try:
-                alone = head_of.count(k) == 1  # several uses that no quick method serves are split first
-                made.append(self._part(graph, box, _rounded_down(budget), patient=alone))
+                made.append(self._part(graph, box, _rounded_down(budget), patient=patient))
             except (SizeError, ToleranceError) as error:
-                raise _NoHeadError(k, error, _sizes(reach, k)) from None
+                raise _NoHeadError(k, error, sizes) from None
         for heads in (self._leaner(graphs, boxes, weights, made), made):
             carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in heads], ranges)
             if _fits(carried, boxes):  # errors of leaner heads may lead out of a box
@@ -324,29 +354,52 @@ class _Search:
             Request(target, tolerance, dtype=self.request.dtype, max_bytes=self.request.max_bytes),
             max_value=self.request.max_value,
         )
+        refused = self._refused[(*key, patient)]
+        problem = next((error for asked, error in refused if tolerance <= asked), None)
+        if problem is not None:
+            raise problem
         try:
-            with suppress(UnsupportedError):  # what two keys cannot promise of a product, the others do not find either
-                two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
-            try:
-                plan = best_plan(request, methods=_QUICK, progress=self.progress)
-            except (SizeError, ToleranceError):
-                if not patient:
-                    raise
-                plan = best_plan(request, methods=_PATIENT, progress=self.progress)
-            construction, _ = constructed(plan, self.progress)
+            if (
+                graph.num_inputs > 1
+            ):  # what two keys cannot promise of a product, grids in two variables do not reach either
+                with suppress(UnsupportedError):
+                    two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
+            construction = self._proved(request, _QUICK)
         except (SizeError, ToleranceError) as error:
-            raise type(error)(
-                f"no head was found for {target.label} within {tolerance:.2g} on {box}: {error.reason}", error.hint
-            ) from None
-        certificate = construction.certificate
-        if certificate.kind != "proved" or certificate.error_bound > tolerance:
-            raise ToleranceError(
-                f"no proved head was found for {target.label} within {tolerance:.2g} on {box}; the best leaves "
-                f"{certificate.error:.2g}",
-                "Use a larger tolerance.",
-            )
+            problem = error
+        if problem is not None and patient:
+            try:
+                construction, problem = self._proved(request, _PATIENT), None
+            except (SizeError, ToleranceError) as error:
+                problem = error
+        if problem is not None:
+            reason = f"no head was found for {target.label} within {tolerance:.2g} on {box}: {problem.reason}"
+            problem = type(problem)(reason, problem.hint)
+            refused.append((tolerance, problem))
+            raise problem
         self._built[key].append((tolerance, construction))
         return construction
+
+    def _proved(self, request: Request, methods: Sequence[Method]) -> Construction:
+        """The smallest head of these methods, proved within the tolerance.
+
+        Raises:
+            ToleranceError, SizeError: none has one.
+        """
+        missed = dict[str, float]()  # heads that round more than was planned, and what they leave
+        while len(missed) < len(methods):
+            try:
+                plan = best_plan(request, methods=methods, without=frozenset(missed), progress=self.progress)
+            except (SizeError, ToleranceError):
+                if not missed:
+                    raise
+                break
+            construction, plan = constructed(plan, self.progress)
+            certificate = construction.certificate
+            if certificate.kind == "proved" and certificate.error_bound <= request.tolerance:
+                return construction
+            missed[plan.maker.name] = certificate.error
+        raise ToleranceError(f"the best leaves {min(missed.values()):.2g}", "Use a larger tolerance.")
 
     def _leaner(
         self, graphs: Sequence[Graph], boxes: Sequence[Box], weights: Array, made: Sequence[Construction]
@@ -380,10 +433,11 @@ def _weights(carried: Carried, heads: int) -> Array:
     return found
 
 
-def _even(weights: Array, tolerance: float) -> list[float]:
-    """Budgets that give the heads behind each output equal shares of its error; heads that no output depends on get all of it."""
-    heads = np.count_nonzero(weights, axis=1, keepdims=True)
-    return [tolerance / float(share) if share > 0 else tolerance for share in (weights * heads).max(axis=0)]
+def _split_evenly(weights: Array, shares: Array, tolerance: float) -> list[float]:
+    """Budgets that give the heads behind each output these shares of its error; heads that no output depends on get all of it."""
+    every = (weights > 0) @ shares
+    found = (weights * every[:, None] / shares).max(axis=0)
+    return [tolerance / float(share) if share > 0 else tolerance for share in found]
 
 
 def _boxes(carried: Carried, heads: int) -> list[Box]:

@@ -105,8 +105,9 @@ def best_plan(
     first = best.as_candidate("smallest with the strongest claim" if others else "", because=because)
     table = (first, *(p.as_candidate(_compared(p, best)) for p in others), *rows)
     if best.kind == "estimated" and request.accept == "strongest" and request.knowledge is not None:
-        hard = next((c.note for c in rows if c.method == "hard"), "not planned")
-        note = f"only an estimate, although something is known about f; the hard head: {hard}"
+        names = {"hard": "the hard head", "heads": "several heads", "layers": "several layers"}
+        said = "; ".join(f"{names[c.method]}: {c.note}" for c in rows if c.method in names) or "no proof was planned"
+        note = f"only an estimate, although something is known about f; {said}"
         best = replace(best, why=(*best.why, note))
     return replace(best, why=_why(best), candidates=table, fallback=fallback)
 
@@ -214,12 +215,18 @@ def _proposal(
 
 
 def _hopeless(method: Method, request: Request, plans: Sequence[Plan]) -> Refusal | None:
-    """Why one head in many variables is not looked for, given a proved network; None if it is."""
+    """Why one head in many variables is not looked for, given a network with a claim that no head could surpass; None if it is.
+
+    Of a black box about which nothing is declared, every head has an estimate.
+    """
     graph = request.target.graph
-    networks = [p.parameters for p in plans if p.maker.is_network and p.kind == "proved"]
-    if graph is None or not networks or method.is_network or request.box.dimension < _MANY:
+    sampled = graph is None and request.knowledge is None and request.declared.curvature is None
+    networks = [p.parameters for p in plans if p.maker.is_network and (p.kind == "proved" or sampled)]
+    if not networks or method.is_network or request.box.dimension < _MANY or (graph is None and not sampled):
         return None
-    variables = len({node.parameters for node in graph.nodes if node.operation == "input"})
+    variables = request.box.dimension
+    if graph is not None:
+        variables = len({node.parameters for node in graph.nodes if node.operation == "input"})
     if 2**variables <= min(networks):
         return None
     return Refusal(
@@ -379,20 +386,26 @@ def _because(best: Plan, others: Sequence[Plan], untried: Mapping[str, str], *, 
 def _no_head(
     request: Request, refusals: Sequence[Refusal], rows: Sequence[Candidate], spent: BudgetSpentError | None
 ) -> PartitaError:
-    """The error that helps most, with what the other methods found: time or room that was missing, then the first obstacle."""
+    """The error that helps most, with what the other methods found: time or room that was missing, then the first obstacle.
+
+    Where a method was asked for that needs no knowledge about f, a lack of knowledge is no obstacle, and its own reason is given.
+    """
     tried = "; ".join(f"{row.method}: {row.note}" for row in rows if row.note)
     no_room = next((r.exception() for r in refusals if r.error is SizeError), None)
     others = [r.exception() for r in refusals if r.error is not None]
-    first = next((e for e in (spent, no_room, request.obstacle, *others) if e is not None), None)
+    samples = not request.is_auto and any(m.estimates for m in registry.METHODS if m.name == request.method)
+    obstacle = None if samples and refusals else request.obstacle
+    first = next((e for e in (spent, no_room, obstacle, *others) if e is not None), None)
+    named = first is None
     if first is None:
         label, asked = request.target.label, f"with method={request.method!r}"
-        return ToleranceError(f"tolerance {request.asked:g} is out of reach for {label} {asked}: {tried}.")
+        first = ToleranceError(f"tolerance {request.asked:g} is out of reach for {label} {asked}: {tried}.")
     reached = [(r.error, r.method) for r in rows if r.error is not None and request.tolerance < r.error < math.inf]
     if reached:
         least, method = min(reached)
         advice = f"The smallest error that was reached is {request.stated(least):.3g} (method {method}): "
         first = type(first)(first.reason.rstrip("."), f"{advice}try tolerance={request.stated(1.2 * least):.2g}.")
-    return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 else first
+    return type(first)(f"{first} Tried: {tried}.") if tried and len(rows) > 1 and not named else first
 
 
 def report(candidates: Sequence[Candidate], *, built: bool) -> str:

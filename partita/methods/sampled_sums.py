@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from partita.arithmetic.progress import report
-from partita.errors import NothingKnownError, SizeError, ToleranceError
+from partita.errors import EvaluationsSpentError, NothingKnownError, PartitaError, SizeError, ToleranceError
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.head import FoldedHead
 from partita.heads.network import AttentionNetwork
 from partita.heads.wiring import Affine, Group, Wiring
+from partita.methods.averaged import Corrected
 from partita.methods.fitted import Fitted
 from partita.methods.method import FORMS, Method, Plan, Refusal, search_text, size_text
 from partita.methods.planner import best_plan, constructed
@@ -21,7 +24,7 @@ from partita.methods.request import Request
 from partita.methods.structured import network_not_worth
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Progress
-from partita.proofs.sampled import sampled_error
+from partita.proofs.sampled import fresh_points, sampled_error
 from partita.search.interactions import SumOfTerms, represented
 
 __all__ = ["SampledSums"]
@@ -38,6 +41,10 @@ class SampledSums(Method):
     form = FORMS[1]
     shares = (0.9, 0.5)
     estimates = True
+    exact = True  # interactions are looked for in f itself; its terms are interpolated, f is not
+
+    def evaluations_to_build(self, target: Target, keys: int) -> int:
+        return fresh_points(target)
 
     def applies(self, request: Request) -> Refusal | None:
         target = request.target
@@ -53,6 +60,12 @@ class SampledSums(Method):
         return network_not_worth(request, plans)
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
+        try:
+            return self._sum(request, share, progress)
+        except EvaluationsSpentError as error:  # other methods may do with what is left
+            return Refusal(error.reason)
+
+    def _sum(self, request: Request, share: float, progress: Progress | None) -> Plan | Refusal:
         target = request.target
         report(progress, "looking for variables that interact")
         found = represented(target, request.box, (1 - share) * request.tolerance)
@@ -61,21 +74,31 @@ class SampledSums(Method):
         wide = len(found.variables) * target.num_outputs
         if request.max_heads is not None and wide > request.max_heads:
             return Refusal(f"needs {wide} heads in a layer; max_heads allows {request.max_heads}")
-        heads, error = list[FoldedHead](), found.residual
+        heads, uses, error = list[FoldedHead](), list[tuple[int, int]](), found.residual
+        constant = found.constant.copy()
         for output in range(target.num_outputs):
             for k in range(len(found.variables)):
                 report(progress, f"term {k + 1} of {len(found.variables)}", k, len(found.variables))
                 part = _asked(request, found, k, output, share * request.tolerance / len(found.variables))
-                try:
-                    construction, _ = constructed(best_plan(part, methods=[Fitted()], progress=progress), progress)
-                except (NothingKnownError, SizeError, ToleranceError) as problem:
-                    return Refusal(f"the term in {_named(found.variables[k])} has no fitted head: {problem.reason}")
-                assert isinstance(construction.head, FoldedHead)
-                heads.append(construction.head)
+                construction = _fitted(part, progress)
+                if isinstance(construction, PartitaError):
+                    return Refusal(
+                        f"the term in {_named(found.variables[k])} may take {part.tolerance:.2g} of the tolerance, and no head is "
+                        f"that close: {construction.reason}"
+                    )
+                head = construction.head
+                assert isinstance(head, FoldedHead)
                 error += construction.certificate.error
+                if head.num_keys == 1 and not head.has_query_values:  # a constant needs no head
+                    constant[output] += float(head.evaluate(torch.zeros(1, head.dimension, dtype=head.dtype)).item())
+                else:
+                    heads.append(head)
+                    uses.append((output, k))
+        if not heads:
+            return Refusal("f looks constant: one key holds it")
         network = AttentionNetwork(
             heads,
-            _wiring(found, target.num_outputs),
+            _wiring(found, uses, constant),
             input_shapes=target.input_shapes,
             output_shape=target.output_shape,
         )
@@ -97,7 +120,9 @@ class SampledSums(Method):
                 f"{network.num_parameters:,} stored numbers, {size} in {request.precision.name}",
             ),
             error_estimate=error,
-            largest=max(head.largest_value(*_ends(request.box, v)) for head, v in zip(heads, found.variables)),
+            largest=max(
+                head.largest_value(*_ends(request.box, found.variables[k])) for head, (_, k) in zip(heads, uses)
+            ),
         )
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
@@ -146,15 +171,37 @@ def _chosen(m: int, variables: tuple[int, ...]) -> Array:
     return rows
 
 
-def _wiring(found: SumOfTerms, outputs: int) -> Wiring:
-    """Every term for every output, each a head of its own that reads its variables by index."""
-    m, terms = len(found.anchor), len(found.variables)
+def _wiring(found: SumOfTerms, uses: Sequence[tuple[int, int]], constant: Array) -> Wiring:
+    """Heads that each read the variables of a term by index, each added to one output.
+
+    Args:
+        found: the terms.
+        uses: for every head its output and its term.
+        constant: of every output.
+    """
+    m = len(found.anchor)
     layer = tuple(
-        Group(o * terms + k, Affine(_chosen(m, own), np.zeros(len(own))))
-        for o in range(outputs)
-        for k, own in enumerate(found.variables)
+        Group(h, Affine(_chosen(m, found.variables[k]), np.zeros(len(found.variables[k]))))
+        for h, (_, k) in enumerate(uses)
     )
-    weight: Array = np.zeros((outputs, outputs * terms))
-    for o in range(outputs):
-        weight[o, o * terms : (o + 1) * terms] = 1.0
-    return Wiring(m, (layer,), Affine(weight, found.constant.copy(), m))
+    weight: Array = np.zeros((len(constant), len(uses)))
+    weight[[o for o, _ in uses], np.arange(len(uses))] = 1.0
+    return Wiring(m, (layer,), Affine(weight, constant, m))
+
+
+def _fitted(request: Request, progress: Progress | None) -> Construction | PartitaError:
+    """The head of a term: fitted, or, where such heads round too much, with the values of f corrected; or why there is none."""
+    problem: PartitaError | None = None
+    for method in (Fitted(), Corrected()):
+        try:
+            asked = replace(request, method=method.name)
+            construction, _ = constructed(best_plan(asked, methods=[method], progress=progress), progress)
+        except (NothingKnownError, SizeError, ToleranceError) as error:
+            problem = problem or error
+            continue
+        reached = construction.certificate.error
+        if reached <= request.tolerance:
+            return construction
+        problem = problem or ToleranceError(f"{request.target.label}: the best head leaves {reached:.2g}")
+    assert problem is not None
+    return problem

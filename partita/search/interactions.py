@@ -23,6 +23,7 @@ _SPLITS = 8  # random halves of the variables, for a first look
 _BASES = 4  # points at which every pair is tried
 _TESTS = 8  # points at which the sum is compared with f
 _NEGLIGIBLE = 0.05  # of the tolerance: a mixed difference that counts as none
+_NOISE = 32 * 2.0**-52  # of the largest value of f: a mixed difference of four values may be so large by rounding alone
 _MOST_PAIRS = 24
 
 
@@ -83,7 +84,12 @@ def represented(target: Target, box: Box, tolerance: float, *, seed: int = 0) ->
         seed: random seed of the points.
     """
     rng, m = np.random.default_rng([seed, 11]), box.dimension
-    limit = _NEGLIGIBLE * tolerance
+    points = box.sample(_TESTS, rng)
+    values = target(points)
+    noise = _NOISE * float(np.abs(values).max())
+    if noise > tolerance:
+        return f"the tolerance is below what values of f are rounded by, about {noise:.2g}"
+    limit = max(_NEGLIGIBLE * tolerance, noise)
     pairs = _interacting(target, box, limit, rng) if _splits_interact(target, box, limit, rng) else []
     if isinstance(pairs, str):
         return pairs
@@ -91,8 +97,7 @@ def represented(target: Target, box: Box, tolerance: float, *, seed: int = 0) ->
     anchor = (box.lo.ravel() + box.hi.ravel()) / 2
     terms = (*pairs, *((i,) for i in range(m) if i not in inside))
     found = SumOfTerms(target, anchor, target(anchor[None])[0], tuple(terms))
-    points = box.sample(_TESTS, rng)
-    residual = float(np.abs(found(points) - target(points)).max())
+    residual = float(np.abs(found(points) - values).max())
     if not residual <= tolerance:
         return (
             f"three or more variables interact: a sum of functions of pairs is off by {residual:.3g} at random points"
