@@ -60,6 +60,7 @@ _CUT_WORK = 200_000  # nodes of all units, times boxes, at which errors are carr
 _WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
 _STEPS = 8  # per power of two: how finely budgets are graded
 _GRID = 64  # steps: how finely the ends of ranges are graded
+_ROOM = 0.01  # of a range
 _LONG = 200  # characters of a label
 _THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
 
@@ -260,6 +261,8 @@ class _Search:
             carried = self._carry(wiring, graphs, [c.certificate.error_bound for c in heads], ranges)
             if _fits(carried, boxes):  # errors of leaner heads may lead out of a box
                 break
+        else:
+            raise UnsupportedError("errors of heads lead out of the ranges that they were planned for")
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, heads))
         return Network(wiring, parts, tuple(heads), carried, self.cuts)
 
@@ -276,7 +279,7 @@ class _Search:
         wiring, graphs = self._own
         found = joint_ranges(wiring, graphs, self.lo, self.hi)
         return {
-            group[0]: found[layer][place]
+            group[0]: _roomy(found[layer][place])
             for layer, groups in enumerate(_groups(self.structure, range(len(graphs))))
             for place, (_, group) in enumerate(groups)
         }
@@ -542,6 +545,16 @@ def _groups(structure: Structure, head_of: Sequence[int]) -> list[list[tuple[int
     for j in range(len(structure.units)):
         layers[structure.level(j) - 1][head_of[j]].append(j)
     return [sorted(groups.items()) for groups in layers]
+
+
+def _roomy(known: Interval | None) -> Interval | None:
+    """A little more than a range: another search for it, in another order or on another machine, ends as near to the truth, but
+    not with the same digits."""
+    if known is None:
+        return None
+    width = known.hi - known.lo
+    room = [np.minimum(_ROOM * width, 4 * _ROOM * np.abs(end)) for end in (known.lo, known.hi)]
+    return Interval(known.lo - room[0], known.hi + room[1])
 
 
 def _stacked(known: Sequence[Interval | None], unit: Unit) -> Interval | None:
