@@ -42,6 +42,7 @@ MOST_POWER = 64  # of a number that is multiplied out
 Form = dict[int, fmpq]  # atom → coefficient other than 0
 # form → how often it stands above and below the line; for one that is known to be positive, its exponent and 0
 Factors = dict[int, tuple[fmpq, fmpq]]
+ONCE = (fmpq(1), fmpq(0))
 
 
 class Unfit(Exception):
@@ -91,7 +92,7 @@ class Atoms:
             return
         coefficient, factors = self.factors(form)
         unknown = [k for k in factors if not self.is_positive(k)]
-        if len(unknown) == 1 and factors[unknown[0]] == (1, 0):
+        if len(unknown) == 1 and factors[unknown[0]] == ONCE:
             signed = scaled(self._held[unknown[0]], fmpq(1 if coefficient > 0 else -1))
             self._positive.add(self.number(signed))
 
@@ -99,18 +100,18 @@ class Atoms:
         """Whether a form is known to be positive: by assumption, or as a sum of positive terms."""
         if k in self._positive or k in self._exps:
             return True
-        if all(c > 0 and all(map(self._is_assumed, self._monomial(atom))) for atom, c in self._held[k].items()):
+        form = self._held[k]
+        if all(c > 0 for c in form.values()) and all(
+            atom == ONE or all(j != k and self.is_positive(j) for j in self._monomial(atom)) for atom in form
+        ):
             self._positive.add(k)
         return k in self._positive
-
-    def _is_assumed(self, k: int) -> bool:
-        return k in self._positive or k in self._exps
 
     def _monomial(self, atom: int) -> Factors:
         """An atom as a product of powers."""
         if atom == ONE:
             return {}
-        return self._factors.get(atom) or {self.number({atom: fmpq(1)}): (fmpq(1), fmpq(0))}
+        return self._factors.get(atom) or {self.number({atom: fmpq(1)}): ONCE}
 
     def factors(self, form: Form) -> tuple[fmpq, Factors]:
         """A form that is not constant as a coefficient and factors."""
@@ -126,14 +127,14 @@ class Atoms:
                 return coefficient, _merged(factors, common)
         size = abs(lead)
         for sign in (1, -1):
-            if self._is_assumed(k := self.number(scaled(form, sign / size))):
-                return sign * size, {k: (fmpq(1), fmpq(0))}
-        return lead, {self.number(scaled(form, 1 / lead)): (fmpq(1), fmpq(0))}
+            if self.is_positive(k := self.number(scaled(form, sign / size))):
+                return sign * size, {k: ONCE}
+        return lead, {self.number(scaled(form, 1 / lead)): ONCE}
 
     def _common(self, form: Form) -> Factors:
         """The powers of positive forms that all terms of a sum have in common, those below the line of any among them."""
         terms = [self._monomial(atom) for atom in form]
-        bases = {k for term in terms for k in term if self._is_assumed(k) and k not in self._exps}
+        bases = {k for term in terms for k in term if self.is_positive(k) and k not in self._exps}
         least = {k: min(term[k][0] if k in term else fmpq(0) for term in terms) for k in bases}
         return {k: (exponent, fmpq(0)) for k, exponent in least.items() if exponent != 0}
 
@@ -155,7 +156,7 @@ class Atoms:
         return found
 
     def _is_expanded(self, k: int, pair: tuple[fmpq, fmpq]) -> bool:
-        return len(self._held[k]) > 1 and self._is_assumed(k) and pair[0] > 0 and pair[0].q == 1
+        return len(self._held[k]) > 1 and self.is_positive(k) and pair[0] > 0 and pair[0].q == 1
 
     def product(self, coefficient: fmpq, factors: Factors) -> Form:
         """The form of a product of factors."""
@@ -170,7 +171,7 @@ class Atoms:
         coefficient, factors = self._simplified(coefficient, factors)
         if not factors:
             return {ONE: coefficient}
-        if list(factors.values()) == [(1, 0)]:
+        if list(factors.values()) == [ONCE]:
             return scaled(self._held[next(iter(factors))], coefficient)
         found = self.atom("product", tuple(sorted((k, str(a), str(b)) for k, (a, b) in factors.items())))
         self._factors[next(iter(found))] = factors
@@ -189,16 +190,11 @@ class Atoms:
                     raise Unfit
                 coefficient *= raised(self._held[k][ONE], int(whole))
                 found |= {k: (net - whole, fmpq(0))} if net != whole else {}
-            elif self._is_assumed(k):
+            elif self.is_positive(k):
                 found |= {k: (net, fmpq(0))} if net != 0 else {}
             else:
                 found[k] = above, below
-        total = combined([(fmpq(1), {}), *exponents])
-        if total:
-            atom = self.atom("exp", (self.number(total),), ())
-            self._exps[self.number(atom)] = total
-            found[self.number(atom)] = fmpq(1), fmpq(0)
-        return coefficient, found
+        return coefficient, found | self._exp_atom(combined([(fmpq(1), {}), *exponents]))
 
     def power(self, form: Form, exponent: int | fmpq) -> Form:
         """`form^q`; negative exponents put its factors below the line. Rational ones are for positive forms only."""
@@ -212,7 +208,7 @@ class Atoms:
             factors, coefficient = _merged(factors, self._number_factor(coefficient)), fmpq(1)
         found = Factors()
         for k, (a, b) in factors.items():
-            if self._is_assumed(k) or constant(self._held[k]):
+            if self.is_positive(k) or constant(self._held[k]):
                 found[k] = (a - b) * q, fmpq(0)
             else:
                 found[k] = (a * q, b * q) if q > 0 else (-b * q, -a * q)
@@ -220,7 +216,7 @@ class Atoms:
         return self.product(raised(coefficient, int(q.p)) if q.q == 1 else coefficient, found)
 
     def _number_factor(self, x: fmpq) -> Factors:
-        return {} if x == 1 else {self.number({ONE: x}): (fmpq(1), fmpq(0))}
+        return {} if x == 1 else {self.number({ONE: x}): ONCE}
 
     def times(self, a: Form, b: Form) -> Form:
         for one, other in ((a, b), (b, a)):
@@ -256,14 +252,18 @@ class Atoms:
         factors, rest = Factors(), dict(form)
         for atom, c in form.items():
             k = self._logs.get(atom)
-            if k is not None and (constant(self._held[k]) or self._is_assumed(k)):
+            if k is not None and (constant(self._held[k]) or self.is_positive(k)):
                 del rest[atom]
                 factors[k] = c, fmpq(0)
-        if rest:
-            atom = self.atom("exp", (self.number(rest),), ())
-            self._exps[self.number(atom)] = rest
-            factors[self.number(atom)] = fmpq(1), fmpq(0)
-        return self.product(fmpq(1), factors)
+        return self.product(fmpq(1), factors | self._exp_atom(rest))
+
+    def _exp_atom(self, form: Form) -> Factors:
+        """exp of a form without known logarithms, as a factor."""
+        if not form:
+            return {}
+        k = self.number(self.atom("exp", (self.number(form),), ()))
+        self._exps[k] = form
+        return {k: ONCE}
 
     def operation(self, name: str, args: Sequence[Form], params: tuple[Any, ...]) -> Form:
         """Any other operation: an atom."""

@@ -1,0 +1,159 @@
+"""Products of positive numbers written with logarithms: the same function, and nothing assumed without a reason."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import partita as pa
+from partita.errors import UnsupportedError
+from partita.functions import parse
+from partita.functions.affine_forms import Form, Interner, forms_of
+from partita.functions.logarithms import Logarithms
+from partita.functions.ranges import positive_nodes
+from partita.functions.structure import Structure, Unit, layered, same_function
+from partita.reproduction.structured_functions import KNOWN_FUNCTIONS
+
+NAMES = ["x0", "x1", "x2", "x3"]
+POSITIVE = pa.Box([0.5] * 4, [2.0] * 4)
+
+SAME = [
+    ("x0*x1/x2", "exp(log(x0) + log(x1) - log(x2))"),
+    ("sqrt(x0*x1)", "sqrt(x0)*sqrt(x1)"),
+    ("sqrt(x0^2)", "x0"),
+    ("x0/x0", "1 + 0*x0"),
+    ("log(x0^2/x1)", "2*log(x0) - log(x1)"),
+    ("exp(2*log(x0) + x1)", "x0^2*exp(x1)"),
+    ("(100*x0/x1)^-0.3", "exp(-0.3*log(100) - 0.3*log(x0) + 0.3*log(x1))"),
+    ("exp(x0)*exp(x1)/exp(x0)", "exp(x1)"),
+    ("1/(x0 + x1*x2)", "exp(-log(x0) - log(1 + exp(log(x1) + log(x2) - log(x0))))"),
+    ("x0/(x0 + x1*x2)", "1/(1 + exp(log(x1) + log(x2) - log(x0)))"),
+    ("(3 - x0)*x1", "exp(log(3 - x0) + log(x1))"),
+]
+DIFFERENT = [
+    ("x0*x1", "exp(log(x0) + 2*log(x1))"),
+    ("sqrt(x0 + x1)", "sqrt(x0) + sqrt(x1)"),
+    ("log(x0 + x1*x2)", "log(x0) + log(x1*x2)"),
+    ("log(x0 + x1*x2)", "log(x0) + log(1 + exp(log(x0) - log(x1) - log(x2)))"),
+    ("x0^0.5", "x0^0.25"),
+    ("sqrt((x0 - x1)^2)", "x0 - x1"),
+    ("(x0 - x1)/(x0 - x1)", "1 + 0*x0"),
+    ("exp(log(2)/2 + x0)", "2*exp(x0)"),
+]
+
+
+def form(text: str, interner: Interner, box: pa.Box = POSITIVE) -> Form:
+    graph = parse(text, NAMES)
+    positive = positive_nodes(graph, box.lo, box.hi)
+    return forms_of(graph, [interner.input(i) for i in range(4)], interner, positive)[0]
+
+
+@pytest.mark.parametrize(("a", "b"), SAME)
+def test_one_function_has_one_form(a: str, b: str) -> None:
+    interner = Logarithms()
+    assert form(a, interner) == form(b, interner)
+    points = POSITIVE.sample(50, np.random.default_rng(1))
+    np.testing.assert_allclose(*(parse(text, NAMES).evaluate(points) for text in (a, b)), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT)
+def test_other_functions_have_other_forms(a: str, b: str) -> None:
+    interner = Logarithms()
+    assert form(a, interner) != form(b, interner)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("sqrt(x0^2)", "x0"), ("x0/x0", "1 + 0*x0"), ("sqrt(x0*x1)", "sqrt(x0)*sqrt(x1)")]
+)
+def test_signs_that_are_not_known_are_not_assumed(a: str, b: str) -> None:
+    around = pa.Box([-2.0] * 4, [2.0] * 4)
+    interner = Logarithms()
+    assert form(a, interner, around) != form(b, interner, around)
+
+
+def test_positive_nodes_are_positive() -> None:
+    """Natural enclosures, a search where they are too wide, and no node whose values change sign."""
+    graph = parse("x0*(x1 - x2)*sqrt(x0^2 + x3) - x0*(sqrt(x0^2 + x3) - x0)", NAMES)
+    box = pa.Box([1.0, 0.0, 0.0, 0.5], [3.0, 1.0, 1.0, 2.0])
+    found = positive_nodes(graph, box.lo, box.hi)
+    every = [parse_node.operation for k, parse_node in enumerate(graph.nodes) if k in found]
+    assert "sqrt" in every and "sub" in every  # the second difference, which takes a search
+    x = box.sample(2000, np.random.default_rng(0))
+    whole = type(graph)(4, graph.nodes, tuple(range(len(graph.nodes))), (len(graph.nodes),)).evaluate(x)
+    assert (whole[:, sorted(found)] > 0).all()
+    assert not positive_nodes(parse("x0 - x1", NAMES), [0.0] * 4, [1.0] * 4)
+
+
+@pytest.mark.parametrize("name", KNOWN_FUNCTIONS)
+def test_known_functions_are_what_is_read(name: str) -> None:
+    f = KNOWN_FUNCTIONS[name]
+    graph = parse(f.expression, [f"x{i}" for i in range(len(f.lo))])
+    structure = layered(graph, f.box, logarithms=True)
+    assert same_function(graph, structure, f.box)
+    x = f.box.sample(200, np.random.default_rng(2))
+    channels = list(x.T)
+    for unit in structure.units:
+        reads = [_value(form, channels) for form in unit.reads]
+        channels.append(unit.graph.evaluate(np.stack(reads, 1)))
+    np.testing.assert_allclose(_value(structure.outputs[0], channels), graph.evaluate(x), rtol=1e-9)
+
+
+def _value(form: Form, channels: Sequence[np.ndarray]) -> np.ndarray:
+    return float(form.constant) + sum(float(c) * channels[k] for k, c in form.terms.items()) + 0 * channels[0]
+
+
+def test_a_changed_structure_is_another_function() -> None:
+    graph, box = parse("x0*x1/(x2 + x0*x3)", NAMES), POSITIVE
+    structure = layered(graph, box, logarithms=True)
+    assert same_function(graph, structure, box) and not same_function(graph, structure)
+    for j, unit in enumerate(structure.units):
+        reads = (unit.reads[0].plus(Form(Fraction(1, 10**9))), *unit.reads[1:])
+        changed = Unit(unit.graph, reads)
+        units = (*structure.units[:j], changed, *structure.units[j + 1 :])
+        assert not same_function(graph, Structure(4, units, structure.outputs, ()), box)
+
+
+Evaluated = Callable[[Sequence[float]], float]
+
+
+def random_function(source: random.Random, depth: int) -> tuple[str, Evaluated]:
+    """A text, and what it means; it raises where it is not defined."""
+    if depth == 0 or source.random() < 0.15:
+        i, number = source.randrange(3), source.choice([0.5, 2.0, 3.0])
+        return (f"x{i}", lambda x: x[i]) if source.random() < 0.7 else (str(number), lambda x: number)
+    (a, f), (b, g) = random_function(source, depth - 1), random_function(source, depth - 1)
+    return source.choice(
+        [
+            (f"({a} + {b})", lambda x: f(x) + g(x)),
+            (f"({a} - {b})", lambda x: f(x) - g(x)),
+            (f"({a}*{b})", lambda x: f(x) * g(x)),
+            (f"({a}/{b})", lambda x: f(x) / g(x)),
+            (f"sqrt({a})", lambda x: math.sqrt(f(x))),
+            (f"log({a})", lambda x: math.log(f(x))),
+            (f"exp({a})", lambda x: math.exp(f(x))),
+            (f"({a})^2", lambda x: f(x) ** 2),
+        ]
+    )
+
+
+def test_random_functions_with_equal_forms_are_equal() -> None:
+    source, found, compared = random.Random(5), dict[Form, list[tuple[str, Evaluated]]](), 0
+    interner, points = Logarithms(), [[source.uniform(0.5, 2) for _ in range(4)] for _ in range(6)]
+    for _ in range(2500):
+        made = random_function(source, source.randrange(1, 4))
+        with suppress(UnsupportedError, pa.PartitaError):
+            found.setdefault(form(made[0], interner), []).append(made)
+    for same in found.values():
+        for text, f in same[1:8]:
+            for x in points:
+                with suppress(ValueError, ZeroDivisionError, OverflowError):
+                    left, right = same[0][1](x), f(x)
+                    assert math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-6), (same[0][0], text)
+                    compared += same[0][0] != text
+    assert compared > 500
