@@ -241,7 +241,9 @@ class _Search:
         Args:
             by_use: whether a head gets as many shares of the tolerance as it has uses, instead of one.
         """
-        wiring, ranges = wire(self.structure, head_of, self.request.dtype), self._ranges(head_of)
+        wiring = wire(self.structure, head_of, self.request.dtype)
+        # those that the proof will find: ranges depend a little on the order of the channels, and boxes must hold what is read
+        ranges = joint_ranges(wiring, graphs, self.lo, self.hi)
         first = self._carry(wiring, graphs, [0.0] * len(graphs), ranges)
         shares = np.array([float(head_of.count(k)) if by_use else 1.0 for k in range(len(graphs))])
         budgets = _split_evenly(_weights(first, len(graphs)), shares, self.tolerance)
