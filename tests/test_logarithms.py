@@ -151,6 +151,9 @@ def test_random_functions_with_equal_forms_are_equal() -> None:
             found.setdefault(form(made[0], interner), []).append(made)
     for same in found.values():
         for text, f in same[1:8]:
+            fresh = Logarithms()  # without what the logarithms of other functions say
+            if form(same[0][0], fresh) != form(text, fresh):
+                continue
             for x in points:
                 with suppress(ValueError, ZeroDivisionError, OverflowError):
                     left, right = same[0][1](x), f(x)

@@ -28,6 +28,7 @@ import partita as pa
 from partita import errors
 from partita.arithmetic.precision import Precision
 from partita.geometry.moments import AxisGeometry, dropped_mass
+from partita.heads.head import FoldedHead
 from partita.methods import METHODS, Method, Plan, Refusal, Request
 from partita.methods.planner import best_plan
 from partita.plots import plot_head
@@ -386,6 +387,15 @@ def method_is_network(c: pa.Compiled) -> bool:
 
 def network_rounding(c: pa.Compiled) -> float:
     """What rounding takes of a network's bound: of each head what its own certificate says, times its gain, and the affine maps."""
+    if c.certificate.kind == "estimated":  # its heads read inputs as they are, and the last map adds them up
+        box, total = c.target.domain.bounding_box().widened(Precision.of(c.head.dtype)), 0.0
+        for group in (g for layer in c.head.wiring.layers for g in layer):
+            head = c.head.parts[group.head]
+            read = group.reads.start + np.argmax(np.abs(group.reads.weight), axis=1).reshape(-1, head.dimension)
+            for columns in read:
+                ends = box.lo.ravel()[columns], box.hi.ravel()[columns]
+                total += head_rounding(head, *ends) + 64 * Precision.of(head.dtype).unit * head.largest_value(*ends)
+        return total
     parts = c.certificate.proof["parts"]
     own = [sum(t["value"] for t in p["certificate"]["terms"] if t["source"] == "rounding") for p in parts]
     heads = [t for t in c.certificate.terms if t.name.startswith("head ")]
@@ -395,17 +405,19 @@ def network_rounding(c: pa.Compiled) -> float:
 
 def running_error(c: pa.Compiled) -> float:
     """How far a windowed sum of the head may be from the exact one: `window-tail`, and `score-rounding`, 3."""
-    head, box, m = c.head, c.target.domain.bounding_box().widened(Precision.of(c.head.dtype)), c.head.dimension
-    lo, hi, u = box.lo.ravel(), box.hi.ravel(), Precision.of(head.dtype).unit
-    if method_is_network(c):
-        return network_rounding(c)
+    box = c.target.domain.bounding_box().widened(Precision.of(c.head.dtype))
+    return network_rounding(c) if method_is_network(c) else head_rounding(c.head, box.lo.ravel(), box.hi.ravel())
+
+
+def head_rounding(head: FoldedHead, lo: np.ndarray, hi: np.ndarray) -> float:
+    m, u = head.dimension, Precision.of(head.dtype).unit
     largest, rates = head.largest_value(lo, hi), head.inverse_temperature.double().numpy()
     if head.kind == "scattered":
         centers = head.centers.double().numpy()
         far = (np.maximum(np.abs(centers - lo), np.abs(hi - centers)) ** 2).sum(axis=1)
         power = 0.0 if head.powers is None else np.abs(head.powers.double().numpy())
         delta = 1.01 * u * ((m + 6) * float(rates) / 2 * float((far + power).max()) + 17)
-        return delta * largest + summed(2 * c.num_keys + m + 16, u, largest) + 2 * math.exp(-45) * largest
+        return delta * largest + summed(2 * head.num_keys + m + 16, u, largest) + 2 * math.exp(-45) * largest
     mass, scores, terms = 0.0, 0.0, 8 * m + 10 + sum(getattr(head, "ranks", ()))
     for i, axis in enumerate(a.double().numpy() for a in head.axes):
         width = len(axis) if head.kind == "train" else head.widths[i]

@@ -68,7 +68,7 @@ class Logarithms(Interner):
         if operation == "log" and arguments[0].terms:
             self.assume_positive(arguments[0])  # where a logarithm is defined, it is
             return self._log(arguments[0])
-        if operation == "sqrt" and arguments[0].terms and self.is_positive(arguments[0]):
+        if operation == "sqrt" and self._is_factor(arguments[0]):
             return self._exp(self._log(arguments[0]).scaled(_HALF))
         return super().apply(operation, arguments, parameters)
 
@@ -78,9 +78,13 @@ class Logarithms(Interner):
         )
 
     def power(self, form: Form, exponent: int) -> Form:
-        if form.terms and exponent and self.is_positive(form):
+        if exponent and self._is_factor(form):
             return self._exp(self._log(form).scaled(Fraction(exponent)))
         return super().power(form, exponent)
+
+    def _is_factor(self, form: Form) -> bool:
+        """Whether a form is positive and no sum: a power of a sum is taken apart only where it is multiplied."""
+        return bool(form.terms) and self.is_positive(form) and len(self._positive_parts(form)) == 1
 
     def finished(self, pending: Pending) -> Form:
         if pending.operation != "product" or not pending.factor:
@@ -107,8 +111,8 @@ class Logarithms(Interner):
         if atom is not None and atom.operation == "exp":
             return constant.plus(atom.arguments[0])
         if atom is not None and atom.operation in _EXPONENTS and self.is_positive(atom.arguments[0]):
-            exponent = _EXPONENTS[atom.operation] or Fraction(atom.parameters[0])
-            return constant.plus(self._log(atom.arguments[0]), exponent)
+            exponent, base = _EXPONENTS[atom.operation] or Fraction(atom.parameters[0]), atom.arguments[0]
+            return constant.plus(self._log(base) if base.terms else self._log_of_number(base.constant), exponent)
         return constant.plus(Form.of(self.number("log", (unit,), ())))
 
     def _positive_parts(self, form: Form) -> list[Form]:

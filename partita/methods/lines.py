@@ -58,7 +58,7 @@ class Lines(Method):
                 f"{count} keys",
                 f"lines: f is straight at both ends, and {count - 2} lines between them are mixed; "
                 f"{found.error_estimate:.3g} is the largest error sampled",
-                f"sharpness κ = R h² is {found.rate * (found.centers[1] - found.centers[0]) ** 2:.3g}",
+                f"sharpness κ = R h² is {found.kappa:.3g}",
                 f"{parameters:,} stored numbers, {size_text(parameters * precision.item_bytes)} in {precision.name}",
             ),
             error_bound=request.tolerance,

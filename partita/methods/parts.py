@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ _QUICK: list[Method] = [Pieces(), TwoKeys(), Fitted()]
 # for what has kinks or a range of many scales, or where the large values of fitted heads round too much in float32
 _PATIENT: list[Method] = [Corrected(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
-_COMPARABLE = 1.8  # times the bits of another structure: what is tried beside it
+_COMPARABLE = 2.5  # times the bits of another structure: what is tried beside it
 _WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
 _ALIKE = 2.0  # times: uses whose reads differ in size by less have no head of their own that is easier to find
 _LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
@@ -60,7 +61,7 @@ _CUT_WORK = 200_000  # nodes of all units, times boxes, at which errors are carr
 _WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
 _STEPS = 8  # per power of two: how finely budgets are graded
 _GRID = 64  # steps: how finely the ends of ranges are graded
-_ROOM = 0.01  # of a range
+_ROOM = 2.0**-9  # of a range: another machine may find its ends with other last digits
 _LONG = 200  # characters of a label
 _THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
 
@@ -116,7 +117,7 @@ def network_of(
     Args:
         request: what is asked for; its dtype and limits hold for every head.
         structures: ways to write f as units that read affine functions of earlier ones. One whose heads seem to need far more
-            bits than those of another is tried only if that fails.
+            bits than those of another, or whose domain must be cut, is tried only if that fails.
         tolerance: for the heads; rounding of the affine maps comes on top.
 
     Raises:
@@ -128,8 +129,8 @@ def network_of(
     searches.sort(key=lambda search: search.bits)
     found, problem = None, None
     for search in searches:
-        if found is not None and not search.bits <= _COMPARABLE * searches[0].bits:
-            break
+        if found is not None and not (search.bits <= _COMPARABLE * searches[0].bits and search.is_tame):
+            continue
         try:
             other = search.best()
         except (SizeError, ToleranceError, UnsupportedError) as error:
@@ -281,7 +282,7 @@ class _Search:
         wiring, graphs = self._own
         found = joint_ranges(wiring, graphs, self.lo, self.hi)
         return {
-            group[0]: _roomy(found[layer][place])
+            group[0]: found[layer][place]
             for layer, groups in enumerate(_groups(self.structure, range(len(graphs))))
             for place, (_, group) in enumerate(groups)
         }
@@ -303,23 +304,39 @@ class _Search:
         if self.structure.depth == 1:
             return cuts
 
-        def cost(trial: Sequence[Sequence[float]]) -> float:
-            weights = _weights(self._without_errors(trial), len(graphs))
-            with np.errstate(divide="ignore"):
-                bits = np.log2(weights.max(axis=0))
-            return float(np.where(bits > -math.inf, bits, 0.0).sum())
-
-        boxes, least, every = 1, cost(cuts), sum(len(graph.nodes) for graph in graphs)
+        boxes, least, every = 1, self._cost(cuts), sum(len(graph.nodes) for graph in graphs)
         while 2 * boxes * every <= _CUT_WORK and boxes < MOST_BOXES:
             report(self.progress, f"carrying errors on {2 * boxes} boxes")
-            trials = [[*cuts[:i], self._halved(i, cuts[i]), *cuts[i + 1 :]] for i in range(len(cuts))]
-            costs = [cost(trial) for trial in trials]
-            best = int(np.argmin(costs))
-            if not costs[best] <= least - _WORTH_CUTTING * math.sqrt(len(graphs)):
+            trial, cost = self._one_cut(cuts)
+            if not cost <= least - self._worth_cutting:
                 break
-            cuts, least = trials[best], costs[best]
+            cuts, least = trial, cost
             boxes = math.prod(len(axis) + 1 for axis in cuts)
         return cuts
+
+    @cached_property
+    def is_tame(self) -> bool:
+        """Whether errors are carried on the whole domain about as well as on a half of it."""
+        whole: list[list[float]] = [[] for _ in self.lo]
+        return self.structure.depth == 1 or self._one_cut(whole)[1] > self._cost(whole) - self._worth_cutting
+
+    @property
+    def _worth_cutting(self) -> float:
+        return _WORTH_CUTTING * math.sqrt(len(self.structure.units))
+
+    def _one_cut(self, cuts: list[list[float]]) -> tuple[list[list[float]], float]:
+        """The best axis cut once more, and what that costs."""
+        trials = [[*cuts[:i], self._halved(i, cuts[i]), *cuts[i + 1 :]] for i in range(len(cuts))]
+        costs = [self._cost(trial) for trial in trials]
+        best = int(np.argmin(costs))
+        return trials[best], costs[best]
+
+    def _cost(self, cuts: Sequence[Sequence[float]]) -> float:
+        """The sum of the logarithms of all gains."""
+        weights = _weights(self._without_errors(cuts), len(self.structure.units))
+        with np.errstate(divide="ignore"):
+            bits = np.log2(weights.max(axis=0))
+        return float(np.where(bits > -math.inf, bits, 0.0).sum())
 
     def _without_errors(self, cuts: Sequence[Sequence[float]]) -> Carried:
         """What is carried if every unit has a head of its own without an error."""
@@ -448,13 +465,17 @@ def _split_evenly(weights: Array, shares: Array, tolerance: float) -> list[float
 def _boxes(carried: Carried, heads: int) -> list[Box]:
     """For every head a box that holds all its reads."""
     found: list[list[Array]] = [[] for _ in range(heads)]
+    moves = dict[int, Any]()
     for _, group, read in carried.groups():
+        moves[group.head] = moves.get(group.head, False) | read.moves.any(axis=0)
         found[group.head] += [ends.reshape(-1, ends.shape[-1]) for ends in (read.reach_lo, read.reach_hi)]
     boxes = []
-    for ends in found:
+    for k, ends in enumerate(found):
         lo, hi = (np.concatenate(ends).min(axis=0), np.concatenate(ends).max(axis=0))
         thin = hi - lo <= _THIN * np.maximum(np.abs(lo), np.abs(hi))
         pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
+        room = _ROOM * np.minimum(hi - lo, np.minimum(np.abs(lo), np.abs(hi)))
+        pad = np.where(moves[k], np.maximum(pad, room), pad)
         boxes.append(Box(_graded(lo - pad, hi + pad, -1), _graded(hi + pad, lo - pad, 1)))
     return boxes
 
@@ -547,16 +568,6 @@ def _groups(structure: Structure, head_of: Sequence[int]) -> list[list[tuple[int
     for j in range(len(structure.units)):
         layers[structure.level(j) - 1][head_of[j]].append(j)
     return [sorted(groups.items()) for groups in layers]
-
-
-def _roomy(known: Interval | None) -> Interval | None:
-    """A little more than a range: another search for it, in another order or on another machine, ends as near to the truth, but
-    not with the same digits."""
-    if known is None:
-        return None
-    width = known.hi - known.lo
-    room = [np.minimum(_ROOM * width, 4 * _ROOM * np.abs(end)) for end in (known.lo, known.hi)]
-    return Interval(known.lo - room[0], known.hi + room[1])
 
 
 def _stacked(known: Sequence[Interval | None], unit: Unit) -> Interval | None:

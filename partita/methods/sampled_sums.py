@@ -84,7 +84,9 @@ class SampledSums(Method):
                 if isinstance(construction, PartitaError):
                     return Refusal(
                         f"the term in {_named(found.variables[k])} may take {part.tolerance:.2g} of the tolerance, and no head is "
-                        f"that close: {construction.reason}"
+                        f"that close: {construction.reason}",
+                        construction.hint,
+                        SizeError if isinstance(construction, SizeError) else None,
                     )
                 head = construction.head
                 assert isinstance(head, FoldedHead)

@@ -40,6 +40,12 @@ class LineFit:
     origin: float
     error_estimate: float
 
+    @property
+    def kappa(self) -> float:
+        """The sharpness R h², h the distance of neighbouring centers."""
+        step = float(self.centers[1] - self.centers[0])
+        return self.rate * step * step  # not step², which can overflow
+
 
 def fit_lines(
     ask: Callable[[Array], Array], lo: float, hi: float, tolerance: float, *, progress: Progress | None = None
