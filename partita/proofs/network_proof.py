@@ -214,7 +214,7 @@ class NetworkProof(Proof):
             )
         if target.graph is not None and not same_as_wiring(target.graph, wiring, graphs, target.box):
             raise UnsupportedError(
-                f"the network was not shown to compute {target.label[:200]}: the exact affine forms of both differ."
+                f"the network was not shown to compute {target.label[:200]}: their exact affine forms differ."
             )
         carried, cuts = carried_over(head, parts, target.box, {**given.details, "meaning": meaning})
         details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
