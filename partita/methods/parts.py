@@ -20,6 +20,7 @@ from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form
 from partita.functions.graph import Graph, GraphBuilder
+from partita.functions.operations import Node
 from partita.functions.structure import Structure, Unit
 from partita.functions.target import graph_target
 from partita.geometry.domains import Array, Box
@@ -60,6 +61,7 @@ _CUT_WORK = 200_000  # nodes of all units times boxes: the most on which errors 
 _WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
 _STEPS = 8  # per power of two: how finely budgets are graded
 _GRID = 64  # steps: how finely the ends of ranges are graded
+_SPAN = 32  # uses of one head for a logarithm, a root or a reciprocal read numbers within this factor of each other
 _ROOM = 2.0**-9  # of a range, added at each end: another machine may compute its ends with other last digits
 _LONG = 200  # characters of a label
 _THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
@@ -197,13 +199,18 @@ class _Search:
             defaultdict(list)
         )
 
+    @property
+    def _whole(self) -> list[list[float]]:
+        """No cuts."""
+        return [[] for _ in self.lo]
+
     @cached_property
     def bits(self) -> float:
         """About how much the heads have to store: the sum of `log2(A_h·|range of h| / tolerance)` over different functions.
 
         It is infinite where an error has no bound.
         """
-        graphs, carried = self._own[1], self._without_errors([[] for _ in self.lo])
+        graphs, carried = self._own[1], self._without_errors(self._whole)
         weights, found = _weights(carried, len(graphs)).max(axis=0), dict[Graph, float]()
         for channel, group, _ in carried.groups():
             values = carried.values[:, channel]
@@ -219,7 +226,11 @@ class _Search:
         """
         units = self.structure.units
         graphs = list(dict.fromkeys(unit.graph for unit in units))
-        clusters = [[j for j, unit in enumerate(units) if unit.graph == graph] for graph in graphs]
+        clusters = [
+            group
+            for graph in graphs
+            for group in self._by_scale([j for j, unit in enumerate(units) if unit.graph == graph])
+        ]
         by_use = False
         while True:
             head_of = {j: k for k, cluster in enumerate(clusters) for j in cluster}
@@ -235,6 +246,30 @@ class _Search:
                 if len(clusters[k]) == 1:
                     raise error.problem from None
                 clusters[k : k + 1] = _split(clusters[k], error.sizes)
+
+    def _by_scale(self, uses: list[int]) -> list[list[int]]:
+        """Uses of a function with a pole or a root at 0, in groups that read numbers of about one size.
+
+        One head for numbers of very different sizes would be large.
+        """
+        graph = self.structure.units[uses[0]].graph
+        if len(uses) == 1 or graph.num_inputs > 1 or not any(map(_depends_on_scale, graph.nodes)):
+            return [uses]
+        ends = {
+            group.head: (read.lo.min(), read.hi.max()) for _, group, read in self._without_errors(self._whole).groups()
+        }
+        if not all(0 < ends[j][0] <= ends[j][1] < math.inf for j in uses):
+            return [uses]
+        groups = list[list[int]]()
+        least = most = 0.0
+        for j in sorted(uses, key=lambda j: ends[j]):
+            if groups and max(most, ends[j][1]) <= _SPAN * least:
+                groups[-1].append(j)
+                most = max(most, ends[j][1])
+            else:
+                groups.append([j])
+                least, most = ends[j]
+        return [sorted(group) for group in groups]
 
     def _network(self, graphs: Sequence[Graph], head_of: Sequence[int], *, by_use: bool = False) -> Network:
         """The network whose unit j uses head `head_of[j]`, of the function `graphs[head_of[j]]`.
@@ -301,8 +336,7 @@ class _Search:
 
         The number of keys grows with the logarithm of a gain, so that cuts are worth what they take off the sum of these.
         """
-        cuts: list[list[float]] = [[] for _ in self.lo]
-        graphs = self._own[1]
+        cuts, graphs = self._whole, self._own[1]
         if self.structure.depth == 1:
             return cuts
 
@@ -319,8 +353,9 @@ class _Search:
     @cached_property
     def is_tame(self) -> bool:
         """Whether errors are carried on the whole domain about as well as on a half of it."""
-        whole: list[list[float]] = [[] for _ in self.lo]
-        return self.structure.depth == 1 or self._one_cut(whole)[1] > self._cost(whole) - self._worth_cutting
+        return (
+            self.structure.depth == 1 or self._one_cut(self._whole)[1] > self._cost(self._whole) - self._worth_cutting
+        )
 
     @property
     def _worth_cutting(self) -> float:
@@ -444,6 +479,10 @@ class _Search:
             if other.head.num_parameters < made[k].head.num_parameters:
                 made[k] = other
         return made
+
+
+def _depends_on_scale(node: Node) -> bool:
+    return node.operation in ("log", "sqrt", "div") or (node.operation == "pow" and node.parameters[0] < 0)
 
 
 def _weights(carried: Carried, heads: int) -> Array:

@@ -28,6 +28,7 @@ __all__ = [
     "MOST_DOMAIN",
     "MOST_GRID",
     "MOST_KEYS",
+    "MOST_NODES",
     "MOST_POINTS",
     "MOST_TEXT",
     "Full",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 MOST_TEXT, MOST_DOMAIN = 2_000, 10_000  # characters
+MOST_NODES = 500  # operations of a function, which the page evaluates itself
 MOST_POINTS, MOST_GRID, MOST_KEYS = 65_536, 512 * 512, 4_096  # of one request
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]

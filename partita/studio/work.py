@@ -33,12 +33,18 @@ from partita.compiler.chosen_head import head as chosen_head
 from partita.compiler.compile import compile as compiled_head
 from partita.compiler.compiled import Compiled, load
 from partita.compiler.request_options import method_names
-from partita.errors import MissingExtraError, PartitaError, ToleranceMissedWarning, UnsupportedError
+from partita.errors import (
+    ExpressionLimitError,
+    MissingExtraError,
+    PartitaError,
+    ToleranceMissedWarning,
+    UnsupportedError,
+)
 from partita.functions.graph import Graph
 from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array, Box
 from partita.kernels.key_tree import KeyTree
-from partita.studio.jobs import MOST_DOMAIN, MOST_GRID, MOST_POINTS, MOST_TEXT
+from partita.studio.jobs import MOST_DOMAIN, MOST_GRID, MOST_NODES, MOST_POINTS, MOST_TEXT
 from partita.studio.wire import (
     RequestError,
     certificate_values,
@@ -92,7 +98,13 @@ def _target(function: str, domain: str) -> Target:
     with _about("domain"):
         box = Box.of(domain)
     with _about("function"):
-        return make_target(function, box)
+        target = make_target(function, box)
+        if target.graph is not None and len(target.graph.nodes) > MOST_NODES:
+            raise ExpressionLimitError(
+                f"expression: found {len(target.graph.nodes):,} operations, expected at most {MOST_NODES:,} in the studio",
+                "Compile it in Python, where 10,000 are allowed.",
+            )
+        return target
 
 
 def _asked_target(asked: Mapping[str, Any]) -> Target:
