@@ -181,7 +181,7 @@ class Interner:
         return Form.of(self.number(operation, tuple(arguments), parameters))
 
     def assume_positive(self, form: Form) -> None:
-        """Take it as known that a form is positive; nothing is made of that here."""
+        """Take it as known that a form is positive. This class makes no use of it; `Logarithms` does."""
 
     def product(self, factors: Sequence[Form]) -> Form:
         """The product of forms."""

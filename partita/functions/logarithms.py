@@ -1,7 +1,7 @@
 """Exact forms in which products of positive numbers are sums: a·b/c = exp(log a + log b − log c).
 
-An error in a factor reaches a product multiplied by all the other factors, and a quotient by a pole. With logarithms it arrives
-as a relative error, whatever the sizes are, and one head for the logarithm serves every factor.
+An error in a factor reaches the product multiplied by all the other factors, and an error in a divisor b is divided by b². With
+logarithms it arrives as a relative error, whatever the sizes are, and factors of similar size share one head for the logarithm.
 
 For forms a, b that are known to be positive, and rational numbers q, the rules beside those of `affine_forms` are
 
@@ -66,7 +66,7 @@ class Logarithms(Interner):
         if operation == "exp":
             return self._exp(arguments[0])
         if operation == "log" and arguments[0].terms:
-            self.assume_positive(arguments[0])  # where a logarithm is defined, it is
+            self.assume_positive(arguments[0])  # as it is wherever its logarithm is defined
             return self._log(arguments[0])
         if operation == "sqrt" and self._is_factor(arguments[0]):
             return self._exp(self._log(arguments[0]).scaled(_HALF))
@@ -116,7 +116,7 @@ class Logarithms(Interner):
         return constant.plus(Form.of(self.number("log", (unit,), ())))
 
     def _positive_parts(self, form: Form) -> list[Form]:
-        """Positive parts of a sum: each atom that is no input, and the rest. One part if others are in it."""
+        """Positive parts of a sum: each atom that is no input, and the rest. The form itself if not all of these are positive."""
         atoms = [k for k in form.terms if self.atoms[k].operation != "input"]
         rest = Form(form.constant, {k: c for k, c in form.terms.items() if k not in atoms})
         parts = [rest] if rest.terms or rest.constant else []

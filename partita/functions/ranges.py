@@ -109,8 +109,9 @@ def enclose_each(graph: Graph, lo: Array, hi: Array) -> tuple[Interval, Interval
 
 
 def positive_nodes(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 512) -> frozenset[int]:
-    """Nodes whose values are proved to be positive wherever f is defined on a box. Only factors, divisors and arguments of
-    powers, roots and logarithms are looked at closely.
+    """Nodes whose values are proved to be positive wherever f is defined on a box.
+
+    Only factors, divisors and arguments of powers, roots and logarithms are looked at closely.
 
     Args:
         graph: f.

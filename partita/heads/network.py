@@ -615,7 +615,7 @@ class AttentionNetwork(Head):
 
         Layer after layer, channels go in and come out with one more for each head: `for layer in layers: c = layer(c)`. Then
         `network.output(c)` are the outputs. The numbers are those of the network as it is now. Scores are dot products here, which
-        round more than the network does; in float32 see `certify.dot_product_rounding`.
+        round more than the network does. The certificate is about the network itself.
 
         Raises:
             SizeError: the keys and values of a layer, listed, have more than 2²⁷ numbers.

@@ -38,7 +38,11 @@ class Lines(Method):
             return Refusal("for expressions with one output on an interval")
         if request.box.dimension != 1:
             return Refusal("for functions of one variable that are straight at both ends")
-        return None if can_be_proved(request) else Refusal("what rounding the inputs does to f has no bound")
+        return (
+            None
+            if can_be_proved(request)
+            else Refusal("there is no bound on how far f moves when its inputs are rounded")
+        )
 
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         lo, hi = (float(end[0]) for end in request.seen)

@@ -54,16 +54,15 @@ _QUICK: list[Method] = [Pieces(), TwoKeys(), Fitted()]
 # for what has kinks or a range of many scales, or where the large values of fitted heads round too much in float32
 _PATIENT: list[Method] = [Corrected(), AffineCells(), Convex(), Adaptive()]
 _MARGIN = 2.0  # times the errors planned for: how far the boxes of parts reach, so that budgets can move afterwards
-_COMPARABLE = 2.5  # times the bits of another structure: what is tried beside it
-_WORTH_A_SPLIT = 64  # stored numbers of a shared head, above which a head for each use is tried
-_ALIKE = 2.0  # times: uses whose reads differ in size by less have no head of their own that is easier to find
-_LEFT_OVER = 1.5  # times its budget: what another try at a smaller head must be allowed
-_CUT_WORK = 200_000  # nodes of all units, times boxes, at which errors are carried
+_COMPARABLE = 2.5  # times the bits of the best structure: another one that needs no more is tried as well
+_ALIKE = 2.0  # uses whose reads differ in size by less than this factor gain nothing from heads of their own
+_LEFT_OVER = 1.5  # times its error: a smaller head is looked for only if it may have more than that
+_CUT_WORK = 200_000  # nodes of all units times boxes: the most on which errors are carried
 _WORTH_CUTTING = 0.25  # bits, times the root of the number of units: what twice as many boxes must save
 _STEPS = 8  # per power of two: how finely budgets are graded
 _GRID = 64  # steps: how finely the ends of ranges are graded
-_SPAN = 32  # times the smallest number that a head for a logarithm, a root or a reciprocal reads
-_ROOM = 2.0**-9  # of a range: another machine may find its ends with other last digits
+_SPAN = 32  # uses of one head for a logarithm, a root or a reciprocal read numbers within this factor of each other
+_ROOM = 2.0**-9  # of a range, added at each end: another machine may compute its ends with other last digits
 _LONG = 200  # characters of a label
 _THIN = 1e-9  # of its ends: a range so narrow is widened, because a box needs some width
 
@@ -123,7 +122,8 @@ def network_of(
         tolerance: for the heads; rounding of the affine maps comes on top.
 
     Raises:
-        ToleranceError, SizeError, UnsupportedError: a range, a slope or a head stands in the way. The message names the unit.
+        ToleranceError, SizeError, UnsupportedError: a range or a slope has no bound, or no head is close enough. The message
+            names the unit.
     """
     searches = [_Search(request, fold(structure), tolerance, progress) for structure in structures]
     if len(searches) == 1:
@@ -248,8 +248,10 @@ class _Search:
                 clusters[k : k + 1] = _split(clusters[k], error.sizes)
 
     def _by_scale(self, uses: list[int]) -> list[list[int]]:
-        """Uses of a function with a pole at 0 or a root, in groups that read numbers of about one size: no head serves the others
-        well together."""
+        """Uses of a function with a pole or a root at 0, in groups that read numbers of about one size.
+
+        One head for numbers of very different sizes would be large.
+        """
         graph = self.structure.units[uses[0]].graph
         if len(uses) == 1 or graph.num_inputs > 1 or not any(map(_depends_on_scale, graph.nodes)):
             return [uses]
@@ -298,7 +300,9 @@ class _Search:
             if _fits(carried, boxes):  # errors of leaner heads may lead out of a box
                 break
         else:
-            raise UnsupportedError("errors of heads lead out of the ranges that they were planned for")
+            raise UnsupportedError(
+                "with the errors of earlier heads, a head may read numbers outside the range that it was planned for"
+            )
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, heads))
         return Network(wiring, parts, tuple(heads), carried, self.cuts)
 
@@ -414,9 +418,7 @@ class _Search:
         if problem is not None:
             raise problem
         try:
-            if (
-                graph.num_inputs > 1
-            ):  # what two keys cannot promise of a product, grids in two variables do not reach either
+            if graph.num_inputs > 1:  # a tolerance that two keys miss for a product is out of reach of grids too
                 with suppress(UnsupportedError):
                     two_keys_draft(target, tolerance=tolerance, dtype=self.request.dtype)
             construction = self._proved(request, _QUICK)
@@ -454,7 +456,7 @@ class _Search:
             if certificate.kind == "proved" and certificate.error_bound <= request.tolerance:
                 return construction
             missed[plan.maker.name] = certificate.error
-        raise ToleranceError(f"the best leaves {min(missed.values()):.2g}", "Use a larger tolerance.")
+        raise ToleranceError(f"the best head has an error of {min(missed.values()):.2g}", "Use a larger tolerance.")
 
     def _leaner(
         self, graphs: Sequence[Graph], boxes: Sequence[Box], weights: Array, made: Sequence[Construction]

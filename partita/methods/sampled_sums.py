@@ -62,7 +62,7 @@ class SampledSums(Method):
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         try:
             return self._sum(request, share, progress)
-        except EvaluationsSpentError as error:  # other methods may do with what is left
+        except EvaluationsSpentError as error:  # other methods may manage with what is left
             return Refusal(error.reason)
 
     def _sum(self, request: Request, share: float, progress: Progress | None) -> Plan | Refusal:
@@ -204,6 +204,6 @@ def _fitted(request: Request, progress: Progress | None) -> Construction | Parti
         reached = construction.certificate.error
         if reached <= request.tolerance:
             return construction
-        problem = problem or ToleranceError(f"{request.target.label}: the best head leaves {reached:.2g}")
+        problem = problem or ToleranceError(f"{request.target.label}: the best head has an error of {reached:.2g}")
     assert problem is not None
     return problem

@@ -1,4 +1,4 @@
-"""Sums and compositions: several heads in one layer, or several layers, where the expression shows that few variables meet."""
+"""Sums and compositions: several heads in one layer, or several layers, for expressions made of functions of few variables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from partita.proofs.proof import Given, Progress
 
 __all__ = ["Heads", "Layers", "network_not_worth"]
 
-_MOST_VARIABLES = 3  # of one head in a network: beyond, a grid of keys costs more than the structure saves
+_MOST_VARIABLES = 3  # of one head in a network: beyond that, a grid of keys costs more than the structure saves
 _LISTED = 8  # heads that an explanation names
 _DRAWN, _SMALL, _SMALL_IF_DRAWN = 2, 100, 2000
-# up to so many variables the cells of one head can be drawn; stored numbers of one head that no network is tried to beat
+# the most variables in which the cells of one head can be drawn; a head that stores no more numbers than this is small enough
 
 
 class _Structured(Method):
@@ -40,7 +40,7 @@ class _Structured(Method):
         if len(target.domains) == 2:
             return Refusal("a pair of boxes stays one cross-attention")
         if target.graph is None:
-            return Refusal("needs an expression, whose terms can be read")
+            return Refusal("needs an expression: the terms of a black box cannot be read")
         if not math.isinf(request.norm) or target.tail is not None:
             return Refusal("for the supremum norm")
         if request.precision.is_half:
@@ -71,7 +71,7 @@ class _Structured(Method):
     def plan(self, request: Request, share: float, progress: Progress | None = None) -> Plan | Refusal:
         graph = request.target.graph
         if graph is None:
-            return Refusal("needs an expression, whose terms can be read")
+            return Refusal("needs an expression: the terms of a black box cannot be read")
         structures = self.readings(graph, request.box)
         refusals = [self.refused(structure, request) for structure in structures]
         allowed = [structure for structure, refusal in zip(structures, refusals) if refusal is None]
@@ -85,9 +85,11 @@ class _Structured(Method):
         bound = float(found.carried.output_error.max())
         if not bound <= request.tolerance:
             return Refusal(
-                f"the errors of its heads add up to {bound:.3g}", keys=found.num_keys, parameters=found.num_parameters,
+                f"the errors of its heads add up to {bound:.3g}, above the tolerance",
+                keys=found.num_keys,
+                parameters=found.num_parameters,
                 reached=bound,
-            )  # fmt: skip
+            )
         return Plan(
             request=request,
             maker=self,
@@ -177,7 +179,7 @@ class Layers(_Structured):
 def network_not_worth(request: Request, plans: Sequence[Plan]) -> Refusal | None:
     """Why "auto" does not look for a network; None if it does.
 
-    In one or two variables the cells of one head can be drawn, which is worth more than some numbers.
+    In one or two variables the cells of one head can be drawn, which is worth more than saving some numbers.
     """
     if request.max_heads == 1 and request.max_layers == 1:
         return Refusal("not tried, because max_heads=1 and max_layers=1 ask for one head")

@@ -29,7 +29,7 @@ from partita.proofs.two_key_proof import SMALL_TURN, TwoKeysProof, stored_form
 
 __all__ = ["TwoKeys", "TwoKeysDraft", "two_keys_draft", "two_keys_head"]
 
-_SHARE = 0.9  # of the tolerance is for reading a factor by tanh, the rest for rounding
+_SHARE = 0.9  # of the tolerance is for reading a factor through tanh, the rest for rounding
 _ROUNDINGS = 36.0  # units of roundoff times max|V|: about what running two keys takes
 
 
@@ -74,9 +74,9 @@ class TwoKeys(Method):
         head = draft.head
         what = "two exponentials divided by their sum" if draft.is_exact else "a product"
         read = (
-            "scores and values are those of f: only rounding errs"
+            "scores and values are those of f: rounding is the only error"
             if draft.is_exact
-            else f"the weights read one factor by tanh(φ), |φ| ≤ {draft.reach:.3g}, and the values hold the other"
+            else f"the weights read one factor through tanh(φ), |φ| ≤ {draft.reach:.3g}, and the values hold the other"
         )
         return Plan(
             request=request,
@@ -136,7 +136,7 @@ def two_keys_draft(
         ToleranceError: below what the dtype can promise. DomainError: numbers out of range for the dtype.
     """
     if target.graph is None:
-        raise UnsupportedError(f"{target.label} is a black box; expected an expression, of which the form is read.")
+        raise UnsupportedError(f"{target.label} is a black box; expected an expression, whose form can be read.")
     form, given = two_key_form(target.graph, target.box), Given(tolerance, norm)
     free = np.ones(len(form.middle), bool) if value_axes is None else value_axes
     allowed = tolerance if math.isinf(norm) else tolerance / (target.volume * target.num_outputs) ** (1 / norm)

@@ -475,7 +475,7 @@ def joint_ranges(wiring: Wiring, graphs: Sequence[Graph], lo: Array, hi: Array, 
     """Ranges of reads on a box, each looked at as one function of the inputs; None for groups where that gains nothing.
 
     The ranges that `propagate` finds treat the channels of a read as if they were independent. That is exact unless an input
-    reaches a read on two ways. For those reads the network up to there is written out as a function of the inputs, and `range_over`
+    reaches a read in two ways. For those reads the network up to there is written out as a function of the inputs, and `range_over`
     encloses it; earlier reads are clamped to their ranges, which changes no value.
 
     Args:

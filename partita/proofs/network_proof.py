@@ -209,10 +209,12 @@ class NetworkProof(Proof):
         graphs, wiring = [part.graph for part in parts], head.wiring
         meaning = str(given.details.get("meaning", "wiring" if target.graph is None else "graph"))
         if meaning not in _MEANINGS or (meaning == "wiring") != (target.graph is None):
-            raise UnsupportedError(f"the network is said to be f by its {meaning}, which does not fit {target!r}.")
+            raise UnsupportedError(
+                f"the certificate says that f is the {meaning}, which does not fit {target!r}; expected graph or wiring."
+            )
         if target.graph is not None and not same_as_wiring(target.graph, wiring, graphs, target.box):
             raise UnsupportedError(
-                f"the heads' functions, wired as they are, do not make {target.label[:200]}: their exact affine forms differ."
+                f"the network was not shown to compute {target.label[:200]}: their exact affine forms differ."
             )
         carried, cuts = carried_over(head, parts, target.box, {**given.details, "meaning": meaning})
         details: dict[str, Any] = {"method": self.name, "parts": [part.to_json() for part in parts], "meaning": meaning}
@@ -295,7 +297,7 @@ def _require_inside(carried: Carried, parts: Sequence[Part]) -> None:
         outside = (reads.reach_lo < box.lo.ravel()) | (reads.reach_hi > box.hi.ravel())
         if outside.any():
             where, use, i = (int(index[0]) for index in np.nonzero(outside))
-            lo, hi = reads.reach_lo[where, use, i], reads.reach_hi[where, use, i]
+            lo, hi = float(reads.reach_lo[where, use, i]), float(reads.reach_hi[where, use, i])
             raise UnsupportedError(
                 f"network: use {use} of the head for {parts[group.head].label} may read input {i} anywhere in [{lo!r}, {hi!r}], "
                 "which its box does not hold",
