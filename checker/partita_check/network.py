@@ -162,10 +162,22 @@ class _Domain:
             if self._box(box, ranges[:1] if last - first > 1 else ranges, known):
                 continue
             if last - first == 1:
-                return False
+                if not effort.inputs or not self._alone(box, ranges[-1], effort.inputs):
+                    return False
+                continue
             middle = (first + last) // 2
             waiting += [(*cells[:longest], half, *cells[longest + 1 :]) for half in ((first, middle), (middle, last))]
         return True
+
+    def _alone(self, box: Ends, ranges: Ranges, pieces: int) -> bool:
+        """The same with ranges for this box alone: first of what may leave the box of a part, then of everything."""
+        for joint in (
+            Joint(self.wiring, ranges, box, 16 * pieces, only_outside=True),
+            Joint(self.wiring, ranges, box, pieces),
+        ):
+            if self._box(box, [ranges], joint.run()):
+                return True
+        return False
 
     def _box(self, box: Ends, ranges: Sequence[Ranges], known: Known | None) -> bool:
         """Whether the errors on one box are at most the bound, looking harder and harder."""

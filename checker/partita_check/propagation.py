@@ -235,8 +235,9 @@ class Joint:
     nothing is shared the range of independent channels is that of the function, and a function of one read has its range.
     """
 
-    def __init__(self, wiring: Wiring, ranges: Ranges, box: Ends, pieces: int) -> None:
+    def __init__(self, wiring: Wiring, ranges: Ranges, box: Ends, pieces: int, *, only_outside: bool = False) -> None:
         self.wiring, self.ranges, self.box, self.pieces = wiring, ranges, box, pieces
+        self.only_outside = only_outside  # whether reads that stay in the box of their part are left as they are
         self.nodes: list[Node] = [("input", (), (i,)) for i in range(wiring.inputs)]
 
     def run(self) -> Known:
@@ -246,11 +247,12 @@ class Joint:
         for use in self.wiring.uses:
             clock.tick()
             reads, nodes, seen = list[Interval](), list[int](), list[int]()
-            for row in use.rows:
+            for row, ends in zip(use.rows, self.ranges.parts[use.head].ends):
                 weights, bias = row.truth()
                 node = self._add("linear", tuple(places[j] for j in row.columns), (*weights, bias))
                 bits, shared = _union([inputs[j] for j in row.columns])
-                reads.append(self._range(node, row_range(row, found.channels), shared))
+                independent = row_range(row, found.channels)
+                reads.append(self._range(node, independent, shared and not self._is_inside(independent, ends)))
                 nodes.append(self._kept(node, reads[-1]))
                 seen.append(bits)
             order = list[int]()
@@ -260,7 +262,7 @@ class Joint:
                 order.append(nodes[params[0]] if name == "input" else self._add(name, inside, params))
             bits, shared = _union(seen)
             node = order[graph.outputs[0]]
-            value = self._range(node, self.ranges.range(use.head, reads), shared)
+            value = self._range(node, self.ranges.range(use.head, reads), shared and not self.only_outside)
             found.reads.append(reads)
             found.channels.append(value)
             places.append(self._kept(node, value))
@@ -270,6 +272,9 @@ class Joint:
     def _add(self, name: str, args: tuple[int, ...], params: tuple[object, ...]) -> int:
         self.nodes.append((name, args, params))
         return len(self.nodes) - 1
+
+    def _is_inside(self, x: Interval, ends: tuple[float, float]) -> bool:
+        return self.only_outside and bool(x[0] >= ends[0] and x[1] <= ends[1])
 
     def _kept(self, node: int, value: Interval) -> int:
         return self._add("meet", (node,), value) if is_known(value) else node
