@@ -394,7 +394,7 @@ def _finished(
     others = [c for c in plan.candidates if c.method not in told]
     planned = next((c for c in plan.candidates if c.method == plan.method), plan.as_candidate())
     rounding = float(sum(t.value for t in certificate.terms if t.source != "approximation"))
-    note = "the next best" if missed else planned.note
+    note, because = "the next best" if missed else planned.note, _because(planned, missed)
     compiled = Compiled(construction.head, construction.partition, certificate, request.target, outside, plan.why)
     witness = certificate.witness if certificate.kind == "estimated" and request.target.graph is None else None
     if witness is None:  # the worst fresh sample of a black box will do
@@ -416,7 +416,7 @@ def _finished(
         error,
         chosen=True,
         form=plan.maker.form,
-        because=_because(planned, missed),
+        because=because,
     )
     if request.target.calls.rows:
         certificate = replace(certificate, facts={**certificate.facts, "evaluations": float(request.target.calls.rows)})
