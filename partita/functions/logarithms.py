@@ -65,7 +65,7 @@ class Logarithms(Interner):
     def apply(self, operation: str, arguments: Sequence[Form], parameters: tuple[int | float, ...] = ()) -> Form:
         if operation == "exp":
             return self._exp(arguments[0])
-        if operation == "log" and arguments[0].terms:
+        if operation == "log" and arguments[0].terms and (self.defined or self.is_positive(arguments[0])):
             self.assume_positive(arguments[0])  # where a logarithm is defined, it is
             return self._log(arguments[0])
         if operation == "sqrt" and self._is_factor(arguments[0]):
@@ -152,8 +152,8 @@ class Logarithms(Interner):
     def _power_of(self, form: Form) -> Form:
         if len(form.terms) == 1 and not form.constant:
             ((k, exponent),) = form.terms.items()
-            if self.atoms[k].operation == "log" and self.atoms[k].arguments[0].terms:
-                base = self.atoms[k].arguments[0]
+            base = self.atoms[k].arguments[0] if self.atoms[k].operation == "log" else Form()
+            if base.terms and self.is_positive(base):
                 if exponent == 1:
                     return base
                 for name, known in _EXPONENTS.items():
