@@ -677,3 +677,10 @@ def test_parts_are_read_and_never_trusted(made):
     for many in (None, {}, "parts", [data, data]):
         with pytest.raises(FormatError, match="expected 1, one for each head"):
             Part.all_from_json(many, [made[2][0]])
+
+
+@pytest.mark.parametrize("text", ["sqrt(x0*x0*x1)", "sqrt(x0*x1)*x2"])
+def test_a_head_that_is_read_where_a_slope_has_no_bound_is_refused(text):
+    """The root of a product near 0: whatever the error of the product is, it is too large."""
+    with pytest.raises(UnsupportedError, match="slope has no bound"):
+        pa.compile(text, pa.Box([0.0] * 3, [1.0] * 3), tolerance=1e-2, method="layers")
