@@ -160,3 +160,18 @@ def test_random_functions_with_equal_forms_are_equal() -> None:
                     assert math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-6), (same[0][0], text)
                     compared += same[0][0] != text
     assert compared > 500
+
+
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("operation", ["recip", "sqrt", "sub"])
+def test_chains_of_thousands_of_operations(operation: str, positive: bool) -> None:
+    """Such as 1/(1 + 1/(1 + …)), which no text holds and a graph may."""
+    interner = Logarithms()
+    x = chain = interner.input(0)
+    if positive:
+        interner.assume_positive(x)
+    for _ in range(2000):
+        chain = chain.plus(x, Fraction(-1)) if operation == "sub" else chain.plus(Form(Fraction(1)))
+        chain = interner.apply("sqrt" if operation == "sub" else operation, [chain])
+    assert interner.is_positive(chain) == (positive and operation != "sub")
+    assert len(interner.product([chain, x]).terms) == 1

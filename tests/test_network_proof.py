@@ -572,6 +572,34 @@ def test_the_wiring_must_make_the_function(compiled, made):
     assert "coefficients" in [t.name for t in c.certificate.terms] and failing(c) == []
 
 
+@pytest.mark.parametrize("low", [-1.0, 0.25])
+def test_the_square_of_a_root_is_not_what_is_under_it_where_it_counts_as_0(low):
+    """The network is relu(x), which is x only where that is positive; its parts are called √x and x²."""
+    texts, domains = ("sqrt(relu(x))", "x**2"), ([(low, 1)], [(-0.1, 1.1)])
+    made = [pa.compile(t, pa.Box.of(d), tolerance=1e-2) for t, d in zip(texts, domains)]
+    wiring = Wiring(1, ((Group(0, chosen([0], 1)),), (Group(1, chosen([1], 2)),)), dense([[1.0]], start=2))
+    root, claims = parse("sqrt(x)", ["x"]), [c.certificate for c in made]
+    claims[0] = replace(claims[0], function={**claims[0].function, "sha256": root.sha256})
+    graphs = (root, made[1].target.graph)
+    parts = [Part(g, c.target.box, said) for g, c, said in zip(graphs, made, claims)]
+    net, domain = network([c.head for c in made], wiring, inputs=1), f"[{low},1]"
+    if low > 0:
+        certified(net, parts, "x", domain)
+    else:
+        with pytest.raises(UnsupportedError, match="affine forms differ"):
+            certified(net, parts, "x", domain)
+    assert same_as_wiring(parse("x", ["x"]), wiring, graphs, pa.Box.of(domain))  # if the root has values
+
+
+def test_nothing_is_learned_from_logarithms_that_may_be_undefined():
+    """√(x²) is x where log(x) has a value, and nothing is known where it may have none."""
+    graphs = [parse(text, ["x"]) for text in ("exp(log(x)/2)", "x**2", "sqrt(x)")]
+    first = (Group(0, chosen([0], 1)), Group(1, chosen([0], 1)))
+    wiring = Wiring(1, (first, (Group(2, chosen([2], 3)),)), dense([[1.0]], start=3))
+    x, box = parse("x", ["x"]), pa.Box.of("[-1,1]")
+    assert same_as_wiring(x, wiring, graphs, box) and not same_as_wiring(x, wiring, graphs, box, undefined=[0])
+
+
 def test_a_domain_that_is_cut_into_boxes(compiled, made):
     """A smaller bound, which a recheck confirms with the stored cuts and not without them; cuts that are not cuts are refused."""
     parts, cuts = [part for _, part in made], [[-0.5, 0.0, 0.5], [0.0]]
@@ -649,3 +677,10 @@ def test_parts_are_read_and_never_trusted(made):
     for many in (None, {}, "parts", [data, data]):
         with pytest.raises(FormatError, match="expected 1, one for each head"):
             Part.all_from_json(many, [made[2][0]])
+
+
+@pytest.mark.parametrize("text", ["sqrt(x0*x0*x1)", "sqrt(x0*x1)*x2"])
+def test_a_head_that_is_read_where_a_slope_has_no_bound_is_refused(text):
+    """The root of a product near 0: whatever the error of the product is, it is too large."""
+    with pytest.raises(UnsupportedError, match="slope has no bound"):
+        pa.compile(text, pa.Box([0.0] * 3, [1.0] * 3), tolerance=1e-2, method="layers")

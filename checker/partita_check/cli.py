@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 from partita_check import __version__
 from partita_check.clock import TimeOver, clock
 from partita_check.descent import DESCRIPTION, Descent, about, check_descent, read_descent
-from partita_check.forms import same_function
 from partita_check.graph import Graph, Malformed, parse
-from partita_check.network import NetworkVerdict, check_network
+from partita_check.network import NetworkVerdict, check_network, other_function
 from partita_check.reading import Stored, StoredNetwork, read_folder
 from partita_check.verdict import MALFORMED, REFUTED, UNKNOWN, VERIFIED, Verdict, check
 
@@ -169,4 +168,4 @@ def _same(stored: Stored | StoredNetwork | Descent, wanted: Graph) -> bool:
         return key is not None and key == wanted.canonical()
     if not isinstance(stored, StoredNetwork) or len(wanted.outputs) != len(stored.wiring.output) or not stored.parts:
         return False
-    return same_function(wanted, stored.wiring, [part.function for part in stored.parts]) == ""
+    return other_function(stored, wanted) == ""

@@ -19,7 +19,7 @@ So forms that differ may still be the same function, and nothing is concluded fr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from flint import fmpq
@@ -54,11 +54,13 @@ class Atoms:
 
     Attributes:
         conditions: (operation, form of its argument) for operations that need not be defined everywhere.
-        learns: whether the argument of a logarithm is taken as positive, because it is shown elsewhere to be defined.
+        defined: whether roots and logarithms that are read are known to be defined: a root without a value counts as 0 elsewhere,
+            so that √a·√a is a only where it is defined, and the argument of a logarithm is then positive.
+        learns: whether the arguments of such logarithms are taken as positive from now on.
     """
 
     def __init__(self) -> None:
-        self.learns = False
+        self.defined, self.learns = True, False
         self._atoms: dict[Any, int] = {}
         self._forms: dict[Any, int] = {}
         self._held: list[Form] = []
@@ -111,7 +113,19 @@ class Atoms:
         """An atom as a product of powers."""
         if atom == ONE:
             return {}
-        return self._factors.get(atom) or {self.number({atom: fmpq(1)}): ONCE}
+        if atom not in self._factors:
+            return {self.number({atom: fmpq(1)}): ONCE}
+        return self._powers(atom)
+
+    def _powers(self, atom: int) -> Factors:
+        """The factors of a product. Those that are known to be positive now, and were not when it was made, have one exponent."""
+        found = Factors()
+        for k, (above, below) in self._factors[atom].items():
+            if below == 0 or not self.is_positive(k):
+                found[k] = above, below
+            elif above != below:
+                found[k] = above - below, fmpq(0)
+        return found
 
     def factors(self, form: Form) -> tuple[fmpq, Factors]:
         """A form that is not constant as a coefficient and factors."""
@@ -119,7 +133,7 @@ class Atoms:
         if len(form) == 1:
             (atom,) = form
             if atom in self._factors:
-                return lead, self._factors[atom]
+                return lead, self._powers(atom)
         elif common := self._common(form):
             rest = combined([(c, self._quotient(atom, common)) for atom, c in form.items()])
             if not constant(rest):
@@ -161,11 +175,11 @@ class Atoms:
     def product(self, coefficient: fmpq, factors: Factors) -> Form:
         """The form of a product of factors."""
         for k, powers in factors.items():
-            if k in self._roots and max(powers) > 1:  # pairs of roots
-                above, below = (divmod(int(n), 2) for n in powers)
-                single = {**factors, k: (fmpq(above[1]), fmpq(below[1]))}
+            if k in self._roots and max(powers) >= 2:  # pairs of roots
+                above, below = (fmpq((n / 2).floor()) for n in powers)
+                single = {**factors, k: (powers[0] - 2 * above, powers[1] - 2 * below)}
                 rest = self.product(coefficient, {j: pair for j, pair in single.items() if any(pair)})
-                for exponent in (above[0], -below[0]):
+                for exponent in (above, -below):
                     rest = self.times(rest, self.power(self._roots[k], exponent))
                 return rest
         coefficient, factors = self._simplified(coefficient, factors)
@@ -279,13 +293,13 @@ class Atoms:
             return found
         if name == "exp":
             return self.exponential(args[0])
-        if name == "log" and self.learns:
+        if name == "log" and self.learns and self.defined:
             self.assume_positive(args[0])
         if name in ("log", "sqrt") and self._all_positive(args[0]):
             return self.logarithm(args[0]) if name == "log" else self.power(args[0], fmpq(1, 2))
-        self.conditions |= {(name, numbers[0])} if name in PARTIAL else set()
+        self.conditions |= {(name, numbers[0])} if name in PARTIAL and self.defined else set()
         found = self.atom(name, tuple(numbers), params)
-        if name == "sqrt":
+        if name == "sqrt" and self.defined:
             self._roots[self.number(found)] = args[0]
         return found
 
@@ -389,8 +403,11 @@ def _form(
     return atoms.operation(name, args, params)
 
 
-def wired_forms(wiring: Wiring, graphs: Sequence[Graph], atoms: Atoms) -> list[Form]:
-    """The forms of the outputs of a wiring, with its exact coefficients and functions in the place of heads."""
+def wired_forms(wiring: Wiring, graphs: Sequence[Graph], atoms: Atoms, undefined: Collection[int] = ()) -> list[Form]:
+    """The forms of the outputs of a wiring, with its exact coefficients and functions in the place of heads.
+
+    `undefined` are heads whose functions are not known to be defined wherever they are read.
+    """
     channels = [atoms.atom("input", i) for i in range(wiring.inputs)]
 
     def read(row: Row) -> Form:
@@ -400,12 +417,21 @@ def wired_forms(wiring: Wiring, graphs: Sequence[Graph], atoms: Atoms) -> list[F
 
     for use in wiring.uses:
         clock.tick()
+        atoms.defined = use.head not in undefined
         channels += forms_of(graphs[use.head], [read(row) for row in use.rows], atoms)
+    atoms.defined = True
     return [read(row) for row in wiring.output]
 
 
-def same_function(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], positive: Sequence[int] = ()) -> str:
-    """Why the wiring is not shown to compute the graph; an empty string if it does. `positive` are inputs that are.
+def same_function(
+    graph: Graph,
+    wiring: Wiring,
+    graphs: Sequence[Graph],
+    positive: Sequence[int] = (),
+    undefined: Collection[int] = (),
+) -> str:
+    """Why the wiring is not shown to compute the graph; an empty string if it does. `positive` are inputs that are, and
+    `undefined` are heads whose functions are not known to be defined wherever they are read.
 
     An operation of the graph that may be undefined must occur in the wiring too, where the heads' proofs show that it is
     defined; or ("undefined") its caller has to show that the graph has finite values.
@@ -415,8 +441,8 @@ def same_function(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], positiv
         for i in positive:
             atoms.assume_positive(atoms.atom("input", i))
         atoms.learns = True
-        wired_forms(wiring, graphs, atoms)  # now all logarithms are known
-        theirs = wired_forms(wiring, graphs, atoms)
+        wired_forms(wiring, graphs, atoms, undefined)  # now all logarithms are known
+        theirs = wired_forms(wiring, graphs, atoms, undefined)
         known, atoms.learns = set(atoms.conditions), False
         ours = forms_of(graph, [atoms.atom("input", i) for i in range(graph.inputs)], atoms)
     except Unfit:

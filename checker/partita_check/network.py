@@ -20,14 +20,14 @@ from flint import arb, ctx
 
 from partita_check.clock import TimeOver, clock
 from partita_check.forms import same_function
-from partita_check.graph import read_hex
+from partita_check.graph import Graph, read_hex
 from partita_check.intervals import is_known, values_over
 from partita_check.polynomials import Ends, down, up
 from partita_check.propagation import Joint, Known, Part, Propagation, Ranges, Stuck
 from partita_check.reading import Stored, StoredNetwork
 from partita_check.verdict import REFUTED, UNKNOWN, VERIFIED, Point, Verdict, check, net_at
 
-__all__ = ["NetworkVerdict", "check_network"]
+__all__ = ["NetworkVerdict", "check_network", "other_function"]
 
 PRECISION = 128  # bits: several heads behind each other
 MOST_BOXES = 4096  # into which a domain is cut
@@ -74,7 +74,10 @@ def check_network(stored: StoredNetwork, *, sampled: int = 0) -> NetworkVerdict:
         if verdict.outcome == REFUTED or sampled:
             verdict.reason = verdict.reason or "spot check: no violation at the points tried; nothing is proved"
             return verdict
-        reasons = [_function(stored), _propagated(stored, claim.bound, verdict), _parts(stored, verdict)]
+        function = (
+            "" if stored.graph is None else other_function(stored, stored.graph)
+        )  # it is what it is by definition
+        reasons = [function, _propagated(stored, claim.bound, verdict), _parts(stored, verdict)]
         ctx.prec = PRECISION
     except TimeOver:
         reasons = ["the time budget ran out"]
@@ -123,18 +126,22 @@ def _attack(stored: StoredNetwork, bound: float, count: int, verdict: NetworkVer
             return
 
 
-def _function(stored: StoredNetwork) -> str:
-    """Why the wiring is not seen to be the function of the claim."""
-    if stored.graph is None:  # it is, by definition
-        return ""
+def other_function(stored: StoredNetwork, graph: Graph) -> str:
+    """Why the wiring, with exact parts, is not seen to be a function on the domain; an empty string if it is."""
     positive = [i for i, low in enumerate(stored.lo) if low > 0]
-    found = same_function(stored.graph, stored.wiring, [part.function for part in stored.parts], positive)
+    undefined = [i for i, part in enumerate(stored.parts) if not _is_defined(part.function, part.lo, part.hi)]
+    found = same_function(graph, stored.wiring, [p.function for p in stored.parts], positive, undefined)
     if found == "undefined":
-        nodes, values = stored.graph.nodes, values_over(stored.graph, [*zip(map(arb, stored.lo), map(arb, stored.hi))])
-        starts = [(values[args[0]][0], int(name == "acosh")) for name, args, _ in nodes if name in ("sqrt", "acosh")]
-        defined = all(map(is_known, values)) and all(low >= least for low, least in starts)
+        defined = _is_defined(graph, stored.lo, stored.hi)
         found = "" if defined else "the function is not seen to be defined everywhere"
     return found
+
+
+def _is_defined(graph: Graph, lo: Sequence[float], hi: Sequence[float]) -> bool:
+    """Whether all operations are seen to be defined on a box, roots too, which count as 0 elsewhere."""
+    values = values_over(graph, [*zip(map(arb, lo), map(arb, hi))])
+    starts = [(values[args[0]][0], int(name == "acosh")) for name, args, _ in graph.nodes if name in ("sqrt", "acosh")]
+    return all(map(is_known, values)) and all(low >= least for low, least in starts)
 
 
 class _Domain:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "partita_check").glob("*.py"))
 # Of code; docstrings and comments are not counted. Beyond 2,900: networks of heads took 1,150 (reading the wiring, canonical forms,
 # intervals, ranges, errors carried through the layers), descent in context 370, heads of two keys 270.
-MOST_LINES = 4_970
+MOST_LINES = 5_000
 
 
 def foreign_imports(source: str) -> list[str]:

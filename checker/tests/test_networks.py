@@ -24,7 +24,7 @@ from partita_check.ranges import above, below, largest_slope, span
 from partita_check.reading import read_folder
 from partita_check.verdict import Verdict
 from partita_check.wiring import Row, Use, Wiring, read_wiring
-from saved_networks import NETWORKS
+from saved_networks import NETWORKS, Wired, of
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = 0, 1, 2, 3
 LONG = {"circuit", "hundred"}
@@ -660,6 +660,53 @@ def test_a_function_must_be_defined_where_the_wiring_is():
     for text, found in (("x0 + log(x1) - log(x1)", "undefined"), ("x0 + 0*(1/x1)", "undefined"), ("x0", "")):
         assert same_function(parse(text, ["x0", "x1"]), nothing, []) == found
     assert "was not shown" in same_function(parse("x1", ["x0", "x1"]), nothing, [])
+
+
+def test_powers_of_roots_keep_their_fractions():
+    """The sign of x0 − 1 is not known, that of its root is: exp(q log √a) is a^(q/2), and no other power."""
+    parts = [parse(text, ["x0"]) for text in ("sqrt(x0)", "log(x0)", "exp(x0)")]
+    for q, same in ((1.5, None), (2.5, None), (2.0, "x0 - 1"), (3.0, "(x0 - 1)*sqrt(x0 - 1)")):
+        uses = [Use(0, 1, (row({0: 1.0}, -1.0),)), Use(1, 2, (row({1: 1.0}),)), Use(2, 3, (row({2: q}),))]
+        wiring = wired([row({3: 1.0})], uses, inputs=1)
+        for text in ("sqrt(x0 - 1)", "x0 - 1", "(x0 - 1)*sqrt(x0 - 1)"):
+            assert (same_function(parse(text, ["x0"]), wiring, parts, [0]) == "") == (text == same)
+
+
+def test_what_is_learned_late_counts_below_the_line():
+    """w = 1/v − ½ is divided by before its logarithm shows that it is positive: log(1/w) is −log(w) nevertheless."""
+    parts = [parse("1/x0", ["x0"]), parse("log(x0)", ["x0"])]
+    v, w = row({0: 1.0}, -0.5), row({1: 1.0}, -0.5)
+    uses = [Use(0, 1, (v,)), Use(0, 2, (w,)), Use(1, 3, (v,)), Use(1, 4, (w,)), Use(1, 5, (row({2: 1.0}),))]
+    wiring = wired([row({5: 1.0, 0: 1.0})], uses, inputs=1)
+    for text, same in (("x0", False), ("x0 + log(x0 - 0.5)", False), ("x0 - log(1/(x0 - 0.5) - 0.5)", True)):
+        assert (same_function(parse(text, ["x0"]), wiring, parts, [0]) == "") == same, text
+
+
+@pytest.mark.parametrize("low", [-1.0, 0.25])
+def test_the_square_of_a_root_is_not_what_is_under_it_where_it_counts_as_0(low, tmp_path):
+    """The network is relu(x0), which is x0 only where that is positive; its parts are called √x0 and x0²."""
+    parts = [("sqrt(relu(x0))", [[low, 1.0]], 1e-2), ("x0^2", [[-0.1, 1.1]], 1e-2)]
+    honest = Wired("relu(x0)", [[low, 1.0]], parts, [[(0, [of(0)])], [(1, [of(1)])]], [of(2)]).compiled()
+    x = {"op": "input", "args": [], "params": [0]}
+
+    def rename(files: Files) -> None:
+        for graph in (part(files, 0)["graph"], part(files, 0)["certificate"]["function"]["graph"]):
+            graph |= {"nodes": [x, {"op": "sqrt", "args": [0], "params": []}], "outputs": [1]}
+        for graph in files.graphs:
+            graph |= {"nodes": [x], "outputs": [0]}
+
+    stored = read_folder(forge(honest.save(tmp_path / "honest"), tmp_path / "forged", rename))
+    assert stored.graph.infix(["x0"]) == "x0" and stored.parts[0].function.infix(["x0"]) == "sqrt(x0)"
+    assert (network.other_function(stored, stored.graph) == "") == (low > 0)
+
+
+@pytest.mark.parametrize("text", ["exp(0.5*log(x0))", "x0*log(x0)"])
+def test_nothing_is_learned_from_logarithms_that_may_be_undefined(text):
+    """A limit at 0 hides that x0 is negative somewhere: x0 is no root of its square there."""
+    parts = [parse(t, ["x0"]) for t in (text, "x0^2", "sqrt(x0)")]
+    uses = [Use(0, 1, (row({0: 1.0}),)), Use(1, 1, (row({0: 1.0}),)), Use(2, 2, (row({2: 1.0}),))]
+    wiring, x = wired([row({3: 1.0})], uses, inputs=1), parse("x0", ["x0"])
+    assert same_function(x, wiring, parts) == "" and "not shown" in same_function(x, wiring, parts, [], [0])
 
 
 # ---- intervals, ranges and slopes

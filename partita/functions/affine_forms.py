@@ -143,6 +143,8 @@ class Interner:
         atoms: by their numbers.
         spelled: for a `product` and a `recip`, the arguments as they were first written, before the leading coefficient went in
             front. They are multiples of the arguments and may have simpler coefficients.
+        defined: whether roots and logarithms that are applied are known to be defined. Where a root has no value, proofs count it
+            as 0, so that pow(sqrt(a), 2) = a holds only where it has one.
 
     >>> interner = Interner()
     >>> x, y = interner.input(0), interner.input(1)
@@ -152,6 +154,8 @@ class Interner:
 
     def __init__(self) -> None:
         self.atoms: list[Atom] = []
+        self.defined = True
+        self._doubtful: set[int] = set()  # atoms that were applied where they are not known to be defined
         self.spelled: dict[int, tuple[Form, ...]] = {}
         self._numbers: dict[object, int] = {}
         self._terms = 0
@@ -178,7 +182,10 @@ class Interner:
             return self.power(arguments[0], int(parameters[0]))
         if operation in _LINEAR:
             return Form.total(_weighted(operation, arguments))
-        return Form.of(self.number(operation, tuple(arguments), parameters))
+        found = self.number(operation, tuple(arguments), parameters)
+        if not self.defined:
+            self._doubtful.add(found)
+        return Form.of(found)
 
     def assume_positive(self, form: Form) -> None:
         """Take it as known that a form is positive. This class makes no use of it; `Logarithms` does."""
@@ -220,7 +227,8 @@ class Interner:
         if not form.terms and (form.constant or exponent > 0):
             return Form(_checked(form.constant**exponent))
         single = form.single
-        if exponent == 2 and single is not None and self.atoms[single].operation == "sqrt":
+        is_root = single is not None and self.atoms[single].operation == "sqrt" and single not in self._doubtful
+        if exponent == 2 and single is not None and is_root:
             return self.atoms[single].arguments[0]
         return Form.of(self.number("pow", (form,), (exponent,)))
 

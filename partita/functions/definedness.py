@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -12,13 +13,14 @@ from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.regions import Piece, Region, halved
 from partita.geometry.domains import Array, Box
 
-__all__ = ["is_bounded", "undefined_root"]
+__all__ = ["has_values", "is_bounded", "undefined_root"]
 
 Terms = dict[tuple[int, ...], Fraction]
 
 _BOXES = 20_000
 _NARROWEST = 2.0**-16  # of the longest side: boxes this small around a pole are not halved again
 _MOST_TERMS = 400
+_LEAST = {"sqrt": 0.0, "log": math.ulp(0.0), "acosh": 1.0}  # of the arguments for which there is a value
 _NEGLIGIBLE = 1e-9  # of its size, by which the argument of a square root may be negative: what rounding makes of 0
 
 
@@ -34,6 +36,19 @@ def is_bounded(graph: Graph, box: Box) -> bool:
             return False
         lo, hi = halved(lo[rest], hi[rest], box.sides)
     return not len(lo)
+
+
+def has_values(graph: Graph, box: Box) -> bool:
+    """Whether all roots, logarithms and acosh of f are seen to have a value on the whole box.
+
+    Proofs about f alone need not know: they count a root without a value as 0, or claim nothing there.
+    """
+    asked = [(node.arguments[0], _LEAST[node.operation]) for node in graph.nodes if node.operation in _LEAST]
+    if not asked:
+        return True
+    arguments = Graph(graph.num_inputs, graph.nodes, tuple(k for k, _ in asked), (len(asked),))
+    found = arguments.enclose(box.lo.reshape(1, -1), box.hi.reshape(1, -1)).lo[0]
+    return bool((found >= [least for _, least in asked]).all())
 
 
 def undefined_root(graph: Graph, region: Region) -> str:

@@ -22,6 +22,7 @@ from partita.functions.affine_forms import Form, Interner, Pending
 __all__ = ["Logarithms"]
 
 _ZERO, _HALF, _ONE = Fraction(0), Fraction(1, 2), Fraction(1)
+_DEEPEST = 64  # nested sums that the logarithm of a form is taken into
 _MOST_POWER = 64  # exponents of numbers that are multiplied out
 
 
@@ -43,6 +44,9 @@ class Logarithms(Interner):
     def __init__(self) -> None:
         super().__init__()
         self.positive: set[Form] = set()
+        self._signs: dict[int, tuple[bool, int]] = {}  # of atoms: whether positive, and how many forms were known to be
+        self._logs: dict[Form, Form] = {}
+        self._depth = 0  # of the logarithms that are being taken apart
 
     def assume_positive(self, form: Form) -> None:
         """Take it as known that a form is positive."""
@@ -53,19 +57,26 @@ class Logarithms(Interner):
         """Whether a form is known to be positive: by assumption, or as a sum of positive numbers."""
         if form.terms and _unit(form) in self.positive:
             return True
-        parts = all(c > 0 and self._is_positive_atom(k) for k, c in form.terms.items())
-        return parts and form.constant >= 0 and (form.constant > 0 or bool(form.terms))
+        if form.constant < 0 or any(c < 0 for c in form.terms.values()):
+            return False
+        return (form.constant > 0 or bool(form.terms)) and all(map(self._is_positive_atom, form.terms))
 
     def _is_positive_atom(self, k: int) -> bool:
         atom = self.atoms[k]
         if atom.operation == "exp" or Form.of(k) in self.positive:
             return True
-        return atom.operation in ("recip", "sqrt", "pow") and self.is_positive(atom.arguments[0])
+        if atom.operation not in ("recip", "sqrt", "pow"):
+            return False
+        found, known = self._signs.get(k, (False, -1))
+        if not found and known < len(self.positive):  # more may be known by now
+            found = self.is_positive(atom.arguments[0])
+            self._signs[k] = found, len(self.positive)
+        return found
 
     def apply(self, operation: str, arguments: Sequence[Form], parameters: tuple[int | float, ...] = ()) -> Form:
         if operation == "exp":
             return self._exp(arguments[0])
-        if operation == "log" and arguments[0].terms:
+        if operation == "log" and arguments[0].terms and (self.defined or self.is_positive(arguments[0])):
             self.assume_positive(arguments[0])  # as it is wherever its logarithm is defined
             return self._log(arguments[0])
         if operation == "sqrt" and self._is_factor(arguments[0]):
@@ -73,9 +84,7 @@ class Logarithms(Interner):
         return super().apply(operation, arguments, parameters)
 
     def recip(self, form: Form) -> Form:
-        return (
-            self._exp(self._log(form).scaled(-_ONE)) if form.terms and self.is_positive(form) else super().recip(form)
-        )
+        return self._exp(self._log(form).scaled(-_ONE)) if self._is_factor(form) else super().recip(form)
 
     def power(self, form: Form, exponent: int) -> Form:
         if exponent and self._is_factor(form):
@@ -103,7 +112,19 @@ class Logarithms(Interner):
         return super().finished(rest)
 
     def _log(self, form: Form) -> Form:
-        """The logarithm of a positive form that is no number."""
+        """The logarithm of a positive form that is no number; each is taken apart once, so that long chains take linear time."""
+        if form in self._logs:
+            return self._logs[form]
+        if self._depth == _DEEPEST:
+            return self._log_of_number(_scale(form)).plus(Form.of(self.number("log", (_unit(form),), ())))
+        self._depth += 1
+        try:
+            self._logs[form] = self._taken_apart(form)
+        finally:
+            self._depth -= 1
+        return self._logs[form]
+
+    def _taken_apart(self, form: Form) -> Form:
         if len(parts := self._positive_parts(form)) > 1:
             return self._log_of_sum(parts)
         constant, unit = self._log_of_number(_scale(form)), _unit(form)
@@ -152,8 +173,8 @@ class Logarithms(Interner):
     def _power_of(self, form: Form) -> Form:
         if len(form.terms) == 1 and not form.constant:
             ((k, exponent),) = form.terms.items()
-            if self.atoms[k].operation == "log" and self.atoms[k].arguments[0].terms:
-                base = self.atoms[k].arguments[0]
+            base = self.atoms[k].arguments[0] if self.atoms[k].operation == "log" else Form()
+            if base.terms and self.is_positive(base):
                 if exponent == 1:
                     return base
                 for name, known in _EXPONENTS.items():

@@ -498,6 +498,11 @@ def _split_evenly(weights: Array, shares: Array, tolerance: float) -> list[float
     """Budgets that give the heads behind each output these shares of its error; heads that no output depends on get all of it."""
     every = (weights > 0) @ shares
     found = (weights * every[:, None] / shares).max(axis=0)
+    if not np.isfinite(found).all():  # without errors a read does not move, and no slope is asked for
+        raise UnsupportedError(
+            "network: a head reads another one where its slope has no bound, so that no error of that one is small enough",
+            "Use a smaller domain, or another way to write the function.",
+        )
     return [tolerance / float(share) if share > 0 else tolerance for share in found]
 
 

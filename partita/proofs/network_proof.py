@@ -7,7 +7,7 @@ because the exact affine forms of both are the same, or because f is defined so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -18,6 +18,7 @@ import numpy as np
 from partita.arithmetic.precision import PRECISIONS
 from partita.errors import FormatError, PartitaError, ShapeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form, Interner, forms_of
+from partita.functions.definedness import has_values
 from partita.functions.graph import Graph
 from partita.functions.logarithms import Logarithms
 from partita.functions.ranges import positive_nodes
@@ -146,10 +147,12 @@ def part_checks(part: Part, head: FoldedHead) -> Iterator[Check]:
         yield Check(f"head for {part.label}, {check.name}", check.holds, check.detail, check.checked)
 
 
-def same_as_wiring(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], box: Box) -> bool:
+def same_as_wiring(
+    graph: Graph, wiring: Wiring, graphs: Sequence[Graph], box: Box, *, undefined: Collection[int] = ()
+) -> bool:
     """Whether f and the function that a wiring makes of the heads' functions have the same exact forms.
 
-    They are then equal wherever both are defined on the box. Products of numbers that are positive there may be written with
+    They are then equal wherever f is defined on the box. Products of numbers that are positive there may be written with
     logarithms.
 
     Args:
@@ -157,19 +160,29 @@ def same_as_wiring(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], box: B
         wiring: of the network, with its exact coefficients.
         graphs: the function of each head.
         box: the domain.
+        undefined: heads whose functions are not known to have values wherever they are read. √a·√a is not a where a < 0 and the
+            root counts as 0, and nothing is learned from their logarithms.
     """
-    if _agree(graph, wiring, graphs, Interner(), frozenset()):
+    if _agree(graph, wiring, graphs, Interner(), frozenset(), undefined):
         return True
-    return _agree(graph, wiring, graphs, Logarithms(), positive_nodes(graph, box.lo, box.hi))
+    return _agree(graph, wiring, graphs, Logarithms(), positive_nodes(graph, box.lo, box.hi), undefined)
 
 
-def _agree(graph: Graph, wiring: Wiring, graphs: Sequence[Graph], interner: Interner, positive: frozenset[int]) -> bool:
+def _agree(
+    graph: Graph,
+    wiring: Wiring,
+    graphs: Sequence[Graph],
+    interner: Interner,
+    positive: frozenset[int],
+    undefined: Collection[int],
+) -> bool:
     channels = [interner.input(i) for i in range(wiring.inputs)]
     wanted = forms_of(graph, channels[:], interner, positive)
     for groups in wiring.layers:
         made = list[Form]()
         for group in groups:
             reads, part = _forms(group.reads, channels), graphs[group.head]
+            interner.defined = group.head not in undefined
             for i in range(0, len(reads), part.num_inputs):
                 made += forms_of(part, reads[i : i + part.num_inputs], interner)
         channels += made
@@ -212,7 +225,10 @@ class NetworkProof(Proof):
             raise UnsupportedError(
                 f"the certificate says that f is the {meaning}, which does not fit {target!r}; expected graph or wiring."
             )
-        if target.graph is not None and not same_as_wiring(target.graph, wiring, graphs, target.box):
+        undefined = [i for i, part in enumerate(parts) if not has_values(part.graph, part.box)]
+        if target.graph is not None and not same_as_wiring(
+            target.graph, wiring, graphs, target.box, undefined=undefined
+        ):
             raise UnsupportedError(
                 f"the network was not shown to compute {target.label[:200]}: their exact affine forms differ."
             )
