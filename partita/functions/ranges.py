@@ -33,7 +33,7 @@ _ROUNDS = 4  # of setting coordinates to an end and looking at the slopes of the
 _AT_ONCE = 16  # boxes that are halved in one round
 _ROWS = 1 << 15  # boxes that are enclosed at once
 _PIECES = {1: (64, 256), 2: (8, 16), 3: (4, 6)}  # of each side, by the number of inputs: for many boxes, and for few
-_MOST_SEARCHES = 16  # for a lower bound of a factor whose values seen are positive
+_MOST_SEARCHES, _SEARCHED_NODES = 16, 2000  # searches for a lower bound of a factor, and nodes of the graph times searches
 _MULTIPLICATIVE = ("mul", "div", "pow", "sqrt", "log")
 _LOOSE = 0.1  # of the largest slope: slopes that vary less over a box are known well
 
@@ -134,7 +134,7 @@ def positive_nodes(graph: Graph, lo: ArrayLike, hi: ArrayLike, *, boxes: int = 5
         clear, places = _clamped(graph, clamped)
         least = clear.enclose(low[None], high[None]).lo[0, places]
         unknown = sorted(k for k in wanted if not least[k] > 0 and k not in clamped)
-        if not unknown or len(clamped) == _MOST_SEARCHES:
+        if not unknown or len(clamped) >= min(_MOST_SEARCHES, _SEARCHED_NODES // len(graph.nodes)):
             return frozenset(np.flatnonzero(least > 0).tolist())
         inner = _signed(clear, places[unknown[0]], negative=False)
         clamped[unknown[0]] = _ends(inner, low, high, boxes)
