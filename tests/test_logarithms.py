@@ -1,4 +1,5 @@
-"""Products of positive numbers written with logarithms: the same function, and nothing assumed without a reason."""
+"""Products of positive numbers written with logarithms, as the library and partita-check read them: the same function, and nothing
+assumed without a reason."""
 
 from __future__ import annotations
 
@@ -10,16 +11,20 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from partita_check.forms import Atoms, Unfit
+from partita_check.forms import forms_of as checked_forms
+from partita_check.graph import parse as checked_parse
 
 import partita as pa
-from partita.errors import UnsupportedError
 from partita.functions import parse
-from partita.functions.affine_forms import Form, Interner, forms_of
+from partita.functions.affine_forms import Form, forms_of
 from partita.functions.logarithms import Logarithms
 from partita.functions.ranges import positive_nodes
 from partita.functions.structure import Structure, Unit, layered, same_function
 from partita.reproduction.structured_functions import KNOWN_FUNCTIONS
 
+Evaluated = Callable[[Sequence[float]], float]
+Maker = Callable[..., Callable[[str], object]]
 NAMES = ["x0", "x1", "x2", "x3"]
 POSITIVE = pa.Box([0.5] * 4, [2.0] * 4)
 
@@ -34,11 +39,16 @@ SAME = [
     ("exp(x0)*exp(x1)/exp(x0)", "exp(x1)"),
     ("1/(x0 + x1*x2)", "exp(-log(x0) - log(1 + exp(log(x1) + log(x2) - log(x0))))"),
     ("x0/(x0 + x1*x2)", "1/(1 + exp(log(x1) + log(x2) - log(x0)))"),
-    ("(3 - x0)*x1", "exp(log(3 - x0) + log(x1))"),
+]
+SAME_TO_THE_LIBRARY = [("(3 - x0)*x1", "exp(log(3 - x0) + log(x1))")]  # it proves that 3 − x0 is positive on the box
+SAME_TO_THE_CHECKER = [  # it multiplies out
+    ("log(x0 + x1 + x2*x3)", "log(x0 + x1) + log(1 + exp(log(x2) + log(x3) - log(x0 + x1)))"),
+    ("log(1 + x0/x1 + x2/x3)", "log(1 + x0/x1) + log(1 + exp(log(x2) - log(x3) - log(1 + x0/x1)))"),
 ]
 DIFFERENT = [
     ("x0*x1", "exp(log(x0) + 2*log(x1))"),
     ("sqrt(x0 + x1)", "sqrt(x0) + sqrt(x1)"),
+    ("exp(x0 + x1)", "exp(x0) + exp(x1)"),
     ("log(x0 + x1*x2)", "log(x0) + log(x1*x2)"),
     ("log(x0 + x1*x2)", "log(x0) + log(1 + exp(log(x0) - log(x1) - log(x2)))"),
     ("x0^0.5", "x0^0.25"),
@@ -48,33 +58,60 @@ DIFFERENT = [
 ]
 
 
-def form(text: str, interner: Interner, box: pa.Box = POSITIVE) -> Form:
-    graph = parse(text, NAMES)
-    positive = positive_nodes(graph, box.lo, box.hi)
-    return forms_of(graph, [interner.input(i) for i in range(4)], interner, positive)[0]
-
-
-@pytest.mark.parametrize(("a", "b"), SAME)
-def test_one_function_has_one_form(a: str, b: str) -> None:
+def library(box: pa.Box = POSITIVE) -> Callable[[str], object]:
+    """Forms as the library makes them, all of one interner."""
     interner = Logarithms()
-    assert form(a, interner) == form(b, interner)
+
+    def form(text: str) -> object:
+        graph = parse(text, NAMES)
+        positive = positive_nodes(graph, box.lo, box.hi)
+        return forms_of(graph, [interner.input(i) for i in range(4)], interner, positive)[0]
+
+    return form
+
+
+def checker(box: pa.Box = POSITIVE) -> Callable[[str], object]:
+    """Forms as partita-check makes them."""
+    atoms = Atoms()
+    inputs = [atoms.atom("input", i) for i in range(4)]
+    for i in np.flatnonzero(box.lo > 0):
+        atoms.assume_positive(inputs[i])
+
+    def form(text: str) -> object:
+        found = checked_forms(checked_parse(text, NAMES), inputs, atoms)[0]
+        return tuple(sorted(found.items(), key=lambda item: item[0]))
+
+    return form
+
+
+MAKERS = [library, checker]
+BOTH = pytest.mark.parametrize("maker", MAKERS)
+CASES = [(maker, *pair) for maker in MAKERS for pair in SAME]
+CASES += [(library, *pair) for pair in SAME_TO_THE_LIBRARY] + [(checker, *pair) for pair in SAME_TO_THE_CHECKER]
+
+
+@pytest.mark.parametrize(("maker", "a", "b"), CASES)
+def test_one_function_has_one_form(maker: Maker, a: str, b: str) -> None:
+    form = maker()
+    assert form(a) == form(b)
     points = POSITIVE.sample(50, np.random.default_rng(1))
     np.testing.assert_allclose(*(parse(text, NAMES).evaluate(points) for text in (a, b)), rtol=1e-12)
 
 
+@BOTH
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_other_functions_have_other_forms(a: str, b: str) -> None:
-    interner = Logarithms()
-    assert form(a, interner) != form(b, interner)
+def test_other_functions_have_other_forms(maker: Maker, a: str, b: str) -> None:
+    form = maker()
+    assert form(a) != form(b)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("a", "b"), [("sqrt(x0^2)", "x0"), ("x0/x0", "1 + 0*x0"), ("sqrt(x0*x1)", "sqrt(x0)*sqrt(x1)")]
 )
-def test_signs_that_are_not_known_are_not_assumed(a: str, b: str) -> None:
-    around = pa.Box([-2.0] * 4, [2.0] * 4)
-    interner = Logarithms()
-    assert form(a, interner, around) != form(b, interner, around)
+def test_signs_that_are_not_known_are_not_assumed(maker: Maker, a: str, b: str) -> None:
+    form = maker(pa.Box([-2.0] * 4, [2.0] * 4))
+    assert form(a) != form(b)
 
 
 def test_positive_nodes_are_positive() -> None:
@@ -119,9 +156,6 @@ def test_a_changed_structure_is_another_function() -> None:
         assert not same_function(graph, Structure(4, units, structure.outputs, ()), box)
 
 
-Evaluated = Callable[[Sequence[float]], float]
-
-
 def random_function(source: random.Random, depth: int) -> tuple[str, Evaluated]:
     """A text, and what it means; it raises where it is not defined."""
     if depth == 0 or source.random() < 0.15:
@@ -142,17 +176,18 @@ def random_function(source: random.Random, depth: int) -> tuple[str, Evaluated]:
     )
 
 
-def test_random_functions_with_equal_forms_are_equal() -> None:
-    source, found, compared = random.Random(5), dict[Form, list[tuple[str, Evaluated]]](), 0
-    interner, points = Logarithms(), [[source.uniform(0.5, 2) for _ in range(4)] for _ in range(6)]
+@BOTH
+def test_random_functions_with_equal_forms_are_equal(maker: Maker) -> None:
+    source, form, found, compared = random.Random(5), maker(), dict[object, list[tuple[str, Evaluated]]](), 0
+    points = [[source.uniform(0.5, 2) for _ in range(4)] for _ in range(6)]
     for _ in range(2500):
         made = random_function(source, source.randrange(1, 4))
-        with suppress(UnsupportedError, pa.PartitaError):
-            found.setdefault(form(made[0], interner), []).append(made)
+        with suppress(pa.PartitaError, Unfit):
+            found.setdefault(form(made[0]), []).append(made)
     for same in found.values():
         for text, f in same[1:8]:
-            fresh = Logarithms()  # without what the logarithms of other functions say
-            if form(same[0][0], fresh) != form(text, fresh):
+            fresh = maker()  # without what the logarithms of other functions say
+            if fresh(same[0][0]) != fresh(text):
                 continue
             for x in points:
                 with suppress(ValueError, ZeroDivisionError, OverflowError):

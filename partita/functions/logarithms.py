@@ -5,7 +5,8 @@ logarithms it arrives as a relative error, whatever the sizes are, and factors o
 
 For forms a, b that are known to be positive, and rational numbers q, the rules beside those of `affine_forms` are
 
-    a·b, 1/a, a^n, √a    exp of log a + log b, −log a, n log a, ½ log a
+    a·b, 1/a, a^n, √a    exp of log a + log b, −log a, n log a, ½ log a; a power of a sum only where it is a factor
+    log(a + b)           log a + log(1 + exp(log b − log a))
     log(c·a)             log c + log a; log(exp(u)) = u, and likewise for the powers below
     exp(q log a)         a, 1/a, a^q and √a for q = 1, −1, any other integer, ½
     exp(n log c + u)     c^n · exp(u) for a number c > 0 and an integer n

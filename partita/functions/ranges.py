@@ -33,10 +33,8 @@ _ROUNDS = 4  # of setting coordinates to an end and looking at the slopes of the
 _AT_ONCE = 16  # boxes that are halved in one round
 _ROWS = 1 << 15  # boxes that are enclosed at once
 _PIECES = {1: (64, 256), 2: (8, 16), 3: (4, 6)}  # of each side, by the number of inputs: for many boxes, and for few
-_MOST_SEARCHES, _SEARCHED_NODES = (
-    16,
-    2000,
-)  # searches for a lower bound of a factor, and nodes of the graph times searches
+_MOST_SEARCHES = 16  # for lower bounds of factors whose values seen are positive
+_SEARCHED_NODES = 2000  # nodes of the graph, times searches
 _MULTIPLICATIVE = ("mul", "div", "pow", "sqrt", "log")
 _LOOSE = 0.1  # of the largest slope: slopes that vary less over a box are known well
 
