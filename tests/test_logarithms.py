@@ -8,9 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
+from partita_check.cli import run
 from partita_check.forms import Atoms, Unfit
 from partita_check.forms import forms_of as checked_forms
 from partita_check.graph import parse as checked_parse
@@ -18,6 +20,7 @@ from partita_check.graph import parse as checked_parse
 import partita as pa
 from partita.functions import parse
 from partita.functions.affine_forms import Form, forms_of
+from partita.functions.graph import Graph
 from partita.functions.logarithms import Logarithms
 from partita.functions.ranges import positive_nodes
 from partita.functions.structure import Structure, Unit, layered, same_function
@@ -210,3 +213,22 @@ def test_chains_of_thousands_of_operations(operation: str, positive: bool) -> No
         chain = interner.apply("sqrt" if operation == "sub" else operation, [chain])
     assert interner.is_positive(chain) == (positive and operation != "sub")
     assert len(interner.product([chain, x]).terms) == 1
+
+
+def test_the_reading_with_fewer_numbers_is_taken() -> None:
+    """Products of many factors are read with logarithms; a product of two inputs is smaller as it is."""
+    c = pa.compile("x0*x1/(x2*(1 + x3)) + x0*sqrt(x2)", pa.Box([1.0] * 4, [2.0] * 4), tolerance=1e-3)
+    texts = [Graph.from_json(part["graph"]).infix() for part in c.certificate.proof["parts"]]
+    assert any("log(" in text for text in texts) and c.certificate.kind == "proved"
+    assert all(check.holds for check in pa.recheck(c)) and c.attack().error <= c.error_bound
+    plain = pa.compile("x0*x1 + x2*x3", POSITIVE, tolerance=1e-3, method="heads")
+    assert not any("log(" in str(part["graph"]) for part in plain.certificate.proof["parts"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN_FUNCTIONS)
+def test_known_functions_are_proved_and_verified(name: str, tmp_path: Path) -> None:
+    f = KNOWN_FUNCTIONS[name]
+    c = pa.compile(f.expression, f.box, tolerance=1e-3 * (f.largest - f.least))
+    assert c.certificate.kind == "proved" and all(check.holds for check in pa.recheck(c))
+    assert run(c.save(tmp_path / "network"), budget=300.0)[1] == 0

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from partita.arithmetic.interval import Interval
 from partita.arithmetic.progress import Progress, report
 from partita.errors import PartitaError, SizeError, ToleranceError, UnsupportedError
 from partita.functions.affine_forms import Form
@@ -306,29 +305,16 @@ class _Search:
         parts = tuple(Part(g, b, c.certificate) for g, b, c in zip(graphs, boxes, heads))
         return Network(wiring, parts, tuple(heads), carried, self.cuts)
 
-    def _ranges(self, head_of: Sequence[int]) -> Ranges:
-        """Known ranges of what the groups of a wiring read."""
-        return [
-            [_stacked([self.known[j] for j in group], self.structure.units[group[0]]) for _, group in groups]
-            for groups in _groups(self.structure, head_of)
-        ]
-
-    @cached_property
-    def known(self) -> dict[int, Interval | None]:
-        """Ranges of what every unit reads, where more is known than from one layer to the next."""
-        wiring, graphs = self._own
-        found = joint_ranges(wiring, graphs, self.lo, self.hi)
-        return {
-            group[0]: found[layer][place]
-            for layer, groups in enumerate(_groups(self.structure, range(len(graphs))))
-            for place, (_, group) in enumerate(groups)
-        }
-
     @cached_property
     def _own(self) -> tuple[Wiring, list[Graph]]:
         """The wiring with a head for every unit."""
         graphs = [unit.graph for unit in self.structure.units]
         return wire(self.structure, range(len(graphs)), self.request.dtype), graphs
+
+    @cached_property
+    def _own_ranges(self) -> Ranges:
+        """Ranges of what every unit reads on the whole domain."""
+        return joint_ranges(*self._own, self.lo, self.hi)
 
     @cached_property
     def cuts(self) -> list[list[float]]:
@@ -378,7 +364,7 @@ class _Search:
     def _without_errors(self, cuts: Sequence[Sequence[float]]) -> Carried:
         """What is carried if every unit has a head of its own without an error."""
         (wiring, graphs), ends = self._own, cut_boxes(self.lo, self.hi, cuts)
-        ranges, precision = self._ranges(range(len(graphs))), self.request.precision
+        precision, ranges = self.request.precision, self._own_ranges
         return propagate(wiring, graphs, [0.0] * len(graphs), *ends, precision=precision, ranges=ranges)
 
     def _halved(self, axis: int, cuts: Sequence[float]) -> list[float]:
@@ -509,9 +495,10 @@ def _split_evenly(weights: Array, shares: Array, tolerance: float) -> list[float
 def _boxes(carried: Carried, heads: int) -> list[Box]:
     """For every head a box that holds all its reads."""
     found: list[list[Array]] = [[] for _ in range(heads)]
-    moves = dict[int, Any]()
+    moves = dict[int, NDArray[np.bool_]]()
     for _, group, read in carried.groups():
-        moves[group.head] = moves.get(group.head, False) | read.moves.any(axis=0)
+        own = read.moves.any(axis=0)
+        moves[group.head] = own | moves[group.head] if group.head in moves else own
         found[group.head] += [ends.reshape(-1, ends.shape[-1]) for ends in (read.reach_lo, read.reach_hi)]
     boxes = []
     for k, ends in enumerate(found):
@@ -612,18 +599,6 @@ def _groups(structure: Structure, head_of: Sequence[int]) -> list[list[tuple[int
     for j in range(len(structure.units)):
         layers[structure.level(j) - 1][head_of[j]].append(j)
     return [sorted(groups.items()) for groups in layers]
-
-
-def _stacked(known: Sequence[Interval | None], unit: Unit) -> Interval | None:
-    """Known ranges of the reads of several units, as those of one group."""
-    if all(one is None for one in known):
-        return None
-    rows = len(unit.reads)
-    ends = [
-        [np.full(rows, end) if one is None else getattr(one, name) for one in known]
-        for name, end in (("lo", -math.inf), ("hi", math.inf))
-    ]
-    return Interval(np.concatenate(ends[0]), np.concatenate(ends[1]))
 
 
 def wire(structure: Structure, head_of: Sequence[int], dtype: torch.dtype) -> Wiring:
