@@ -495,10 +495,9 @@ def _split_evenly(weights: Array, shares: Array, tolerance: float) -> list[float
 def _boxes(carried: Carried, heads: int) -> list[Box]:
     """For every head a box that holds all its reads."""
     found: list[list[Array]] = [[] for _ in range(heads)]
-    moves = dict[int, NDArray[np.bool_]]()
+    moves: list[list[NDArray[np.bool_]]] = [[] for _ in range(heads)]
     for _, group, read in carried.groups():
-        own = read.moves.any(axis=0)
-        moves[group.head] = own | moves[group.head] if group.head in moves else own
+        moves[group.head].append(read.moves)
         found[group.head] += [ends.reshape(-1, ends.shape[-1]) for ends in (read.reach_lo, read.reach_hi)]
     boxes = []
     for k, ends in enumerate(found):
@@ -506,7 +505,7 @@ def _boxes(carried: Carried, heads: int) -> list[Box]:
         thin = hi - lo <= _THIN * np.maximum(np.abs(lo), np.abs(hi))
         pad = np.where(thin, _THIN * np.maximum(np.abs(lo), np.abs(hi)) + np.where(lo == hi, _THIN, 0.0), 0.0)
         room = _ROOM * np.minimum(hi - lo, np.minimum(np.abs(lo), np.abs(hi)))
-        pad = np.where(moves[k], np.maximum(pad, room), pad)
+        pad = np.where(np.concatenate(moves[k]).any(axis=0), np.maximum(pad, room), pad)
         boxes.append(Box(_graded(lo - pad, hi + pad, -1), _graded(hi + pad, lo - pad, 1)))
     return boxes
 
