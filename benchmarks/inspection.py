@@ -94,9 +94,13 @@ def main() -> None:
     with pa.inspect.capture(model) as heads:
         model(x)
     with tempfile.TemporaryDirectory() as folder:
-        processor, wall, _ = timed(lambda: write_inspection(heads, Path(folder) / "page"))
-    results["report and page"] = {"processor": processor, "wall": wall}
-    out.print(f"the same with its page (SVG, PNG, HTML): {processor:.1f} s processor, {wall:.1f} s wall")
+        processor, wall, page = timed(lambda: write_inspection(heads, Path(folder) / "page"))
+        size = page.files[0].stat().st_size
+    results["report and page"] = {"processor": processor, "wall": wall, "bytes of index.html": size}
+    out.print(
+        f"the same with its page (SVG, PNG, HTML): {processor:.1f} s processor, {wall:.1f} s wall; "
+        f"index.html {size / 1e6:.2f} MB"
+    )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

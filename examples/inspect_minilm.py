@@ -191,7 +191,8 @@ def main() -> None:
         print(f"  the hardest head is {sharpest.name}: leakage {seen:.2g}, at most {most:.2g}")
         print(f"  {steps(heads)}")
     if options.out:
-        page = write_inspection(whole, options.out, title="MiniLM, 72 heads")
+        words = [[pieces.words[i] for i in long[0].tolist()]]
+        page = write_inspection(whole, options.out, title="MiniLM, 72 heads", tokens=words)
         name = f"{sharpest.name} on {long.shape[1]} tokens"
         picture = options.out / "hardest.svg"
         plot_plane(view(whole[sharpest.layer, sharpest.head].snapshots[0]), picture, title=name)

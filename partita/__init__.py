@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.kernels.attention import attend
     from partita.kernels.key_index import KeyIndex
+    from partita.kernels.skipped_blocks import attend_blocks
     from partita.methods import Plan
     from partita.networks import attention_from_mlp
 
@@ -51,6 +52,7 @@ __all__ = [
     "Tail",
     "attack",
     "attend",
+    "attend_blocks",
     "attention_from_mlp",
     "build",
     "compile",
@@ -76,6 +78,7 @@ _HOMES = {
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.kernels.attention": ("attend",),
     "partita.kernels.key_index": ("KeyIndex",),
+    "partita.kernels.skipped_blocks": ("attend_blocks",),
     "partita.methods": ("Plan",),
     "partita.networks": ("attention_from_mlp",),
 }

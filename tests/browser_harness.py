@@ -181,9 +181,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         height: int = 800,
         scheme: str = "light",
         allow: Sequence[str] = (),
+        named: str = "studio",
         **options: Any,
     ) -> Any:
-        """A page at the address; console errors that contain a text of `allow` are expected."""
+        """A page at the address; console errors that contain a text of `allow` are expected. `named`: its object in window."""
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **options)
         contexts.append(context)
         page = context.new_page()
@@ -191,8 +192,8 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context.on("page", lambda other: watch(other, allow))
         watch(page, allow)
         page.goto(address)
-        wait_until(page, "window.studio !== undefined")
-        page.evaluate("window.studio.ready")
+        wait_until(page, f"window.{named} !== undefined")
+        page.evaluate(f"window.{named}.ready")
         return page
 
     def watch(page: Any, allow: Sequence[str]) -> None:

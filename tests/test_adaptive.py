@@ -1,6 +1,7 @@
 """Adaptive centers and the bisection that proves them: sound against sampling and ball arithmetic; tampering is noticed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from partita.errors import NonFiniteValueError, ShapeError, SizeError, Tolerance
 from partita.functions.target import make_target
 from partita.geometry.domains import Box, PointCloud
 from partita.heads.scattered_head import ScatteredHead
+from partita.methods.adaptive import Adaptive
 from partita.methods.adaptive import adaptive_construction as adaptive
+from partita.methods.request import Request
 from partita.proofs import bisection as box_proof
 from partita.proofs.bisection import box_terms, prove_boxes
 from partita.proofs.box_lists import BoxList, View
@@ -20,6 +23,7 @@ from partita.proofs.certificate import Certificate
 from partita.proofs.worst_point import search_worst
 from partita.search.adaptation import adaptive_cells as adaptive_recipe
 from partita.search.adaptation import worst_of_each
+from partita.search.averaged_values import plane_pieces_needed
 from partita.search.leaves import Frame, LeafTree, Limits, Questions, Sampler, find_frame
 from partita.search.power_cells import FitMemory, PowerCells, coarsen, fit_cells, minimax_fits
 
@@ -545,3 +549,30 @@ def test_progress_and_refusals():
             adaptive_recipe(make_target("sin(x)", Box([0], [1])), tolerance=tolerance)
     with pytest.raises(NonFiniteValueError, match="finite"):
         adaptive_recipe(make_target("1/(x - 0.123456789)", Box([0], [1])), tolerance=0.1, max_keys=50, max_boxes=2000)
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "needed"),
+    [
+        ("x*y", SQUARE, 4 / (4 * math.pi)),  # straight along both axes
+        ("(x^2 + y^2)/2", SQUARE, 4 / (4 * math.pi)),
+        ("x*y", Box([-1, 0], [1, 100]), 200 / (4 * math.pi)),
+        ("(3*x + y)^2", SQUARE, 0.0),  # bent in one direction: strips
+        ("abs(x)", SQUARE, 0.0),
+        ("x^2", Box([-1], [1]), 0.0),
+        ("x*z + y", Box([-1, -1, -1], [1, 1, 1]), 4 / (4 * math.pi)),
+    ],
+)
+def test_planes_tell_how_many_affine_pieces_are_needed(text, box, needed):
+    found = plane_pieces_needed(make_target(text, box), 1e-3)
+    assert found == pytest.approx(1000 * needed, rel=1e-6, abs=1e-2)
+    if needed and box is SQUARE:  # a lower bound: the search needs more
+        assert adaptive_recipe(make_target(text, box), tolerance=0.01).keys >= found / 10
+
+
+def test_auto_does_not_look_for_thousands_of_cells_of_a_product():
+    """Which took minutes, or seconds, as the last digit of a leaf's error would have it."""
+    request = Request(make_target("x*y", Box([-1.0, -0.41796875], [1.0, 1.015625])), 2.0**-15, dtype=torch.float32)
+    refusal = Adaptive().worth(request, [])
+    assert refusal is not None and "needs more than 7,4" in refusal.reason
+    assert Adaptive().worth(replace(request, tolerance=2e-4), []) is None

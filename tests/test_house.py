@@ -265,6 +265,7 @@ LONG_EXAMPLES = {"inspect_digits.py"}  # trains a model
 )
 def test_examples_run(example, tmp_path, monkeypatch, capfd):
     arguments = ["--out", str(tmp_path / "out")] if "--out" in example.read_text() else []
+    arguments += ["--quick"] if "--quick" in example.read_text() else []
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")

@@ -517,6 +517,7 @@ def test_another_function_mode_on_top_does_not_double_records(x):
     assert len(heads) == 8 and all(len(r.snapshots) == 3 for r in heads)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")  # said once per process
 def test_nested_tensors_in_plain_attention():
     parts = [torch.randn(4, n, 8, generator=torch.Generator().manual_seed(n)) for n in (3, 5)]
     nested = torch.nested.nested_tensor([p.transpose(0, 1) for p in parts], layout=torch.jagged).transpose(1, 2)

@@ -95,6 +95,53 @@ def test_reading_a_model_without_running_it_says_how(given):
         pa.inspect.read(given)
 
 
+@pytest.mark.parametrize("read", [pa.inspect.view, pa.inspect.pattern])
+def test_a_record_or_all_heads_instead_of_one_sequence_says_what_to_take(read):
+    model = encoder().eval()
+    with pa.inspect.capture(model) as heads:
+        model(torch.randn(1, 4, 16))
+    record = next(iter(heads))
+    for given in (record, heads, [record], 3):
+        kind = type(given).__name__
+        with pytest.raises(UnsupportedError, match=rf"snapshot is of type {kind}; .*record\.snapshots\[0\]"):
+            read(given)
+    read(record.snapshots[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"heads": 3}, r"heads is 3; expected a list of whole numbers ≥ 0"),
+        ({"heads": ["a"]}, "heads contains 'a'"),
+        ({"heads": "ab"}, "heads contains 'ab'"),
+        ({"heads": [True]}, "heads contains True"),
+        ({"layers": 3}, "layers is 3; expected a pattern"),
+        ({"layers": [3]}, r"layers is \[3\]"),
+        ({"batch": 1.5}, "batch is 1.5; expected a whole number"),
+        ({"batch": "a"}, "batch is 'a'"),
+        ({"tokens": True}, "tokens is True"),
+        ({"tokens": 2.5}, "tokens is 2.5"),
+        ({"max_bytes": "x"}, "max_bytes is 'x'"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"readers": 3}, "readers is 3"),
+    ],
+    ids=str,
+)
+def test_options_of_capture_are_checked(given, words):
+    with pytest.raises(pa.PartitaError, match=words), pa.inspect.capture(encoder(), **given):
+        pass
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = encoder().eval()
+    with pa.inspect.capture(
+        model, heads=np.array([1]), tokens=np.int64(3), batch=np.int32(1), layers=("layers.*",)
+    ) as few:
+        model(torch.randn(2, 4, 16))
+    (record,) = few
+    assert record.head == 1 and len(record.snapshots) == 1 and len(record.snapshots[0].queries) == 3
+
+
 def test_one_record_can_be_read_alone():
     model = encoder().eval()
     with pa.inspect.capture(model) as heads:

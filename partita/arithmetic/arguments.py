@@ -30,15 +30,15 @@ def require_number(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
-def require_count(name: str, value: Any, *, most: int = 10**9) -> int:
-    """An integer from 1 to `most`, of Python or numpy, as an int; a DomainError otherwise.
+def require_count(name: str, value: Any, *, least: int = 1, most: int = 10**9) -> int:
+    """An integer from `least` to `most`, of Python or numpy, as an int; a DomainError otherwise.
 
     >>> require_count("queries", np.int64(3))
     3
     """
-    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else 0
-    if not 1 <= found <= most:
-        raise DomainError(f"{name} is {value!r}; expected an integer from 1 to {most:,}.")
+    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else least - 1
+    if not least <= found <= most:
+        raise DomainError(f"{name} is {value!r}; expected an integer from {least} to {most:,}.")
     return found
 
 

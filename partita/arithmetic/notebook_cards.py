@@ -1,5 +1,6 @@
-"""Small HTML cards for notebooks: what `_repr_html_` returns. Plain escaped tables, without scripts or colours of their own.
+"""Text and small HTML cards for people: what `__repr__` and `_repr_html_` return.
 
+Cards are plain escaped tables, without scripts or colours of their own.
 Text and lines take the colour of the page, so that a card is readable on light and on dark backgrounds.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["card"]
+__all__ = ["card", "counted"]
 
 _MOST_ROWS, _MOST_CHARACTERS = 50, 400
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
@@ -46,6 +47,19 @@ def card(
     for line in (f"… and {rest:,} more rows" if rest > 0 else "", note):
         lines += [f'<div style="opacity:0.75">{_text(line)}</div>'] if line else []
     return "".join([*lines, "</div>"])
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it belongs.
+
+    Args:
+        number: how many.
+        noun: in the singular; its plural has an s.
+
+    >>> counted(1, "head"), counted(1200, "head")
+    ('1 head', '1,200 heads')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _text(value: object) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +16,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from partita.arithmetic.notebook_cards import counted
 from partita.cli.common import Seed, require_new, stderr, stdout
 from partita.cli.own_code import names_own_code, object_named, run_own
-from partita.errors import DomainError, UnsupportedError
+from partita.errors import DomainError, ShapeError, UnsupportedError
 from partita.inspection.captured_heads import capture
+from partita.inspection.interception import watching
+from partita.inspection.token_ids import labels_of
 from partita.plots.model_page import write_inspection
 
-__all__ = ["inspect_command", "load_inputs"]
+__all__ = ["inspect_command", "load_inputs", "load_labels"]
+
+_LISTED = 20  # layers in a message
 
 
 def inspect_command(
@@ -50,11 +57,26 @@ def inspect_command(
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=1, help="The most queries to read per sequence.")
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            "--labels",
+            help="The tokens of the inputs for the page: a JSON file with a list of strings or of token ids per sequence.",
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="The most sequences to read.")] = None,
     budget: Annotated[
         int,
         typer.Option("--budget", min=0, help="Work per head for linear programs, in matrix entries; 0 solves none."),
     ] = 1 << 18,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="For long inputs: read the heads while the model runs and keep their figures only. The page has no planes, "
+            "patterns and audit curves then, and dead keys are not looked for.",
+        ),
+    ] = False,
     seed: Seed = 0,
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Draw figures (needs the extra 'plot').")
@@ -66,14 +88,24 @@ def inspect_command(
 ) -> None:
     """Read the attention heads of a model as partitions. This runs your own code: MODULE is imported and FUNCTION called."""
     require_new(out, overwrite=overwrite)
+    words = None if labels is None else load_labels(labels)
     stderr.print(f"running your own code: {model}", highlight=False, markup=False, soft_wrap=True)
     built = _given(model)
     if not isinstance(built, nn.Module):
         raise UnsupportedError(f"{model}() returned {type(built).__name__}; expected an nn.Module.")
     args, kwargs = load_inputs(inputs)
     built.eval()
-    with torch.no_grad(), capture(built, layers=layers, heads=heads, tokens=tokens, batch=batch) as captured:
+    if stream and tokens is not None and words is not None:
+        raise UnsupportedError("--labels was given with both --stream and --tokens; leave one of the three out.")
+    known = words if stream and words is not None else tokens
+    chosen = {"layers": layers, "heads": heads, "tokens": known, "batch": batch, "stream": stream, "seed": seed}
+    with torch.no_grad(), capture(built, **chosen) as captured:  # type: ignore[arg-type]
         run_own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
+    if not len(captured):
+        met: dict[str, int] = {}
+        with torch.no_grad(), watching(built, lambda layer, call: met.update({layer: call.heads})):
+            run_own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
+        raise _nothing_recorded(model, met, layers, heads, captured.advice)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -81,13 +113,14 @@ def inspect_command(
         TimeRemainingColumn(),
         console=stderr,
     )
-    with bar:
+    with bar, _naming(labels):
         task = bar.add_task("reading heads", total=len(captured))
         page = write_inspection(
             captured,
             out,
             title=model,
             figures=figures,
+            tokens=None if stream else words,
             progress=lambda name, done, of: bar.update(task, completed=done, total=of),
             budget=budget,
             seed=seed,
@@ -98,6 +131,41 @@ def inspect_command(
         stdout.print(
             f"{page.report}\n\nwrote {', '.join(map(str, page.files))}", highlight=False, soft_wrap=True, markup=False
         )
+
+
+@contextmanager
+def _naming(labels: Path | None) -> Iterator[None]:
+    """Errors about the lengths of tokens name the file."""
+    try:
+        yield
+    except ShapeError as error:
+        if labels is None:
+            raise
+        raise ShapeError(f"--labels {labels}: {error.reason}", error.hint) from None
+
+
+def _nothing_recorded(
+    model: str, met: dict[str, int], layers: Sequence[str] | None, heads: Sequence[int] | None, advice: str
+) -> UnsupportedError:
+    """Why there is no head to read: the options match none of those that ran, or none can be recorded.
+
+    Args:
+        met: layers that ran and their numbers of heads.
+    """
+    if not met:
+        return UnsupportedError(
+            f"{model} computed no attention that can be recorded",
+            advice
+            or "Hand-written attention must call pa.inspect.record(q, k, v). Scripted models are not recorded, and flex attention "
+            "requires torch ≥ 2.9.",
+        )
+    given = [f"--layers {pattern}" for pattern in layers or ()] + [f"--head {number}" for number in heads or ()]
+    listed = [f"{layer} ({counted(number, 'head')})" for layer, number in met.items()]
+    more = f", and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return UnsupportedError(
+        f"{' '.join(given)} matches no head of {model}",
+        f"Its layers are {', '.join(listed[:_LISTED])}{more}. Heads are numbered from 0.",
+    )
 
 
 def load_inputs(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -120,6 +188,14 @@ def load_inputs(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(given, dict):
         return (), given
     return (given if isinstance(given, tuple) else (given,)), {}
+
+
+def load_labels(path: Path) -> list[list[str]]:
+    """The tokens of each sequence from a JSON file."""
+    try:
+        return labels_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DomainError(f"{path} cannot be read as JSON: {error}.") from None
 
 
 def _tensor(array: Any) -> Tensor:

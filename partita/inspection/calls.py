@@ -8,7 +8,7 @@ the projections are computed here a second time, in addition to the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 from partita.errors import ShapeError
 
 __all__ = [
+    "COLUMNS",
     "MASKED_BELOW",
     "AttentionCall",
     "from_encoder_layer",
@@ -30,6 +31,11 @@ __all__ = [
 # Masks are written as −∞, the least number of the dtype, −1e9 or −10000: no weight survives any of them. −10000 is −9984 in
 # bfloat16, and a position bias may have been added to it.
 MASKED_BELOW = -9e3
+# Products treat so many columns alike: a multiple of what kernels take at once (4 to 48). The columns that are left over at the
+# end of a product may be summed in another order.
+COLUMNS = 192
+_VISIBLE_AT_ONCE = 1 << 24  # pairs of a query and a key
+_SCORES_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +50,12 @@ class AttentionCall:
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.
         crosses: queries are known to be of another sequence than keys.
+        window: position i sees the keys j with `|i − j| < window` only.
+        slopes: `(heads,)`, `−slope·|i − j|` is added to the scores (ALiBi), or None.
+        positions: `(tokens,)`, positions of the queries; `0 … tokens − 1` by default.
+        modify: what flex attention makes of the scores, or None. `modify(scores, element, heads, rows, keys)` takes
+            `scale·q kᵀ`, `(heads, rows, keys)`, of a sequence with that number, with the numbers of the heads, rows and keys as
+            tensors that broadcast to the same shape, and returns the scores that softmax sees, −∞ where masked.
     """
 
     queries: Tensor
@@ -53,6 +65,10 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     crosses: bool = False
+    window: int | None = None
+    slopes: Tensor | None = None
+    positions: Tensor | None = None
+    modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def heads(self) -> int:
@@ -62,30 +78,337 @@ class AttentionCall:
     def batch(self) -> int:
         return self.queries.shape[0]
 
+    @property
+    def places(self) -> Tensor:
+        """The position of every query, `(tokens,)`."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.queries.shape[2], device=self.queries.device)
+
+    @property
+    def last_place(self) -> int:
+        """The largest position of a query; −1 if there is none."""
+        if self.positions is None:
+            return self.queries.shape[2] - 1
+        return int(self.positions.max()) if len(self.positions) else -1
+
+    @property
+    def is_square(self) -> bool:
+        """Whether queries and keys are the same tokens, as far as shapes tell: distances between them mean something."""
+        tokens, keys = self.queries.shape[2], self.keys.shape[2]
+        return not self.crosses and (tokens == keys or self.positions is not None)
+
     def key_head(self, head: int) -> int:
         return head * self.keys.shape[1] // self.heads
 
+    def of_heads(self, tensor: Tensor, element: int, heads: slice) -> Tensor:
+        """Keys or values of some heads of one sequence, `(heads, keys, ·)`."""
+        chosen = [self.key_head(h) for h in range(self.heads)[heads]]
+        if len(set(chosen)) == 1:
+            return tensor[element, chosen[0]].expand(len(chosen), -1, -1)
+        return tensor[element, chosen[0] : chosen[-1] + 1] if _consecutive(chosen) else tensor[element, chosen]
+
+    def subset(self, element: int | None, heads: Sequence[int], rows: Tensor | None = None) -> AttentionCall:
+        """Some heads of one sequence, and some of its queries, as a call of their own.
+
+        Args:
+            element: number of the sequence; None for all.
+            heads: numbers of the heads.
+            rows: `(rows,)`, which queries; all by default.
+        """
+        chosen, which = list(heads), slice(None) if element is None else slice(element, element + 1)
+        shared = [self.key_head(h) for h in chosen]
+        apart = sorted(set(shared))
+        even = len(chosen) % len(apart) == 0 and shared == [
+            apart[i * len(apart) // len(chosen)] for i in range(len(chosen))
+        ]
+        used = apart if even else shared  # groups of one size can go on sharing their keys
+        mask = self.mask
+        if mask is not None:
+            mask = mask[which] if mask.shape[0] > 1 else mask
+            mask = _picked(mask, chosen) if mask.shape[1] > 1 else mask
+            mask = mask if rows is None or mask.shape[2] == 1 else mask[:, :, rows]
+        queries = _picked(self.queries[which], chosen)
+        keys, values = (_picked(t[which], used) for t in (self.keys, self.values))
+        return replace(
+            self,
+            queries=queries if rows is None else queries[:, :, rows],
+            keys=keys,
+            values=values,
+            mask=mask,
+            crosses=not self.is_square,
+            slopes=None if self.slopes is None else self.slopes[chosen],
+            positions=self.positions if rows is None else self.places[rows],
+            modify=None if self.modify is None else _Renumbered(self.modify, element, chosen),
+        )
+
     def mask_of(self, element: int, head: int) -> Tensor | None:
-        """`(tokens or 1, keys)`."""
+        """The mask of one head, `(tokens or 1, keys)`: boolean or added to the scores."""
         if self.mask is None:
             return None
         return self.mask[element if self.mask.shape[0] > 1 else 0, head if self.mask.shape[1] > 1 else 0]
 
-    def scores(self, head: int) -> tuple[Tensor, Tensor]:
-        """Scores of one head, `(batch, tokens, keys)`, in float32 at least, −∞ where masked, and where they are not."""
-        dtype = torch.promote_types(self.queries.dtype, torch.float32)
-        keys = self.keys[:, self.key_head(head)].to(dtype)
-        scores = self.scale * (self.queries[:, head].to(dtype) @ keys.mT)
-        if self.mask is not None:
-            mask = self.mask[:, head if self.mask.shape[1] > 1 else 0]
-            seen = mask if mask.dtype == torch.bool else mask > MASKED_BELOW
-            scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(dtype), -torch.inf)
-        if self.causal:
-            rows, columns = scores.shape[-2:]
-            scores = scores.masked_fill(
-                ~torch.ones(rows, columns, dtype=torch.bool, device=scores.device).tril(), -torch.inf
-            )
+    def scores(self, head: int, rows: slice = slice(None), dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Scores of one head, `(batch, rows, keys)`, −∞ where masked, and where they are not.
+
+        Args:
+            head: number of the head.
+            rows: which queries; all by default. Only their scores are formed.
+            dtype: to compute in; by default that of the queries, float32 at least.
+        """
+        dtype = dtype or torch.promote_types(self.queries.dtype, torch.float32)
+        tiles = [self.tile(e, slice(head, head + 1), rows, slice(None), dtype)[0] for e in range(self.batch)]
+        scores = torch.stack(tiles) if tiles else self.queries.new_zeros(0, len(self.places[rows]), self.keys.shape[2])
         return scores, scores > -torch.inf
+
+    def tile(
+        self, element: int, heads: slice, rows: slice, keys: slice, dtype: torch.dtype, memory: Tensor | None = None
+    ) -> Tensor:
+        """A tile of scores of one sequence, `(heads, rows, keys)`, −∞ where masked. Only this tile is formed.
+
+        Args:
+            element: number of the sequence.
+            heads: which heads.
+            rows: which queries.
+            keys: which keys.
+            dtype: to compute in.
+            memory: of that dtype, to write the scores to, if there is room.
+        """
+        held = self.of_heads(self.keys[:, :, keys], element, heads).to(dtype)
+        # the last columns of a product are summed in another order unless they are many: equal keys shall have equal scores
+        count = held.shape[1]
+        held = functional.pad(held, (0, 0, 0, -count % COLUMNS))
+        queries = self.scale * self.queries[element, heads, rows].to(dtype)
+        shape = (*queries.shape[:2], held.shape[1])
+        place = (
+            memory[: math.prod(shape)].view(shape)
+            if memory is not None and 0 < math.prod(shape) <= len(memory)
+            else None
+        )
+        scores = torch.matmul(queries, held.mT, out=place)[..., :count]
+        if self.is_full(rows, keys) and self.slopes is None:
+            return scores
+        columns = torch.arange(self.keys.shape[2], device=scores.device)[keys]
+        return self._masked(scores, element, heads, rows, self.places[rows][:, None], columns)
+
+    def pairs(
+        self, element: int, heads: slice, partners: Tensor, dtype: torch.dtype, products: Tensor | None = None
+    ) -> Tensor:
+        """The score of each query with one key of its own, `(heads, tokens)`, −∞ where masked.
+
+        Args:
+            element: number of the sequence.
+            heads: which heads.
+            partners: `(tokens,)` or `(heads, tokens)`, the key of each query. A number that no key has counts as masked.
+            dtype: to compute in.
+            products: `scale·q·k` of the pairs, if they are known.
+        """
+        count = self.keys.shape[2]
+        shape = (len(range(self.heads)[heads]), self.queries.shape[2])
+        if not count:
+            return self.queries.new_full(shape, -torch.inf, dtype=dtype)
+        held = partners.clamp(0, count - 1).expand(shape)
+        if products is None:
+            keys = self.of_heads(self.keys, element, heads)
+            picked = keys.gather(1, held[..., None].expand(-1, -1, keys.shape[2])).to(dtype)
+            products = self.scale * torch.linalg.vecdot(self.queries[element, heads].to(dtype), picked)
+        scores = self._masked(products[..., None], element, heads, slice(None), self.places[:, None], held[..., None])
+        return scores[..., 0].masked_fill((partners < 0) | (partners >= count), -torch.inf)
+
+    def _masked(self, scores: Tensor, element: int, heads: slice, rows: slice, i: Tensor, j: Tensor) -> Tensor:
+        """Scores `(heads, rows, n)` of queries at the positions i with the keys j, which broadcast, with all that is added."""
+        if self.mask is not None:
+            mask = self.mask[element if self.mask.shape[0] > 1 else 0]
+            mask = mask[heads] if mask.shape[0] > 1 else mask
+            mask = mask[:, rows] if mask.shape[1] > 1 else mask
+            mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
+            seen = mask if mask.dtype == torch.bool else mask > MASKED_BELOW
+            scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
+        if self.modify is not None:
+            scores = scores + self._added(scores, element, heads, i, j).to(scores)
+        if self.slopes is not None:
+            scores = scores - self.slopes[heads].to(scores)[:, None, None] * (i - j).abs()
+        if self.causal:
+            scores = scores.masked_fill(j > i, -torch.inf)
+        if self.window is not None:
+            scores = scores.masked_fill((i - j).abs() >= self.window, -torch.inf)
+        return scores
+
+    def _added(self, scores: Tensor, element: int, heads: slice, i: Tensor, j: Tensor) -> Tensor:
+        """What `modify` adds to these scores, in the precision in which flex attention runs it; −∞ where masked."""
+        assert self.modify is not None
+        scores = scores.to(torch.promote_types(self.queries.dtype, torch.float32))
+        numbers = torch.arange(self.heads, device=scores.device)[heads][:, None, None]
+        added = self.modify(scores, element, numbers, i, j) - scores
+        return torch.where(added > MASKED_BELOW, added, -torch.inf)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether flex attention makes something of the scores besides masking them: what rounding does then is unknown."""
+        return self.modify is not None and not getattr(self.modify, "only_masks", False)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether anything but `causal` hides keys or is added to scores."""
+        return any(given is not None for given in (self.mask, self.modify, self.window, self.slopes))
+
+    @property
+    def tells_heads_apart(self) -> bool:
+        """Whether heads may see other keys than each other, or other biases."""
+        own = self.mask is not None and self.mask.shape[1] > 1
+        return own or self.modify is not None or self.slopes is not None
+
+    def whole_mask(self, element: int, head: int) -> Tensor | None:
+        """All but `causal` as one mask, `(tokens or 1, keys)`: boolean, or numbers to add. What `modify` adds is taken at the
+        call's own scores."""
+        if self.modify is None and self.window is None and self.slopes is None:
+            return self.mask_of(element, head)
+        heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
+        free = replace(self, causal=False)
+        plain = replace(free, mask=None, modify=None, window=None, slopes=None)
+        dtype = torch.promote_types(self.queries.dtype, torch.float32)
+        step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
+        parts = []
+        for start in range(0, max(self.queries.shape[2], 1), step):
+            rows = slice(start, start + step)
+            places = self.places[rows][:, None]
+            if self.modify is None:
+                nothing = torch.zeros(1, len(places), len(columns), dtype=dtype, device=columns.device)
+                parts.append(free._masked(nothing, element, heads, rows, places, columns)[0])
+            else:
+                scores = plain.tile(element, heads, rows, slice(None), dtype)
+                added = free._masked(scores, element, heads, rows, places, columns) - scores
+                parts.append(torch.where(added > MASKED_BELOW, added, -torch.inf)[0])
+        whole = torch.cat(parts)
+        seen = whole > -torch.inf
+        return whole if (whole[seen] != 0).any() else seen
+
+    def range_of_keys(self, rows: slice) -> tuple[int, int]:
+        """The first key that one of these queries may see, and the last one plus 1. Keys outside are masked."""
+        first, last = 0, self.keys.shape[2]
+        lowest, highest = self._extent(rows)
+        if highest < lowest:
+            return 0, 0
+        if self.causal:
+            last = min(last, highest + 1)
+        if self.window is not None:
+            first = max(first, lowest - self.window + 1)
+            last = min(last, highest + self.window)
+        return first, max(first, last)
+
+    def _extent(self, rows: slice) -> tuple[int, int]:
+        """The smallest and the largest position of these queries; (0, −1) if there are none. Waits for no device if it can."""
+        if self.positions is None:
+            numbers = range(self.queries.shape[2])[rows]
+            return (numbers[0], numbers[-1]) if len(numbers) else (0, -1)
+        places = self.positions[rows]
+        return (int(places.min()), int(places.max())) if len(places) else (0, -1)
+
+    def visible(self, element: int, heads: slice, rows: slice) -> Tensor:
+        """Which keys some queries may see, `(heads, rows, keys)`."""
+        nothing = self.keys.new_zeros((), dtype=torch.float32)
+        shape = (len(range(self.heads)[heads]), len(self.places[rows]), self.keys.shape[2])
+        columns = torch.arange(self.keys.shape[2], device=nothing.device)
+        return (
+            self._masked(nothing.expand(shape), element, heads, rows, self.places[rows][:, None], columns) > -torch.inf
+        )
+
+    @property
+    def is_masked_by_rows(self) -> bool:
+        """Whether a mask has rows of its own for the queries, so that what each sees is known from looking only."""
+        return self.modify is not None or (self.mask is not None and self.mask.shape[2] > 1)
+
+    def seen_keys(self, element: int, head: int) -> tuple[Tensor, bool]:
+        """Which keys some query sees, `(keys,)`, and whether some query sees the key at its own position."""
+        tokens, keys = self.queries.shape[2], self.keys.shape[2]
+        seen = torch.zeros(keys, dtype=torch.bool, device=self.keys.device)
+        own = False
+        # without rows of a mask, the first and the last query reach as far as all of them
+        step = max(1, _VISIBLE_AT_ONCE // max(keys, 1)) if self.is_masked_by_rows else max(tokens, 1)
+        for start in range(0, tokens, step):
+            rows = slice(start, min(start + step, tokens))
+            if self.is_masked_by_rows:
+                found = self.visible(element, slice(head, head + 1), rows)[0]
+                diagonal = self.places[rows].clamp(max=keys - 1)
+                own = own or bool(found.gather(1, diagonal[:, None]).any())
+                seen |= found.any(dim=0)
+            else:
+                if self._leaves_gaps:
+                    seen |= self._in_windows()
+                else:
+                    first, last = self.range_of_keys(rows)
+                    seen[first:last] = True
+                mask = self.mask_of(element, head)
+                if mask is not None:
+                    seen &= mask[0] if mask.dtype == torch.bool else mask[0] > MASKED_BELOW
+                own = bool(seen.any())
+        return seen, own
+
+    @property
+    def _leaves_gaps(self) -> bool:
+        """Whether keys between those that some queries see may be seen by none: some positions, each with a window."""
+        return self.window is not None and self.positions is not None
+
+    def _in_windows(self) -> Tensor:
+        """Which keys lie in the window of a query, `(keys,)`."""
+        assert self.window is not None
+        keys, places = self.keys.shape[2], self.places
+        first = (places - self.window + 1).clamp(0, keys)
+        last = ((places + 1) if self.causal else (places + self.window)).clamp(0, keys)
+        steps = torch.zeros(keys + 1, dtype=torch.int64, device=places.device)
+        ones = torch.ones_like(places)
+        steps.index_add_(0, first, ones).index_add_(0, torch.maximum(first, last), -ones)
+        return steps.cumsum(dim=0)[:-1] > 0
+
+    def count_seen(self, element: int, head: int) -> int:
+        """How many keys some query sees."""
+        if self.mask is None and self.modify is None and not self._leaves_gaps:
+            first, last = self.range_of_keys(slice(None))
+            return last - first
+        return int(self.seen_keys(element, head)[0].sum())
+
+    def padding(self, element: int, head: int) -> Tensor | None:
+        """Tokens that no query sees, in self-attention where tokens may see themselves: padding, as queries too; `(keys,)`."""
+        if (self.mask is None and self.modify is None) or not self.is_square:
+            return None
+        seen, own = self.seen_keys(element, head)
+        return ~seen if own else None
+
+    def is_full(self, rows: slice, keys: slice) -> bool:
+        """Whether each of these queries is known to see each of these keys."""
+        lowest, highest = self._extent(rows)
+        if self.mask is not None or self.modify is not None or highest < lowest:
+            return False
+        first, last = (0, self.keys.shape[2]) if keys == slice(None) else (keys.start, keys.stop)
+        if self.causal and last - 1 > lowest:
+            return False
+        return self.window is None or max(highest - first, last - 1 - lowest) < self.window
+
+
+@dataclass(frozen=True, eq=False)
+class _Renumbered:
+    """`modify` of a call for some of its heads and sequences: they keep the numbers that the model gave them."""
+
+    modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor]
+    element: int | None
+    heads: list[int]
+
+    @property
+    def only_masks(self) -> bool:
+        return bool(getattr(self.modify, "only_masks", False))
+
+    def __call__(self, scores: Tensor, element: int, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+        numbers = torch.tensor(self.heads, device=heads.device)[heads]
+        return self.modify(scores, element if self.element is None else self.element, numbers, rows, keys)
+
+
+def _picked(tensor: Tensor, heads: list[int]) -> Tensor:
+    """Some of the heads, `(batch, heads, …)`; a view if they follow each other."""
+    return tensor[:, heads[0] : heads[-1] + 1] if heads and _consecutive(heads) else tensor[:, heads]
+
+
+def _consecutive(numbers: list[int]) -> bool:
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _four_axes(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
@@ -102,10 +425,13 @@ def from_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window: int | None = None,
+    slopes: Tensor | None = None,
 ) -> Iterator[AttentionCall]:
     """The call that these arguments of `F.scaled_dot_product_attention` make; one per sequence if they are nested.
 
-    `(…, heads, tokens, dim)`; three axes are read as (batch, tokens, dim) with one head.
+    `(…, heads, tokens, dim)`; three axes are read as (batch, tokens, dim) with one head. `window` and `slopes` are those of
+    `AttentionCall`.
     """
     if query.is_nested or key.is_nested or value.is_nested:
         if not (query.is_nested and key.is_nested and value.is_nested) or attn_mask is not None:
@@ -113,7 +439,9 @@ def from_sdpa(
                 "scaled_dot_product_attention got nested and plain tensors together; expected all nested or none."
             )
         for q, k, v in zip(query.unbind(), key.unbind(), value.unbind()):
-            yield from from_sdpa(q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa)
+            yield from from_sdpa(
+                q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa, window, slopes
+            )
         return
     if query.dim() <= 3:  # (tokens, dim) or (batch, tokens, dim): one head
         query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
@@ -131,7 +459,11 @@ def from_sdpa(
             mask = _four_axes(mask, (*leads[0][:-1], mask.shape[-3]))
         mask = mask.expand(*mask.shape[:-1], k.shape[2])
     used = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-    yield AttentionCall(q, k, v, used, mask, is_causal)
+    if slopes is not None and slopes.shape != (q.shape[1],):
+        raise ShapeError(f"slopes has shape {tuple(slopes.shape)}; expected ({q.shape[1]},), one per head.")
+    if window is not None and window < 1:
+        raise ShapeError(f"window is {window}; expected at least 1: a query sees the keys j with |i − j| < window.")
+    yield AttentionCall(q, k, v, used, mask, is_causal, window=window, slopes=slopes)
 
 
 def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from numbers import Integral, Number
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import require_count, require_number
+from partita.arithmetic.notebook_cards import counted
 from partita.errors import SizeError, UnsupportedError
 from partita.functions.dropout import active_dropout
 from partita.inspection.calls import AttentionCall
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.interception import Reader, watching
+from partita.inspection.reading import Reading, padding_of, read_queries
 from partita.inspection.snapshots import Snapshot
+from partita.inspection.streams import StreamedSequence, stream_call
+from partita.inspection.token_ids import SeenTokens, TokenIds
 
-__all__ = ["CapturedHeads", "HeadRecord", "capture"]
+__all__ = ["CapturedHeads", "HeadRecord", "are_captured", "capture", "records_of", "require_snapshots"]
 
 DEFAULT_MAX_BYTES = 2 << 30
 
@@ -31,22 +39,91 @@ class HeadRecord:
     Attributes:
         layer: the module path of the layer, as in `model.named_modules()`.
         head: its number within the layer, counted from 0.
-        snapshots: one `Snapshot` per sequence.
+        snapshots: one `Snapshot` per sequence; none if the head was read while the model ran and nothing was kept.
+        streamed: what was read of each sequence while the model ran, with `capture(..., stream=True)`.
     """
 
     layer: str
     head: int
     snapshots: tuple[Snapshot, ...]
+    streamed: tuple[StreamedSequence, ...] = ()
 
     @property
     def name(self) -> str:
         """ "layer:head"."""
         return f"{self.layer}:{self.head}"
 
+    def queries(self) -> dict[str, NDArray[Any]]:
+        """One number per counted query, `(queries,)` each, all sequences in a row.
+
+        `sequence` and `positions` say which query it is, and `cells` and `runner_up` which keys have the largest and second
+        largest score. The others are `margins`, `leakage`, `leakage_bound`, `spread`, `entropy`, `effective_keys`, `changed`,
+        `averaged`, `answered`, `value_spread`, `seen`, `score_error`, `sink`, `distance`, `on_self`, `on_previous`, `lags`,
+        `on_lag`, `same_token`, `duplicate_token` and `induction`: what `Figures` and `Roles` are made of.
+
+        Raises:
+            UnsupportedError: the head was streamed without `queries=True`.
+        """
+        readings = [s.reading for s in self.streamed] or [read_queries(s, s.tokens) for s in self.snapshots]
+        found = [reading for reading in readings if reading is not None]
+        if len(found) < len(readings) or not found:
+            raise UnsupportedError(
+                f"{self.name}: the numbers of single queries were not kept while the model ran",
+                "Capture with stream=True, queries=True, or without stream.",
+            )
+        numbers = {f.name: np.concatenate([getattr(r, f.name) for r in found]) for f in fields(Reading)}
+        sequence = np.repeat(np.arange(len(found)), [len(r.cells) for r in found])
+        return {"sequence": sequence, "positions": numbers["cells"] + numbers["lags"], **numbers}
+
     def __repr__(self) -> str:
+        if not self.snapshots:
+            queries = sum(len(s.summary.margins) for s in self.streamed)
+            sequences = counted(len(self.streamed), "sequence")
+            return f"HeadRecord({self.name}, read while the model ran: {sequences}, {queries:,} queries)"
         shapes = ", ".join(f"{len(s.queries)}×{len(s.keys)}" for s in self.snapshots[:4])
         more = ", …" if len(self.snapshots) > 4 else ""
         return f"HeadRecord({self.name}, queries × keys {shapes}{more}, R^{self.snapshots[0].keys.shape[1]})"
+
+
+def records_of(heads: Any, *, empty: bool = True) -> list[HeadRecord]:
+    """The records of captured heads. Raises an UnsupportedError for models and other things that are not records.
+
+    Args:
+        heads: from `capture`, or one or several of its records.
+        empty: whether there may be none.
+    """
+    records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
+    if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
+        kind = type(heads).__name__
+        found = f"{'a model ' if isinstance(heads, nn.Module) else ''}of type {kind}"
+        raise UnsupportedError(
+            f"heads is {found}; expected what `capture` recorded while the model ran on inputs",
+            "Use: with pa.inspect.capture(model) as heads: model(inputs). Then pass heads.",
+        )
+    if not records and not empty:
+        raise UnsupportedError(
+            "heads holds no records; expected what `capture` recorded while the model ran on inputs."
+        )
+    return records
+
+
+def are_captured(given: Any) -> bool:
+    """Whether these are captured heads, where inputs of a model are expected."""
+    several = given if isinstance(given, list | tuple) else [given]
+    return isinstance(given, CapturedHeads) or any(isinstance(one, HeadRecord) for one in several)
+
+
+def require_snapshots(records: Iterable[HeadRecord]) -> None:
+    """Raises an UnsupportedError for heads that were read while the model ran without keeping their keys.
+
+    Args:
+        records: from `capture`.
+    """
+    if any(record.streamed and not record.snapshots for record in records):
+        raise UnsupportedError(
+            "these heads were read while the model ran, and their keys were not kept",
+            "Capture them without stream=True, or with keep=True.",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +133,12 @@ class _Limits:
     tokens: int | None
     batch: int | None
     max_bytes: int
+    given: TokenIds | None = None
+    stream: bool = False
+    keep: bool = True
+    null: bool = True
+    seed: int = 0
+    queries: bool = False
 
 
 @dataclass(eq=False)
@@ -69,40 +152,50 @@ class CapturedHeads:
 
     _limits: _Limits
     _kept: dict[str, dict[int, list[Snapshot]]] = field(default_factory=dict)
+    _streamed: dict[str, dict[int, list[StreamedSequence]]] = field(default_factory=dict)
+    _tokens: SeenTokens = field(default_factory=SeenTokens, repr=False)
+    _passed: dict[str, int] = field(default_factory=dict, repr=False)
     bytes_held: int = 0
     advice: str = field(default="", repr=False)
 
     def __iter__(self) -> Iterator[HeadRecord]:
-        for layer, heads in self._kept.items():
-            for head in sorted(heads):
-                yield HeadRecord(layer, head, tuple(heads[head]))
+        for layer, heads in self._heads().items():
+            for head in heads:
+                yield self._record(layer, head)
 
     def __len__(self) -> int:
-        return sum(len(heads) for heads in self._kept.values())
+        return sum(len(heads) for heads in self._heads().values())
+
+    def _heads(self) -> dict[str, list[int]]:
+        """The recorded heads of every layer."""
+        held = self._streamed if self._limits.stream else self._kept
+        return {layer: sorted(heads) for layer, heads in held.items()}
+
+    def _record(self, layer: str, head: int) -> HeadRecord:
+        kept, streamed = (held.get(layer, {}).get(head, []) for held in (self._kept, self._streamed))
+        return HeadRecord(layer, head, tuple(kept), tuple(streamed))  # type: ignore[arg-type]
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The module paths of the recorded layers."""
-        return tuple(self._kept)
+        return tuple(self._heads())
 
     def __getitem__(self, which: tuple[str, int]) -> HeadRecord:
         """The record of one head: `heads["encoder.layers.0.self_attn", 3]`."""
         if not isinstance(which, tuple) or len(which) != 2:
             raise UnsupportedError(f"the index is {which!r}; expected heads[layer, head]. Recorded: {self.describe()}.")
         layer, head = which
-        try:
-            return HeadRecord(layer, head, tuple(self._kept[layer][head]))
-        except KeyError:
-            raise UnsupportedError(
-                f"head {head} of layer {layer!r} was not recorded. Recorded: {self.describe()}."
-            ) from None
+        if head not in self._heads().get(layer, []):
+            raise UnsupportedError(f"head {head} of layer {layer!r} was not recorded. Recorded: {self.describe()}.")
+        return self._record(layer, head)
 
     def describe(self) -> str:
         """The recorded layers and their numbers of heads, in one line."""
-        return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._kept.items()) or "no heads"
+        return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._heads().items()) or "no heads"
 
     def __repr__(self) -> str:
-        return f"CapturedHeads({len(self)} heads in {len(self._kept)} layers, {self.bytes_held / 2**20:.1f} MiB)"
+        heads, layers = counted(len(self), "head"), counted(len(self.layers), "layer")
+        return f"CapturedHeads({heads} in {layers}, {self.bytes_held / 2**20:.1f} MiB)"
 
     def _add(self, layer: str, call: AttentionCall) -> None:
         limits = self._limits
@@ -112,6 +205,11 @@ class CapturedHeads:
         if not len(chosen):
             return
         batch = call.batch if limits.batch is None else min(call.batch, limits.batch)
+        ids = self._ids_of(layer, call, batch)
+        if limits.stream:
+            self._stream(layer, call, list(chosen), batch, ids)
+            if not limits.keep:
+                return
         key_heads = sorted({call.key_head(h) for h in chosen})
         positions = _spread(call.queries.shape[2], limits.tokens)
         self._make_room(layer, call, (batch, len(chosen), len(key_heads), len(positions)))
@@ -132,8 +230,43 @@ class CapturedHeads:
                     positions=positions,
                     padding=masks.padding_of(element, head)[positions] if masks.square else None,
                     dtype=str(call.queries.dtype).removeprefix("torch."),
+                    same_tokens=call.is_square,
+                    tokens=None if ids is None else ids[element],
                 )
                 self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
+
+    def _ids_of(self, layer: str, call: AttentionCall, batch: int) -> np.ndarray | None:
+        """The numbers of the tokens of a call, `(batch, keys)`: those that were given, or those that reached an embedding."""
+        first = self._passed.get(layer, 0)
+        self._passed[layer] = first + batch
+        self._tokens.attention_seen()
+        if not call.is_square:
+            return None
+        if self._limits.given is not None:
+            return self._limits.given.of(range(first, first + batch), call.keys.shape[2], layer)
+        found = self._tokens.of(call.batch, call.keys.shape[2])
+        return None if found is None else found[:batch]
+
+    def _stream(self, layer: str, call: AttentionCall, heads: list[int], batch: int, ids: np.ndarray | None) -> None:
+        """Read the heads at once; only their figures stay."""
+        limits = self._limits
+        count = call.queries.shape[2]
+        rows = (
+            None if limits.tokens is None or count <= limits.tokens else torch.as_tensor(_spread(count, limits.tokens))
+        )
+        for element in range(batch):
+            some, padding = call.subset(element, heads), None
+            if rows is not None:  # what is padding shows in the whole sequence only
+                kept = rows.to(call.queries.device)
+                padding = padding_of(some, 0, slice(0, some.heads)).at(kept)
+                some = some.subset(0, range(some.heads), kept)
+            tokens = None if ids is None else torch.from_numpy(ids[element : element + 1])
+            seed = limits.seed + 15_485_863 * len(self._streamed) + 32_452_843 * self._passed[layer] + element
+            queries = limits.keep or limits.queries
+            read = stream_call(some, tokens=tokens, null=limits.null, queries=queries, seed=seed, padding=padding)
+            for _, place, found in read:
+                self._require_room(layer, found.size)
+                self._streamed.setdefault(layer, {}).setdefault(heads[place], []).append(found)
 
     def _make_room(self, layer: str, call: AttentionCall, counts: tuple[int, int, int, int]) -> None:
         batch, heads, key_heads, tokens = counts
@@ -144,10 +277,16 @@ class CapturedHeads:
             rows = tokens if call.mask.shape[2] > 1 else 1
             copies = min(batch, call.mask.shape[0]) * min(heads, call.mask.shape[1])
             needed += copies * rows * keys * (1 if call.mask.dtype == torch.bool else width)
+        if call.modify is not None or call.window is not None or call.slopes is not None:  # written out as a mask
+            needed += batch * heads * tokens * keys * width
+        self._require_room(layer, needed)
+
+    def _require_room(self, layer: str, needed: int) -> None:
         if self.bytes_held + needed > self._limits.max_bytes:
+            smaller = "" if self._limits.stream else ", or stream=True, which keeps figures only"
             raise SizeError(
                 f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.3g} MiB; max_bytes allows "
-                f"{self._limits.max_bytes / 2**20:,.3g}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes."
+                f"{self._limits.max_bytes / 2**20:,.3g}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes{smaller}."
             )
         self.bytes_held += needed
 
@@ -157,20 +296,22 @@ class _Masks:
 
     def __init__(self, call: AttentionCall, index: Tensor) -> None:
         self.call, self.index = call, index
-        self.square = call.queries.shape[2] == call.keys.shape[2] and call.mask is not None and not call.crosses
+        self.square = call.is_square and call.is_masked
         self._rows: dict[tuple[int, int], np.ndarray] = {}
         self._padding: dict[tuple[int, int], np.ndarray] = {}
 
     def _which(self, element: int, head: int) -> tuple[int, int]:
-        assert self.call.mask is not None
+        if self.call.mask is None or self.call.modify is not None or self.call.slopes is not None:
+            return element, head  # each has its own
         return (element if self.call.mask.shape[0] > 1 else 0), (head if self.call.mask.shape[1] > 1 else 0)
 
     def of(self, element: int, head: int) -> np.ndarray | None:
-        whole = self.call.mask_of(element, head)
-        if whole is None:
+        if not self.call.is_masked:
             return None
         which = self._which(element, head)
         if which not in self._rows:
+            whole = self.call.whole_mask(element, head)
+            assert whole is not None
             self._rows[which] = _held(whole.index_select(0, self.index) if len(whole) > 1 else whole)
         return self._rows[which]
 
@@ -178,11 +319,9 @@ class _Masks:
         """Keys that no query sees, in self-attention where tokens may see themselves: padding, as queries too."""
         which = self._which(element, head)
         if which not in self._padding:
-            whole = self.call.mask_of(element, head)
-            assert whole is not None
-            seen = np.broadcast_to(Snapshot.allows(_held(whole)), (self.call.queries.shape[2],) * 2)
-            nobody = np.logical_not(seen.any(axis=0))
-            self._padding[which] = np.logical_and(nobody, bool(seen.diagonal().any()))
+            hidden = self.call.padding(element, head)
+            count = self.call.queries.shape[2]
+            self._padding[which] = np.zeros(count, dtype=bool) if hidden is None else _held(hidden)
         return self._padding[which]
 
 
@@ -205,36 +344,73 @@ def _spread(tokens: int, most: int | None) -> np.ndarray:
     return np.unique(np.linspace(0, tokens - 1, most).round().astype(np.int64))
 
 
+def _patterns(layers: Any) -> tuple[str, ...] | None:
+    found = (layers,) if isinstance(layers, str) else tuple(layers) if isinstance(layers, Iterable) else layers
+    if found is not None and not (isinstance(found, tuple) and all(isinstance(one, str) for one in found)):
+        raise UnsupportedError(
+            f"layers is {layers!r}; expected a pattern of module paths, as in 'encoder.layers.0.*', a list of patterns, or None "
+            "for all."
+        )
+    return found
+
+
+def _numbers(heads: Any) -> tuple[int, ...] | None:
+    if heads is None:
+        return None
+    found = list(heads) if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
+    wrong = [h for h in found if isinstance(h, bool) or not isinstance(h, Integral) or h < 0]
+    if wrong or not isinstance(heads, Iterable):
+        raise UnsupportedError(
+            f"heads {'contains' if isinstance(heads, Iterable) else 'is'} {(wrong or found)[0]!r}; expected a list of whole "
+            "numbers ≥ 0, counted within a layer, as in [0, 3], or None for all."
+        )
+    return tuple(sorted({int(h) for h in found}))
+
+
 @contextmanager
 def capture(
     model: nn.Module | None = None,
     *,
     layers: str | Sequence[str] | None = None,
     heads: Iterable[int] | None = None,
-    tokens: int | None = None,
+    tokens: int | Any = None,
     batch: int | None = None,
     readers: Mapping[str, Reader] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    stream: bool = False,
+    keep: bool = False,
+    queries: bool = False,
+    null: bool = True,
+    seed: int = 0,
 ) -> Iterator[CapturedHeads]:
     """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
 
     The model is not changed, and its outputs are bit for bit the same. Recorded are `F.scaled_dot_product_attention`,
     `F.multi_head_attention_forward` and `nn.MultiheadAttention`, including torch's fused encoder layers, and the attention of
-    Hugging Face models, also with `attn_implementation="eager"`. Other attention written out by hand is recorded if it calls
-    `pa.inspect.record(q, k, v)`, or through `readers`. Flex attention is not recorded; scripted models are recorded only where
-    they call a fused operator. Compiled models run uncompiled inside the `with`.
+    Hugging Face models, also with `attn_implementation="eager"`, and flex attention (from torch 2.9 on). Other attention written
+    out by hand is recorded if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Scripted models are recorded only
+    where they call a fused operator. Compiled models run uncompiled inside the `with`.
 
     Args:
         model: the module to record. None records every attention that this thread computes.
         layers: a pattern of module paths (`"encoder.layers.0.*"`), or several. All by default.
         heads: head numbers within a layer. All by default.
         tokens: the largest number of queries per sequence, evenly spread. All by default. Keys are always kept in full,
-            because fewer keys would make another partition.
+            because fewer keys would make another partition. Or the tokens themselves, ids or labels, one list per sequence,
+            so that repeated tokens can be recognised. By default they are the ids that reach an embedding.
         batch: the largest number of sequences per call. All by default.
         readers: `{pattern: f}`. After a module whose path matches has run, `f(module, args, kwargs, output)` returns
             `{"query": q, "key": k, "value": v}` (with `attn_mask`, `is_causal`, `scale`, `enable_gqa` as needed), or a list
             of these.
         max_bytes: largest size of the recorded arrays in bytes.
+        stream: read the heads while the model runs, tile by tile, and keep only what `read` needs for its figures: 16 bytes per
+            query and head, and 16 per cell with queries, instead of its vectors. Nothing as large as queries × keys is formed,
+            at any length. Float16 and bfloat16 models are read in float32. Dead keys are not looked for.
+        keep: with `stream`, also keep queries, keys and values, and the numbers of every query.
+        queries: with `stream`, also keep the numbers of every query (winner, runner-up, margin, leakage, …) for
+            `heads[layer, head].queries()`: 184 bytes per query and head.
+        null: with `stream`, also read a random head of the same shape, which takes as long again.
+        seed: random seed of these random heads.
 
     Yields:
         `CapturedHeads`, which fills while the model runs.
@@ -242,6 +418,7 @@ def capture(
     Raises:
         SizeError: the recording would exceed max_bytes. Raised in the forward pass, before more is copied.
         UnsupportedError: an argument is invalid, or floating-point token ids reach an embedding.
+        DomainError: max_bytes or seed is not such a number.
 
     Warns:
         UserWarning: dropout is on, so that the recorded heads are random. The warning names the module.
@@ -255,20 +432,28 @@ def capture(
     """
     if model is not None and not isinstance(model, nn.Module):
         raise UnsupportedError(
-            f"model is a {type(model).__name__}; expected an nn.Module, or None to record everything."
+            f"model is of type {type(model).__name__}; expected an nn.Module, or None to record everything."
         )
-    for name, limit in (("tokens", tokens), ("batch", batch)):
-        if limit is not None and limit < 1:
-            raise UnsupportedError(f"{name} is {limit}; expected at least 1, or None for all.")
-    patterns = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
-    chosen = None if heads is None else tuple(sorted(set(heads)))
-    if chosen and chosen[0] < 0:
-        raise UnsupportedError(f"heads contains {chosen[0]}; expected numbers ≥ 0, counted within a layer.")
+    most: Any = tokens if isinstance(tokens, Number) else None
+    for name, limit in (("tokens", most), ("batch", batch)):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1):
+            raise UnsupportedError(f"{name} is {limit!r}; expected a whole number of at least 1, or None for all.")
+    given = None if tokens is None or most is not None else TokenIds.of_any(tokens)
+    require_number("max_bytes", max_bytes)
+    require_count("seed", seed, least=-(2**63), most=2**64 - 1)
+    for name, wanted in (("keep", keep), ("queries", queries)):
+        if wanted and not stream:
+            raise UnsupportedError(
+                f"{name} is {wanted!r} without stream=True",
+                "Add stream=True, or leave it out: without stream queries, keys and values are kept anyway.",
+            )
+    patterns, chosen = _patterns(layers), _numbers(heads)
     if dropout := active_dropout(model):
         warnings.warn(
             f"the model is in train mode: dropout is on in {dropout}, so the recorded heads are random. Call model.eval() first.",
             stacklevel=3,
         )
-    captured = CapturedHeads(_Limits(patterns, chosen, tokens, batch, max_bytes), advice=advice_on_eager(model))
-    with watching(model, captured._add, readers):
+    limits = _Limits(patterns, chosen, most, batch, max_bytes, given, stream, keep or not stream, null, seed, queries)
+    captured = CapturedHeads(limits, advice=advice_on_eager(model))
+    with watching(model, captured._add, readers, on_tokens=captured._tokens.embedding_seen):
         yield captured

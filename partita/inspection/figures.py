@@ -1,20 +1,37 @@
-"""The figures of one head, and the same for a random head of its shape."""
+"""The figures of one head, and the same for a random head of its shape, put together from summaries of its sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 from partita.arithmetic.rounding import up
 from partita.geometry.domains import Array
+from partita.inspection.calls import AttentionCall
 from partita.inspection.reachability import DEAD, MASKED, REACHABLE, UNDECIDED, key_reach
-from partita.inspection.reading import Reading, read_queries
+from partita.inspection.reading import Reading, most_frequent_lags, read_all
 from partita.inspection.snapshots import Snapshot
 
-__all__ = ["Cell", "Figures", "measure"]
+__all__ = [
+    "Cell",
+    "Figures",
+    "Measured",
+    "Roles",
+    "Summary",
+    "gathered",
+    "measure",
+    "measured",
+    "on_host",
+    "put_together",
+    "summarised",
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,8 @@ class Figures:
         cells: keys that some query fell into.
         effective_cells: `1/Σ share²` of the queries' shares, averaged over sequences.
         largest_cell: the largest share of a sequence's queries in one cell, averaged over sequences.
-        reachable: keys that some query can reach, by `key_reach`; NaN if the bias depends on the position.
+        reachable: keys that some query can reach, by `key_reach`; NaN if the bias depends on the position, or if the head was
+            read while the model ran, without keeping its keys.
         dead: keys that no query can reach; NaN likewise.
         undecided: keys for which the budget was not enough; NaN likewise.
         unvisited: keys that no recorded query fell into.
@@ -66,6 +84,8 @@ class Figures:
             output.
         table_distance_of_values: the same, over the root mean square deviation of the values from their mean: 0 for a table,
             near 1 for a plain average.
+        mean_distance: root mean square change of the output when softmax becomes the plain mean of the values seen, over the
+            root mean square of the output.
     """
 
     queries: int
@@ -88,51 +108,351 @@ class Figures:
     effective_keys: float
     table_distance: float
     table_distance_of_values: float
+    mean_distance: float
+
+    @property
+    def kind(self) -> str:
+        """`lookup` if the output is nearer to the cell's value than to the plain mean of the values seen, `average` if it is
+        nearer to the mean, `either` if it is within 1 % of both."""
+        if max(self.table_distance, self.mean_distance) <= 0.01:
+            return "either"
+        return "lookup" if self.table_distance < self.mean_distance else "average"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Where a head looks, over all its sequences. NaN: undefined.
+
+    Attributes:
+        sink_mass: mean weight of the first key of the sequence. Like the weights that follow, the mean is over the queries
+            that see such a key.
+        distance: mean distance `Σ w |i − j|` in tokens; NaN, as is all that follows, if queries and keys are not the same tokens.
+        on_self: mean weight of the query's own token.
+        on_previous: mean weight of the token before it.
+        lag: the most frequent distance back from a query to its cell; negative ahead.
+        lag_share: share of the queries whose cell is at that distance. Like the next one, sequences with another most frequent
+            distance count as 0.
+        on_lag: mean weight of the key at that distance, over the queries that see it.
+        copies: queries that see another copy of their own token; NaN, as is all that follows, if the tokens are unknown.
+        same_token: mean weight of all keys with the query's token.
+        duplicate_token: the same without the query's own position.
+        induction: mean weight of the keys that follow another copy of the query's token.
+    """
+
+    sink_mass: float
+    distance: float
+    on_self: float
+    on_previous: float
+    lag: float
+    lag_share: float
+    on_lag: float
+    copies: float
+    same_token: float
+    duplicate_token: float
+    induction: float
+
+
+class Measured(NamedTuple):
+    """All that is measured of a head. `score_error` is the largest bound on the rounding error of a score."""
+
+    figures: Figures
+    roles: Roles
+    cells: list[Cell]
+    score_error: float
+
+
+_MEANS = (
+    *("leakage", "leakage_bound", "entropy", "effective_keys", "changed", "averaged", "answered", "value_spread"),
+    *("sink", "distance", "on_self", "on_previous", "on_lag", "same_token", "duplicate_token", "induction"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """One sequence that passed through a head, without its vectors: what the figures are made of.
+
+    Attributes:
+        keys: keys that some query sees.
+        repeated: keys that are exact copies of an earlier one.
+        margins: margin of every counted query, in rising order.
+        spreads: standard deviation of every counted query's scores, in rising order.
+        sums: sums over the queries and numbers of queries, by the names of `Reading`.
+        lag: the most frequent lag; None if queries and keys are not the same tokens.
+        lag_queries: how many queries have it.
+        score_error: largest bound on the rounding error of a score.
+        occupied: `(cells,)`, keys that queries fell into.
+        occupancy: `(cells,)`, how many queries fell into each.
+        cells: the same with their values; for long sequences the largest ones only.
+    """
+
+    keys: int
+    repeated: int
+    margins: NDArray[np.floating]
+    spreads: NDArray[np.floating]
+    sums: dict[str, tuple[float, int]]
+    lag: int | None
+    lag_queries: int
+    score_error: float
+    occupied: NDArray[np.integer]
+    occupancy: NDArray[np.integer]
+    cells: tuple[Cell, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        return sum(a.nbytes for a in (self.margins, self.spreads, self.occupied, self.occupancy))
+
+
+class Gathered(NamedTuple):
+    """What the summaries of some heads on one sequence are made of, where their reading is: tensors, one row per head.
+
+    Attributes:
+        totals: `(names, heads)`, sums over the counted queries.
+        counts: `(names, heads)`, over how many queries.
+        numbers: `(4, heads)`: counted queries, most frequent lag, queries that have it, copies of keys.
+        errors: largest bound on the rounding error of a score.
+        margins: `(heads, tokens)` in rising order, NaN for queries that do not count at the end.
+        spreads: likewise.
+        occupancy: `(heads, keys)`, how many queries fell into each cell.
+        largest: `(heads, n)`, the cells with most queries.
+        middles: `(heads, n)`, the medians of their margins.
+        vectors: `(heads, n, value_dim)`, their values.
+    """
+
+    totals: Tensor
+    counts: Tensor
+    numbers: Tensor
+    errors: Tensor
+    margins: Tensor
+    spreads: Tensor
+    occupancy: Tensor
+    largest: Tensor
+    middles: Tensor
+    vectors: Tensor
+
+    def to_host(self) -> Gathered:
+        """The same on the host; see `on_host`."""
+        return Gathered(*(on_host(t) for t in self))
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The same numbers on the host. From a GPU the copy is only begun: wait for the stream before it is read.
+
+    Args:
+        tensor: on any device.
+    """
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def gathered(
+    reading: Reading,
+    counted: Tensor,
+    call: AttentionCall,
+    heads: slice,
+    repeated: Tensor,
+    *,
+    most: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Gathered:
+    """What the summaries of some heads are made of. Nothing here waits for the device.
+
+    Args:
+        reading: of all queries, `(heads, tokens)`.
+        counted: `(heads, tokens)`, which queries count.
+        call: the attention, of one sequence.
+        heads: which of its heads.
+        repeated: `(heads,)`, keys that are exact copies of an earlier one.
+        most: how many cells to keep with their values; all by default.
+        dtype: of the margins and spreads that are kept.
+    """
+    numbers = torch.stack([getattr(reading, name).double() for name in _MEANS])
+    known = counted & ~numbers.isnan()
+    keys, values = call.keys.shape[2], call.of_heads(call.values, 0, heads)
+    lags, lag_queries = most_frequent_lags(reading.lags, counted, keys, call.last_place)
+    # queries that do not count, and those of a diverged model, are in a cell behind the last
+    cells = torch.where(counted & (reading.cells >= 0), reading.cells, keys)
+    occupancy = torch.zeros(len(cells), keys + 1, dtype=torch.int64, device=cells.device)
+    occupancy.scatter_add_(1, cells, torch.ones_like(cells))
+    starts = occupancy.cumsum(dim=1) - occupancy
+    largest = torch.argsort(occupancy[:, :keys], dim=1, descending=True, stable=True)[:, :most]
+    margins = torch.where(counted, reading.margins, torch.nan)
+    order = margins.argsort(dim=1)
+    order = order.gather(1, cells.gather(1, order).argsort(dim=1, stable=True))  # cell after cell, each in rising order
+    inside = functional.pad(margins.gather(1, order), (0, 1), value=torch.nan)  # of no queries, too
+    first, sizes = starts.gather(1, largest), occupancy.gather(1, largest)
+    low, high = (
+        inside.gather(1, (first + k).clamp(max=inside.shape[1] - 1))
+        for k in ((sizes - 1).clamp(min=0) // 2, sizes // 2)
+    )
+    vectors = values.gather(1, largest[..., None].expand(-1, -1, values.shape[2])).double()
+    return Gathered(
+        totals=torch.where(known, numbers, 0.0).sum(dim=-1),
+        counts=known.sum(dim=-1),
+        numbers=torch.stack([counted.sum(dim=1), lags, lag_queries, repeated]),
+        errors=functional.pad(torch.where(counted, reading.score_error, 0.0), (0, 1)).amax(dim=1),
+        margins=margins.to(dtype).sort(dim=1).values,
+        spreads=torch.where(counted, reading.spread, torch.nan).to(dtype).sort(dim=1).values,
+        occupancy=occupancy[:, :keys].int(),
+        largest=largest,
+        middles=torch.where(low == high, low, (low + high) / 2).double(),
+        vectors=vectors,
+    )
+
+
+def summarised(found: Gathered, *, keys: Sequence[int], square: bool) -> list[Summary]:
+    """The summaries of some heads on one sequence.
+
+    Args:
+        found: on the host.
+        keys: for each head, keys that some query sees.
+        square: whether queries and keys are the same tokens.
+    """
+    totals, counts, numbers, errors, margins, spreads, occupancy, largest, middles, vectors = (t.numpy() for t in found)
+    made = []
+    for head, seen in enumerate(keys):
+        queries, lag, lag_queries, repeated = (int(n) for n in numbers[:, head])
+        occupied = np.flatnonzero(occupancy[head])
+        filled = np.flatnonzero(occupancy[head][largest[head]])
+        filled = filled[np.argsort(largest[head][filled])]
+        columns = (
+            largest[head][filled],
+            occupancy[head][largest[head][filled]],
+            vectors[head][filled],
+            middles[head][filled],
+        )
+        lengths = np.linalg.norm(columns[2], axis=1)
+        cells = zip(*(c.tolist() for c in (*columns, lengths)))
+        made.append(
+            Summary(
+                keys=seen,
+                repeated=repeated,
+                margins=margins[head, :queries].copy(),
+                spreads=spreads[head, :queries].copy(),
+                sums={name: (float(totals[k, head]), int(counts[k, head])) for k, name in enumerate(_MEANS)},
+                lag=lag if square and queries else None,
+                lag_queries=lag_queries,
+                score_error=float(errors[head]),
+                occupied=occupied.astype(np.int32),
+                occupancy=occupancy[head][occupied],
+                cells=tuple(Cell(0, k, n, tuple(v), length, m) for k, n, v, m, length in cells),
+            )
+        )
+    return made
 
 
 def measure(snapshots: Sequence[Snapshot], *, reach: float, budget: int) -> tuple[Figures, list[Cell]]:
-    """The figures over these sequences, the linear programs' budget shared between them, and the cells that were entered."""
-    readings = [read_queries(s) for s in snapshots]
-    full = [k for k, r in enumerate(readings) if len(r.cells)]
-    shares = [np.bincount(readings[k].cells) / len(readings[k].cells) for k in full]
+    """The figures over these sequences and the cells that were entered."""
+    found = measured(snapshots, reach=reach, budget=budget)
+    return found.figures, found.cells
+
+
+def measured(
+    snapshots: Sequence[Snapshot],
+    *,
+    reach: float,
+    budget: int,
+    tokens: Sequence[NDArray[np.int64] | None] | None = None,
+) -> Measured:
+    """All that is measured over these sequences; the linear programs' budget is shared between them.
+
+    Args:
+        snapshots: the sequences.
+        reach: a key counts as reachable if a query up to this many times as large as the largest recorded one reaches it.
+        budget: largest number of matrix entries of the linear programs.
+        tokens: for each sequence the numbers of its tokens, `(keys,)`, or None.
+    """
+    ids = [None] * len(snapshots) if tokens is None else tokens
+    summaries = [_summary(snapshot, own) for snapshot, own in zip(snapshots, ids)]
+    full = [k for k, s in enumerate(summaries) if len(s.margins)]
     status, programs, spent = [], 0, budget
     for place, k in enumerate(full):
-        found, work, solved = _reach(snapshots[k], reach, spent // (len(full) - place))
-        status.append(found)
+        answers, work, solved = _reach(snapshots[k], reach, spent // (len(full) - place))
+        status.append(answers)
         spent, programs = spent - work, programs + solved
     known = all(s is not None for s in status) and bool(status)
-    every = np.concatenate([s for s in status if s is not None]) if known else np.empty(0)
-    visible = [np.flatnonzero(snapshots[k].active[snapshots[k].counted].any(axis=0)) for k in full]
-    keys = sum(map(len, visible))
-    entered = sum(int((s > 0).sum()) for s in shares)
+    every = np.concatenate([s for s in status if s is not None]) if known else None
+    found = put_together(summaries)
+    figures = replace(found.figures, programs=programs)
+    if every is not None:
+        reachable, dead, undecided = (float((every == label).sum()) for label in (REACHABLE, DEAD, UNDECIDED))
+        figures = replace(figures, reachable=reachable, dead=dead, undecided=undecided)
+    return found._replace(figures=figures)
 
-    def joined(name: str) -> Array:
-        return np.concatenate([getattr(readings[k], name) for k in full]) if full else np.empty(0)
 
-    margins, changed = joined("margins"), _mean(joined("changed"))
+def _summary(snapshot: Snapshot, tokens: NDArray[np.int64] | None) -> Summary:
+    visible = np.flatnonzero(snapshot.visible_keys)
+    counted = torch.zeros(1, len(snapshot.queries), dtype=torch.bool)
+    counted[0, snapshot.counted] = True
+    repeated = torch.tensor([_copies(snapshot, visible)])
+    found = gathered(read_all(snapshot, tokens), counted, snapshot.as_call(), slice(0, 1), repeated)
+    return summarised(found, keys=[len(visible)], square=bool(snapshot.same_tokens))[0]
+
+
+def put_together(summaries: Sequence[Summary]) -> Measured:
+    """All that is measured over these sequences, but for figures that need their keys.
+
+    Args:
+        summaries: one per sequence.
+    """
+    full = [(k, s) for k, s in enumerate(summaries) if len(s.margins)]
+    shares = [s.occupancy / s.occupancy.sum() for _, s in full]
+    margins, spreads = (_joined([getattr(s, name) for _, s in full]) for name in ("margins", "spreads"))
+    keys, entered = sum(s.keys for _, s in full), sum(len(s.occupied) for _, s in full)
+    lags: dict[int, int] = {}
+    for _, s in full:
+        if s.lag is not None:
+            lags[s.lag] = lags.get(s.lag, 0) + s.lag_queries
+    lag = max(lags, key=lambda x: (lags[x], -abs(x))) if lags else None
+
+    def mean(name: str) -> float:
+        parts = [s.sums[name] for _, s in full]
+        if name == "on_lag":
+            parts = [s.sums[name] if s.lag == lag else (0.0, s.sums[name][1]) for _, s in full]
+        count = sum(n for _, n in parts)
+        return sum(total for total, _ in parts) / count if count else np.nan
+
+    copies = sum(s.sums["duplicate_token"][1] for _, s in full)
+    unknown = not any(s.sums["same_token"][1] for _, s in full)
     figures = Figures(
         queries=len(margins),
         keys=keys,
         cells=entered,
         effective_cells=_mean(np.array([1 / (s**2).sum() for s in shares])),
         largest_cell=_mean(np.array([s.max() for s in shares])),
-        reachable=float((every == REACHABLE).sum()) if known else np.nan,
-        dead=float((every == DEAD).sum()) if known else np.nan,
-        undecided=float((every == UNDECIDED).sum()) if known else np.nan,
+        reachable=np.nan,
+        dead=np.nan,
+        undecided=np.nan,
         unvisited=keys - entered,
-        repeated=sum(_copies(snapshots[k], seen) for k, seen in zip(full, visible)),
-        programs=programs,
+        repeated=sum(s.repeated for _, s in full),
+        programs=0,
         margin=_quantile(margins, 0.5),
         margin_low=_quantile(margins, 0.1),
-        leakage=_mean(joined("leakage")),
-        leakage_bound=min(1.0, float(up(_mean(joined("leakage_bound")) * (1 + 1e-12)))),
-        inverse_temperature=_quantile(joined("spread"), 0.5),
-        entropy=_mean(joined("entropy")),
-        effective_keys=_mean(joined("effective_keys")),
-        table_distance=_ratio(changed, _mean(joined("answered"))),
-        table_distance_of_values=_ratio(changed, _mean(joined("value_spread"))),
+        leakage=mean("leakage"),
+        leakage_bound=float(np.minimum(up(mean("leakage_bound") * (1 + 1e-12)), 1.0)),  # NaN of no queries stays NaN
+        inverse_temperature=_quantile(spreads, 0.5),
+        entropy=mean("entropy"),
+        effective_keys=mean("effective_keys"),
+        table_distance=_ratio(mean("changed"), mean("answered")),
+        table_distance_of_values=_ratio(mean("changed"), mean("value_spread")),
+        mean_distance=_ratio(mean("averaged"), mean("answered")),
     )
-    return figures, [cell for k in full for cell in _cells(k, snapshots[k], readings[k])]
+    roles = Roles(
+        sink_mass=mean("sink"),
+        distance=mean("distance"),
+        on_self=mean("on_self"),
+        on_previous=mean("on_previous"),
+        lag=np.nan if lag is None else float(lag),
+        lag_share=np.nan if lag is None else lags[lag] / len(margins),
+        on_lag=mean("on_lag"),
+        copies=np.nan if unknown else float(copies),
+        same_token=mean("same_token"),
+        duplicate_token=mean("duplicate_token"),
+        induction=mean("induction"),
+    )
+    cells = [replace(cell, sequence=k) for k, s in full for cell in s.cells]
+    return Measured(figures, roles, cells, max((s.score_error for _, s in full), default=np.nan))
 
 
 def _reach(snapshot: Snapshot, reach: float, budget: int) -> tuple[NDArray[np.int8] | None, int, int]:
@@ -159,29 +479,18 @@ def _copies(snapshot: Snapshot, visible: NDArray[np.int64]) -> int:
     return len(rows) - len(np.unique(rows, axis=0))
 
 
-def _cells(sequence: int, snapshot: Snapshot, reading: Reading) -> list[Cell]:
-    order = np.argsort(reading.cells, kind="stable")
-    keys, starts, counts = np.unique(reading.cells[order], return_index=True, return_counts=True)
-    return [
-        Cell(
-            sequence,
-            int(key),
-            int(count),
-            tuple(snapshot.values[key].astype(float).tolist()),
-            float(np.linalg.norm(snapshot.values[key].astype(np.float64))),
-            float(np.median(reading.margins[order[start : start + count]])),
-        )
-        for key, start, count in zip(keys, starts, counts)
-    ]
-
-
 def _mean(numbers: Array) -> float:
     return float(numbers.mean()) if len(numbers) else np.nan
 
 
-def _quantile(numbers: Array, share: float) -> float:
-    """Of numbers that may be infinite: the next one down, never a mean with infinity."""
-    return float(np.quantile(numbers, share, method="lower")) if len(numbers) else np.nan
+def _joined(parts: list[NDArray[np.floating]]) -> NDArray[np.floating]:
+    """Arrays in rising order as one."""
+    return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)) if parts else np.empty(0)
+
+
+def _quantile(numbers: NDArray[np.floating], share: float) -> float:
+    """Of numbers in rising order that may be infinite: the next one down, never a mean with infinity."""
+    return float(numbers[int(np.floor(share * (len(numbers) - 1)))]) if len(numbers) else np.nan
 
 
 def _ratio(squared: float, against: float) -> float:

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from partita.arithmetic.notebook_cards import card
+from partita.arithmetic.notebook_cards import card, counted
 from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
 from partita.functions.dropout import active_dropout
 from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
 from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.eager_attention import advice_on_eager
-from partita.inspection.interception import multi_head_arguments
+from partita.inspection.flex_calls import listening_to_flex
+from partita.inspection.interception import Reader, listening, multi_head_arguments, require_readers
 from partita.inspection.layer_names import LayerNames
+from partita.inspection.told_attention import plain_layout
+from partita.inspection.written_heads import WrittenHeads
 
-__all__ = ["HardenReport", "HardenedHead", "harden", "hardened"]
+__all__ = [
+    "Answer",
+    "HardenReport",
+    "HardenedHead",
+    "Ran",
+    "Which",
+    "base_loss",
+    "chosen_heads",
+    "harden",
+    "hardened",
+    "loss_with",
+    "replacing",
+    "wanted_heads",
+]
 
 Which = tuple[str, int]
+BY_HAND = "Attention written by hand is replaced only if you report it with pa.inspect.record(q, k, v) or readers=."
+Answer = Callable[[AttentionCall, int, Tensor], Tensor]  # a call, a head, what it says: what it says instead
 
 
 def _answer(call: AttentionCall, head: int, factor: float) -> Tensor:
@@ -39,12 +59,18 @@ def _answer(call: AttentionCall, head: int, factor: float) -> Tensor:
     return weights @ values
 
 
+def _with_factor(factor: float) -> Answer:
+    return lambda call, head, _plain: _answer(call, head, factor)
+
+
 class _Replacing(TorchFunctionMode):
     """Replaces the answers of chosen heads; layers that are not chosen are passed through."""
 
-    def __init__(self, names: LayerNames, factors: dict[Which, float]) -> None:
+    def __init__(self, model: nn.Module, answers: Mapping[Which, Answer], readers: Mapping[str, Reader]) -> None:
         super().__init__()
-        self.names, self.factors, self.met = names, factors, {}  # type: ignore[var-annotated]
+        self.answers, self.met = answers, {}  # type: ignore[var-annotated]
+        self.names = LayerNames(model, leaving=lambda *call: self.written.leave(*call))
+        self.written = WrittenHeads(self.names, readers, self._replaced)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,37 +79,50 @@ class _Replacing(TorchFunctionMode):
             return self._replace_sdpa(args, kwargs, out)
         if func is functional.multi_head_attention_forward:
             return self._replace_multi_head(multi_head_arguments(args, kwargs), out)
-        return out
+        return self.written.replace(func, args, kwargs, out)
 
-    def _chosen(self, heads: int) -> dict[int, float]:
-        """The factors of this layer's heads."""
-        name = self.names.next_name()
+    def replace_flex(self, call: Callable[[], AttentionCall], out: Tensor) -> Tensor:
+        """Flex attention: `out` with the chosen heads' answers."""
+        made = call()
+        answers = self._replaced(made, out, self.names.next_name())
+        return out if answers is None else plain_layout(made, out).filled(out, answers)
+
+    def _chosen(self, heads: int, name: str | None) -> dict[int, Answer]:
+        """The new answers of this layer's heads."""
         if name is None:
             return {}
         self.met[name] = heads
-        return {h: self.factors[name, h] for h in range(heads) if (name, h) in self.factors}
+        return {h: self.answers[name, h] for h in range(heads) if (name, h) in self.answers}
+
+    def _replaced(self, call: AttentionCall, answers: Tensor, name: str | None) -> Tensor | None:
+        """The answers, `(batch, heads, tokens, value_dim)`, with those of chosen heads replaced; None if none is chosen."""
+        chosen = self._chosen(call.heads, name)
+        if not chosen:
+            return None
+        answers = answers.clone()
+        for head, answer in chosen.items():
+            answers[:, head] = answer(call, head, answers[:, head]).to(answers.dtype)
+        return answers
 
     def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         calls = list(from_sdpa(*args, **kwargs))
-        chosen = self._chosen(calls[0].heads) if calls else {}
-        if not chosen:
+        if len(calls) != 1 or out.is_nested:
+            if calls and self._chosen(calls[0].heads, self.names.next_name()):
+                raise UnsupportedError("heads on nested tensors cannot be replaced; pad the batch instead.")
             return out
-        if len(calls) > 1 or out.is_nested:
-            raise UnsupportedError("heads on nested tensors cannot be replaced; pad the batch instead.")
-        view = out.clone().reshape(calls[0].batch, calls[0].heads, *out.shape[-2:])
-        for head, factor in chosen.items():
-            view[:, head] = _answer(calls[0], head, factor).to(out.dtype)
-        return view.reshape(out.shape)
+        answers = self._replaced(calls[0], plain_layout(calls[0], out).spread(out), self.names.next_name())
+        return out if answers is None else answers.reshape(out.shape)
 
     def _replace_multi_head(self, arguments: dict[str, Any], out: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        chosen = self._chosen(arguments["num_heads"])
+        chosen = self._chosen(arguments["num_heads"], self.names.next_name())
         if not chosen:
             return out
         call = from_multi_head(arguments)
         dim = call.values.shape[-1]
         change = torch.zeros_like(out[0])
-        for head, factor in chosen.items():
-            moved = (_answer(call, head, factor) - _answer(call, head, 1.0)).to(out[0].dtype)
+        for head, answer in chosen.items():
+            plain = _answer(call, head, 1.0)
+            moved = (answer(call, head, plain) - plain).to(out[0].dtype)
             projected = functional.linear(moved, arguments["out_proj_weight"][:, head * dim : (head + 1) * dim])
             change += projected.transpose(0, 1) if out[0].dim() == 3 else projected[0]
         return out[0] + change, out[1]
@@ -91,23 +130,30 @@ class _Replacing(TorchFunctionMode):
 
 @contextmanager
 def hardened(
-    model: nn.Module, heads: Iterable[Which | HeadRecord], *, factor: float = math.inf
+    model: nn.Module,
+    heads: Iterable[Which | HeadRecord],
+    *,
+    factor: float = math.inf,
+    readers: Mapping[str, Reader] | None = None,
 ) -> Iterator[dict[str, int]]:
     """Inside the `with`, the chosen heads multiply their scores by `factor`. By default they return the value of their cell.
 
     Torch's fused encoder layers run unfused inside, so unchanged heads may round differently. Attention weights that a layer
-    returns beside its output are not changed.
+    returns beside its output are not changed. Attention written out by hand is replaced where `pa.inspect.record` or a reader
+    tells of it: through `record(…, output=)`, or at its last product, to which the tensors are followed.
 
     Args:
         model: the module to change.
         heads: `(layer, head)` as `capture` names them, or records.
         factor: infinity is the hard table, 1 changes nothing, 0 is the plain mean of the values.
+        readers: as in `capture`.
 
     Yields:
         `{layer: number of heads}` of the layers that ran so far.
 
     Raises:
-        UnsupportedError: a head did not run or cannot be replaced, or factor is negative.
+        UnsupportedError: a head did not run or cannot be replaced, a reader tells of another attention than its module
+            computes, or factor is negative.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -117,39 +163,88 @@ def hardened(
     >>> bool((hard != attention(x, x, x)[0]).any())
     True
     """
-    which = _wanted(heads, factor)
-    with _passing(model, dict.fromkeys(which, factor)) as met:
+    _require_factor(factor)
+    which = wanted_heads(heads)
+    with replacing(model, dict.fromkeys(which, _with_factor(factor)), readers, inside="hardened") as met:
         yield met
+
+
+@contextmanager
+def replacing(
+    model: nn.Module,
+    answers: Mapping[Which, Answer],
+    readers: Mapping[str, Reader] | None = None,
+    *,
+    inside: str,
+) -> Iterator[dict[str, int]]:
+    """Inside the `with`, heads answer otherwise. Yields `{layer: number of heads}` of the layers that ran so far.
+
+    Args:
+        model: the module.
+        answers: for each `(layer, head)` a function of the call, the head and its answer, `(batch, tokens, value_dim)`.
+        readers: as in `capture`.
+        inside: the name of the function, for the message.
+
+    Raises:
+        UnsupportedError: a head did not run or cannot be replaced.
+    """
+    with _passing(model, answers, readers) as mode:
+        if unknown := [layer for layer, _ in answers if not mode.names.can_name(layer)]:
+            near = get_close_matches(unknown[0], mode.names.paths, 6, 0.0)
+            raise UnsupportedError(
+                f"layer {unknown[0]!r} is not a module of the model; expected module paths as `capture` names them. Modules with "
+                f"similar paths: {', '.join(near)}."
+            )
+        yield mode.met
+    met, reasons = mode.met, mode.written.reasons()
+    which = list(answers)
     missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
-    if missing and met:
+    if missing and (met or reasons):
+        layer, head = missing[0]
         raise UnsupportedError(
-            f"head {missing[0][1]} of layer {missing[0][0]!r} did not run inside `hardened`. Replaceable: "
-            + ", ".join(f"{layer} ({count})" for layer, count in met.items())
-            + ". Attention written out by hand can be recorded but not replaced."
+            f"head {head} of layer {layer!r} did not run inside `{inside}`. Replaceable: "
+            + (", ".join(f"{layer} ({count})" for layer, count in met.items()) or "no heads"),
+            reasons.get(layer) or BY_HAND,
         )
 
 
-def _wanted(heads: Iterable[Which | HeadRecord], factor: float) -> list[Which]:
-    """The chosen heads by layer and number. Raises an UnsupportedError for anything else."""
+def _require_factor(factor: float) -> None:
     if math.isnan(factor) or factor < 0:
         raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+
+
+def wanted_heads(heads: Iterable[Which | HeadRecord]) -> list[Which]:
+    """The chosen heads by layer and number. Raises an UnsupportedError for anything else."""
+    expected = 'expected (layer, head) as `capture` names them, as in [("encoder.layers.0.self_attn", 3)], or records.'
+    if not isinstance(heads, Iterable):
+        raise UnsupportedError(f"heads is {heads!r}; {expected}")
     which = []
     for head in heads:
-        pair = (head.layer, head.head) if isinstance(head, HeadRecord) else head
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise UnsupportedError(
-                f"heads contains {head!r}; expected (layer, head) as `capture` names them, or records."
-            )
-        which.append((pair[0], int(pair[1])))
+        match (head.layer, head.head) if isinstance(head, HeadRecord) else head:
+            case (str(layer), int() | np.integer() as number) if not isinstance(number, bool):
+                which.append((layer, int(number)))
+            case _:
+                raise UnsupportedError(f"heads contains {head!r}; {expected}")
+    return which
+
+
+def chosen_heads(heads: Iterable[Which | HeadRecord] | None) -> list[Which] | None:
+    """The chosen heads, or None for all. Raises an UnsupportedError if none is chosen."""
+    which = None if heads is None else wanted_heads(heads)
+    if which is not None and not which:
+        raise UnsupportedError("heads is empty; name at least one head, or leave heads out for all.")
     return which
 
 
 @contextmanager
-def _passing(model: nn.Module, factors: dict[Which, float]) -> Iterator[dict[str, int]]:
-    names = LayerNames(model)
-    mode = _Replacing(names, factors)
-    with names, mode:
-        yield mode.met
+def _passing(
+    model: nn.Module, answers: Mapping[Which, Answer], readers: Mapping[str, Reader] | None
+) -> Iterator[_Replacing]:
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(f"model is of type {type(model).__name__}; expected an nn.Module.")
+    mode = _Replacing(model, answers, require_readers(readers))
+    with listening(mode.written), listening_to_flex(mode.replace_flex, mode), mode.names, mode:
+        yield mode
 
 
 @dataclass(frozen=True)
@@ -207,7 +302,7 @@ class HardenReport:
         return {**{name: getattr(self, name) for name in names}, "factor": factor, "heads": self.rows()}
 
     def __repr__(self) -> str:
-        return f"HardenReport({len(self.heads)} heads; {str(self).splitlines()[0]})"
+        return f"HardenReport({counted(len(self.heads), 'head')}; {str(self).splitlines()[0]})"
 
     def _repr_html_(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
@@ -236,12 +331,70 @@ def _one_number(value: Any) -> float:
         ) from None
 
 
+class Ran(NamedTuple):
+    """The layers that ran: `{layer: number of heads}`, and for layers whose heads cannot be replaced the reason."""
+
+    heads: dict[str, int]
+    reasons: dict[str, str]
+
+
+def loss_with(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Any],
+    answers: Mapping[Which, Answer],
+    readers: Mapping[str, Reader] | None = None,
+) -> tuple[float, Ran]:
+    """The loss while heads answer otherwise, and the layers that ran.
+
+    Args:
+        model: the module.
+        loss: `loss(model)` returns a number.
+        answers: for each `(layer, head)` a function of the call, the head and its answer, `(batch, tokens, value_dim)`.
+        readers: as in `capture`.
+    """
+    with torch.no_grad(), _passing(model, answers, readers) as mode:
+        number = _one_number(loss(model))
+    return number, Ran(dict(mode.met), mode.written.reasons())
+
+
+def base_loss(
+    model: nn.Module, loss: Callable[[nn.Module], Any], readers: Mapping[str, Reader] | None = None
+) -> tuple[float, Ran]:
+    """The loss of the unchanged model, and the layers that ran.
+
+    Args:
+        model: the module.
+        loss: `loss(model)` returns a number.
+        readers: as in `capture`.
+
+    Raises:
+        NonFiniteValueError: the loss is NaN or infinite.
+        NotDeterministicError: dropout is on, and two calls differ.
+        ShapeError: loss returned a vector, or nothing.
+        UnsupportedError: loss is not a function.
+    """
+    if not callable(loss):
+        raise UnsupportedError(
+            f"loss is {type(loss).__name__}; expected a function: loss(model) runs it and returns a number."
+        )
+    base, ran = loss_with(model, loss, {}, readers)
+    if not math.isfinite(base):
+        raise NonFiniteValueError(f"loss(model) is {base}; expected a finite number. Check the model and its inputs.")
+    if (dropout := active_dropout(model)) and loss_with(model, loss, {}, readers)[0] != base:
+        raise NotDeterministicError(
+            f"loss(model) returned two different numbers: the model is in train mode, and dropout is on in {dropout}",
+            "Call model.eval() first.",
+        )
+    return base, ran
+
+
 def harden(
     model: nn.Module,
     loss: Callable[[nn.Module], Any],
     *,
     heads: Sequence[Which | HeadRecord] | None = None,
     factor: float = math.inf,
+    readers: Mapping[str, Reader] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> HardenReport:
     """How the model's loss changes when heads become hard tables (or are sharpened), one by one and all together.
@@ -254,6 +407,7 @@ def harden(
         loss: `loss(model)` runs the model on your data and returns a number. Two calls must agree, so use evaluation mode.
         heads: `(layer, head)` as `capture` names them, or records. All by default. `loss` runs twice per head.
         factor: factor of the scores; infinity is the hard table.
+        readers: as in `capture`, for attention written out by hand.
         progress: called as `progress(name, done, of)`.
 
     Returns:
@@ -273,41 +427,35 @@ def harden(
     2
     """
 
-    def measured(factors: dict[Which, float]) -> tuple[float, dict[str, int]]:
-        with torch.no_grad(), _passing(model, factors) as met:
-            number = _one_number(loss(model))
-            return number, dict(met)
+    def measured(which: Iterable[Which], factor: float) -> float:
+        return loss_with(model, loss, dict.fromkeys(which, _with_factor(factor)), readers)[0]
 
-    if not callable(loss):
-        raise UnsupportedError(
-            f"loss is {type(loss).__name__}; expected a function: loss(model) runs it and returns a number."
-        )
-    chosen = _wanted(heads or (), factor)
-    base, met = measured({})
-    if not math.isfinite(base):
-        raise NonFiniteValueError(f"loss(model) is {base}; expected a finite number. Check the model and its inputs.")
-    if (dropout := active_dropout(model)) and measured({})[0] != base:
-        raise NotDeterministicError(
-            f"loss(model) returned two different numbers: the model is in train mode, and dropout is on in {dropout}",
-            "Call model.eval() first.",
-        )
-    which = chosen if heads is not None else [(layer, h) for layer, count in met.items() for h in range(count)]
-    if heads is not None and not which:
-        raise UnsupportedError("heads is empty; name at least one head, or leave heads out for all.")
+    _require_factor(factor)
+    chosen = chosen_heads(heads)
+    base, (met, reasons) = base_loss(model, loss, readers)
+    which = (
+        chosen
+        if chosen is not None
+        else [(layer, h) for layer, count in met.items() if layer not in reasons for h in range(count)]
+    )
     if not which:
         raise UnsupportedError(
             "no attention that can be replaced ran inside loss(model)",
-            advice_on_eager(model) or "Attention written by hand or scripted cannot be replaced.",
+            next(iter(reasons.values()), "")
+            or advice_on_eager(model)
+            or f"{BY_HAND} Scripted models cannot be changed.",
         )
     if missing := [w for w in which if not 0 <= w[1] < met.get(w[0], 0)]:
+        layer, head = missing[0]
         raise UnsupportedError(
-            f"head {missing[0][1]} of layer {missing[0][0]!r} did not run. Layers and their numbers of heads: {met}."
+            f"head {head} of layer {layer!r} did not run. Layers and their numbers of heads: {met}",
+            reasons.get(layer, ""),
         )
     done = []
     for number, w in enumerate(which):
         if progress is not None:
             progress(f"{w[0]}:{w[1]}", number, len(which))
-        table, mean = (measured({w: f})[0] - base for f in (factor, 0.0))
+        table, mean = (measured([w], f) - base for f in (factor, 0.0))
         done.append(HardenedHead(*w, table, mean, _kind(base, table, mean)))
-    together, averaged = (measured(dict.fromkeys(which, f))[0] - base for f in (factor, 0.0))
+    together, averaged = (measured(which, f) - base for f in (factor, 0.0))
     return HardenReport(base, factor, together, averaged, tuple(done))

@@ -6,7 +6,8 @@ dispatched. But its mere presence makes torch's own layers leave their fused pat
 subclasses with their own forward, which may also compute attention in other ways, it stays on and is hidden from torch's check
 instead. A *dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
 `nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path. Inside Hugging Face
-modules the function mode also follows attention that is written out, "eager" (eager_attention.py).
+modules the function mode also follows attention that is written out, "eager" (eager_attention.py). Flex attention is handled in
+flex_calls.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,20 @@ from partita.inspection.calls import (
     from_sdpa,
 )
 from partita.inspection.eager_attention import EagerAttention, is_hugging_face
+from partita.inspection.flex_calls import listening_to_flex, set_aside
 from partita.inspection.layer_names import LayerNames
+from partita.inspection.told_attention import Told, require_output
 
-__all__ = ["Reader", "multi_head_arguments", "record", "watching"]
+__all__ = [
+    "Reader",
+    "listening",
+    "multi_head_arguments",
+    "read_with",
+    "reader_of",
+    "record",
+    "require_readers",
+    "watching",
+]
 
 Reader = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Mapping[str, Any] | Iterable[Mapping[str, Any]]]
 
@@ -70,7 +82,13 @@ _MULTI_HEAD_NAMES = (
 _has_torch_function = torch.overrides.has_torch_function
 _hidden_modes: list[TorchFunctionMode] = []
 _hiding = threading.Lock()
-_watchers: ContextVar[tuple[_Watch, ...]] = ContextVar("partita_watchers", default=())
+_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("partita_listeners", default=())
+
+
+class _Listener(Protocol):
+    """Receives attention reported by `record`, and may replace its output."""
+
+    def hear(self, calls: Callable[[], Iterable[AttentionCall]], output: Tensor | None) -> Tensor | None: ...
 
 
 def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +117,9 @@ class _FunctionMode(TorchFunctionMode):
             self.watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
         else:
             if func is functional.embedding:
-                self.watch.require_integers(args[0] if args else kwargs.get("input"))
+                ids = args[0] if args else kwargs.get("input")
+                self.watch.require_integers(ids)
+                self.watch.see_tokens(ids)
             out = func(*args, **kwargs)
             self.watch.see_eager(func, args, kwargs, out)
             return out
@@ -154,14 +174,19 @@ class _Watch:
     """The three watchers together; `on_call(name, call)` is called once for every attention."""
 
     def __init__(
-        self, model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader]
+        self,
+        model: nn.Module | None,
+        on_call: Callable[[str, AttentionCall], None],
+        readers: Mapping[str, Reader],
+        on_tokens: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.on_call, self.readers, self.away = on_call, dict(readers), 0
+        self.on_tokens = on_tokens
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
         self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
-        self.eager = EagerAttention()
+        self.eager, self.told = EagerAttention(), Told(self.names)
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -174,18 +199,42 @@ class _Watch:
     def see(self, calls: Callable[[], Iterable[AttentionCall]], suffix: str = "") -> None:
         if self.away or (name := self.names.next_name(suffix)) is None:
             return
-        with self.looking_away(), torch.no_grad():
+        with self.looking_away(), set_aside([self.function_mode, self.dispatch_mode]), torch.no_grad():
             for call in calls():
                 self.on_call(name, call)
 
     def see_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A function called by a Hugging Face model: the last of those that make up its attention is recorded."""
-        if self.away or not self.names.is_inside(is_hugging_face) or self._reader(self.names.innermost_name):
+        if self.away or not self.names.is_inside(is_hugging_face) or self.names.around(self._has_reader):
             return
         with self.looking_away(), torch.no_grad():
-            given = self.eager.follow(getattr(func, "__name__", ""), args, kwargs, out)
-        if given is not None:
-            self.see(lambda: from_sdpa(**given))
+            found = self.eager.follow(getattr(func, "__name__", ""), args, kwargs, out)
+            if found is None or out.dim() != 4 or self.told.expected(out, found.order) is not None:
+                return
+            self.told.add_found(out, found.order)
+        self.see(lambda: from_sdpa(**found.arguments))
+
+    def hear(self, calls: Callable[[], Iterable[AttentionCall]], output: Tensor | None) -> Tensor | None:
+        """An attention that `record` tells of: recorded, unless it was followed and recorded before."""
+        if not self.away and self.names.is_inside(is_hugging_face):
+            with self.looking_away(), torch.no_grad():
+                made = list(calls())
+                if any(self.told.was_found(call) for call in made):
+                    return output
+                for call in made:
+                    self.told.expect(None, call)
+        self.see(calls)
+        return output
+
+    def see_flex(self, call: Callable[[], AttentionCall], out: Tensor) -> Tensor:
+        self.see(lambda: [call()])
+        return out
+
+    def see_tokens(self, ids: Any) -> None:
+        """Ids that reach an embedding: whoever wants to know which tokens are equal is told."""
+        if self.on_tokens is not None and isinstance(ids, Tensor) and not self.away:
+            with self.looking_away(), torch.no_grad():
+                self.on_tokens(ids)
 
     def require_integers(self, ids: Any) -> None:
         """Raises an UnsupportedError for token ids that are not integers."""
@@ -239,18 +288,18 @@ class _Watch:
         self.function_mode.__enter__()
         self._stepped_aside = False
 
-    def _reader(self, name: str | None) -> Reader | None:
-        return None if name is None else next((r for p, r in self.readers.items() if fnmatchcase(name, p)), None)
+    def _has_reader(self, name: str | None) -> bool:
+        return reader_of(self.readers, name) is not None
 
     def _leaving(
         self, module: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        reader = self._reader(name)
+        reader = reader_of(self.readers, name)
         if reader is not None:
             with self.looking_away():
-                told = reader(module, args, kwargs, output)
-            for given in [told] if isinstance(told, Mapping) else told:
-                self.see(lambda given=given: from_sdpa(**_sdpa_arguments(given)))  # type: ignore[misc]
+                told = list(read_with(reader, module, args, kwargs, output))
+            for call in told:
+                self.see(lambda call=call: [call])  # type: ignore[misc]
         elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
             fused, self.fused_multi_head = self.fused_multi_head, False
             self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
@@ -260,33 +309,100 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _sdpa_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa")
-    if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
-        raise UnsupportedError(
-            f"a reader returned {sorted(given)}; expected query, key, value and optionally {', '.join(allowed[3:])}."
-        )
-    return dict(given)
+def reader_of(readers: Mapping[str, Reader], name: str | None) -> Reader | None:
+    """The reader of the module with this path, if it has one."""
+    return None if name is None else next((r for p, r in readers.items() if fnmatchcase(name, p)), None)
+
+
+def read_with(
+    reader: Reader, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Iterator[AttentionCall]:
+    """The attentions that a reader tells of after its module has run."""
+    allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa", "window", "slopes")
+    told = reader(module, args, kwargs, output)
+    for given in [told] if isinstance(told, Mapping) else told:
+        if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
+            raise UnsupportedError(
+                f"a reader returned {sorted(given)}; expected query, key, value and optionally {', '.join(allowed[3:])}."
+            )
+        yield from from_sdpa(**given)
+
+
+def require_readers(readers: Any) -> Mapping[str, Reader]:
+    """The readers, none for None. Raises an UnsupportedError for anything but functions by pattern."""
+    readers = {} if readers is None else readers
+    if isinstance(readers, Mapping) and all(isinstance(p, str) and callable(r) for p, r in readers.items()):
+        return readers
+    raise UnsupportedError(
+        f"readers is {readers!r}; expected {{pattern: f}}, where f(module, args, kwargs, output) returns query, key and value."
+    )
 
 
 @contextmanager
 def watching(
-    model: nn.Module | None, on_call: Callable[[str, AttentionCall], None], readers: Mapping[str, Reader] | None = None
+    model: nn.Module | None,
+    on_call: Callable[[str, AttentionCall], None],
+    readers: Mapping[str, Reader] | None = None,
+    on_tokens: Callable[[Tensor], None] | None = None,
 ) -> Iterator[None]:
     """Inside the `with`, `on_call(layer, call)` is called for every attention that the model computes in this thread.
 
     Args:
         model: None for whatever is computed.
         readers: module pattern to a function that returns q, k and v where attention is written out by hand.
+        on_tokens: called with the ids that reach an embedding.
     """
-    watch = _Watch(model, on_call, readers or {})
-    with ExitStack() as stack:
-        token = _watchers.set((*_watchers.get(), watch))
-        stack.callback(_watchers.reset, token)
-        stack.enter_context(watch.dispatch_mode)
-        stack.enter_context(watch.function_mode)
-        stack.enter_context(watch.names)
+    watch = _Watch(model, on_call, require_readers(readers), on_tokens)
+    with (
+        listening(watch),
+        listening_to_flex(watch.see_flex, watch.dispatch_mode, watch.function_mode),
+        watch.dispatch_mode,
+        watch.function_mode,
+        watch.names,
+    ):
         yield
+
+
+@contextmanager
+def listening(listener: _Listener) -> Iterator[None]:
+    """Inside the `with`, `record` tells `listener.hear(calls, output)` too, and returns what that returns."""
+    token = _listeners.set((*_listeners.get(), listener))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+
+
+@overload
+def record(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    output: Tensor,
+) -> Tensor: ...
+
+
+@overload
+def record(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    output: None = None,
+) -> None: ...
 
 
 def record(
@@ -298,9 +414,14 @@ def record(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None:
-    """Record an attention that is written out by hand: one line beside `softmax(QKᵀ)V`. Does nothing outside `capture`.
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    output: Tensor | None = None,
+) -> Tensor | None:
+    """Report hand-written attention: one line beside `softmax(QKᵀ)V`.
 
+    Inside `capture` it is recorded. Inside `hardened` its heads can be replaced: either through `output`, or, if record is called
+    before the product with the values, by following the tensors to that product. Elsewhere it does nothing.
     Arguments and shapes are those of `F.scaled_dot_product_attention`.
 
     Args:
@@ -311,6 +432,15 @@ def record(
         is_causal: query i sees keys 0 … i only.
         scale: factor of the scores; `1/√dim` by default.
         enable_gqa: several query heads share a key head.
+        window: query i sees the keys j with `|i − j| < window` only.
+        slopes: `(heads,)`, ALiBi: `−slope·|i − j|` is added to the scores.
+        output: what the attention returned, `(…, heads, queries, value_dim)`.
+
+    Returns:
+        `output`, with other answers where a head is hardened; None without `output`.
+
+    Raises:
+        ShapeError: output has another shape. Raised inside `capture` and `hardened` only.
 
     >>> import partita as pa
     >>> with pa.inspect.capture() as heads:
@@ -318,7 +448,20 @@ def record(
     >>> len(heads)
     2
     """
-    for watch in _watchers.get():
-        watch.see(
-            lambda: from_sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        )
+
+    def calls() -> Iterator[AttentionCall]:
+        options: dict[str, Any] = {
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "window": window,
+            "slopes": slopes,
+        }
+        for call in from_sdpa(query, key, value, attn_mask, **options):
+            if output is not None and not output.is_nested:
+                require_output(call, output)
+            yield call
+
+    for listener in reversed(_listeners.get()):
+        output = listener.hear(calls, output)
+    return output

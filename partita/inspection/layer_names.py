@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 __all__ = ["LayerNames"]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Frame:
     module: nn.Module
     name: str | None  # None: not a module of the model
@@ -36,11 +37,25 @@ class LayerNames:
         leaving: Callable[[nn.Module, str | None, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
     ) -> None:
         self._names = {} if model is None else {id(m): name for name, m in model.named_modules()}
-        self._anywhere = model is None
+        self._anywhere, self._root = model is None, type(model).__name__
         self._entering, self._leaving = entering, leaving
         self._frames: list[_Frame] = []
         self._outside_calls = 0
         self._thread = threading.get_ident()
+
+    def can_name(self, layer: str) -> bool:
+        """Whether `next_name` may give this name to an attention of the model.
+
+        Args:
+            layer: the name.
+        """
+        path = re.sub(r"#\d+$", "", layer)
+        known = {
+            "attention",
+            "self_attn",
+            *self.paths,
+        }  # outside modules, in a fused encoder layer that is the model itself
+        return path in known or path.removesuffix(".self_attn") in known
 
     def __enter__(self) -> LayerNames:
         self._handles = [
@@ -58,6 +73,11 @@ class LayerNames:
             self._close(self._frames.pop())
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all modules of the model; its class for the model itself."""
+        return tuple(name or self._root for name in self._names.values())
+
+    @property
     def innermost(self) -> nn.Module | None:
         return self._frames[-1].module if self._frames else None
 
@@ -70,12 +90,29 @@ class LayerNames:
         """Whether the running module, or one around it, is of a kind."""
         return any(kind(frame.module) for frame in reversed(self._frames))
 
-    def next_name(self, suffix: str = "") -> str | None:
+    @property
+    def frame(self) -> object:
+        """The running call of a module, by identity; None outside."""
+        return self._frames[-1] if self._frames else None
+
+    def is_running(self, frame: object) -> bool:
+        """Whether a call of a module, from `frame`, has not ended yet. None never ends."""
+        return frame is None or any(f is frame for f in self._frames)
+
+    def around(self, kind: Callable[[str | None], bool]) -> tuple[object, nn.Module] | None:
+        """The innermost running call of a module whose path is of a kind, and the module."""
+        return next(((f, f.module) for f in reversed(self._frames) if kind(f.name)), None)
+
+    def next_name(self, suffix: str = "", within: object = None) -> str | None:
         """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
 
         None if the running module is not part of the model.
+
+        Args:
+            suffix: appended to the path.
+            within: the running call whose attention it is, from `around`; by default the innermost one in the model.
         """
-        frame = next((f for f in reversed(self._frames) if f.name is not None), None)
+        frame = next((f for f in reversed(self._frames) if f.name is not None and within in (None, f)), None)
         if frame is None:
             if self._frames and not self._anywhere:
                 return None

@@ -12,7 +12,7 @@ from partita.geometry.cells import polygons
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import MaxAffine
 from partita.inspection.reading import read_queries
-from partita.inspection.snapshots import Snapshot
+from partita.inspection.snapshots import Snapshot, require_snapshot
 
 __all__ = ["PlaneView", "view"]
 
@@ -68,7 +68,7 @@ def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, po
         A `PlaneView`.
 
     Raises:
-        UnsupportedError: plane is not one of these, or the query sees no key.
+        UnsupportedError: snapshot is something else, plane is not one of these, or the query sees no key.
         ShapeError: the plane's vectors have another dimension.
 
     >>> import torch, partita as pa
@@ -78,6 +78,7 @@ def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, po
     >>> pa.inspect.view(next(iter(heads)).snapshots[0], pixels=16).margins.shape
     (16, 16)
     """
+    require_snapshot(snapshot)
     if position is None and len(snapshot.counted) and snapshot.offsets is None:
         position = int(snapshot.counted[-1])
     whole, queries = snapshot.max_affine(position), snapshot.points

@@ -93,7 +93,7 @@ def key_reach(
     *Theorem*: `key-reach`. A key is reachable if a query was found that makes it lead by more than rounding could account
     for, dead if multipliers λ ≥ 0, Σλ = 1 over the keys that every one of its queries sees prove that it leads by at most
     10⁻⁶ anywhere in the box. Without offsets the answer does not depend on ρ, and dead keys are those inside the convex hull
-    of the others. Copies of a key are no rivals of it: they share a cell. With masks a query may have any of the recorded rows
+    of the others. Copies of a key do not compete with it: they share a cell. With masks a query may have any of the recorded rows
     of `active`.
 
     Args:

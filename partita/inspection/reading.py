@@ -1,26 +1,55 @@
-"""What a head does to each query: its cell, margin, leakage, entropy, and how far its output is from the cell's value."""
+"""What a head does to each query: its cell, margin, leakage, entropy, how far its output is from the cell's value, and where
+it looks.
+
+Everything is computed from one pass over the scores (row_sums.py) and from single pairs of a query and a key, so that memory
+grows with the tokens, not with their square.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
-from partita.arithmetic.rounding import up
 from partita.geometry.domains import Array
+from partita.inspection.calls import MASKED_BELOW, AttentionCall
+from partita.inspection.row_sums import RowSums, pair_scores, row_sums, runs_on_device
 from partita.inspection.snapshots import Snapshot
 
-__all__ = ["Reading", "random_snapshot", "read_queries"]
+__all__ = [
+    "Padding",
+    "Reading",
+    "most_frequent_lags",
+    "padding_of",
+    "random_call",
+    "random_snapshot",
+    "read_all",
+    "read_call",
+    "read_queries",
+]
+
+_VISIBLE_AT_ONCE = 1 << 22  # pairs of a query and a key
+_BLOCK = 256  # rows that are added up by themselves
+_OUTPUTS_AT_ONCE = 1 << 24  # numbers
+_ROUNDED = (
+    256  # units: sums of tiles are off by half of this at most where values are equal (measured up to 131,072 keys)
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One number per counted query, in float64, temperature included in the scores.
+    """Numbers of every query, temperature included in the scores: arrays `(queries,)` of one head, or tensors
+    `(heads, queries)` of several. NaN where a query has no such key.
 
     Attributes:
         cells: the key with the largest score, ties to the smallest label.
+        runner_up: the key with the second largest score; −1 where one key is seen.
         margins: largest minus second largest score; infinite where one key is seen.
         leakage: mass outside the cell, `1 − w_cell`.
         leakage_bound: `min(1, (N − 1)e^{−margin})`, N the keys the query sees; rounded up. *Theorem*: `indicator`
@@ -29,85 +58,388 @@ class Reading:
         entropy: of the weights, in nats.
         effective_keys: `1/Σ w²`.
         changed: `|Σ w V − V_cell|²`, the squared change of the output when softmax becomes argmax.
+        averaged: `|Σ w V − mean V|²`, the squared change of the output when softmax becomes a plain mean over the keys seen.
         answered: `|Σ w V|²`.
         value_spread: `mean |V_j − mean V|²` over the keys seen.
         seen: how many keys the query sees.
+        score_error: a bound on the rounding error of its scores; infinite if flex attention changes them by a score_mod.
+        sink: weight of the first key of the sequence.
+        distance: `Σ w |i − j|` in tokens; like all that follows, NaN if queries and keys are not the same tokens.
+        on_self: weight of the query's own token.
+        on_previous: weight of the token before it.
+        lags: position of the query minus position of its cell.
+        on_lag: weight of the key at the sequence's most frequent lag.
+        same_token: weight of the keys with the query's token; NaN if tokens are unknown or no such key is seen.
+        duplicate_token: the same without the query's own position.
+        induction: weight of the keys that follow another key with the query's token.
     """
 
-    cells: NDArray[np.int64]
-    margins: Array
-    leakage: Array
-    leakage_bound: Array
-    spread: Array
-    entropy: Array
-    effective_keys: Array
-    changed: Array
-    answered: Array
-    value_spread: Array
-    seen: NDArray[np.int64]
+    cells: Any
+    runner_up: Any
+    margins: Any
+    leakage: Any
+    leakage_bound: Any
+    spread: Any
+    entropy: Any
+    effective_keys: Any
+    changed: Any
+    averaged: Any
+    answered: Any
+    value_spread: Any
+    seen: Any
+    score_error: Any
+    sink: Any
+    distance: Any
+    on_self: Any
+    on_previous: Any
+    lags: Any
+    on_lag: Any
+    same_token: Any
+    duplicate_token: Any
+    induction: Any
+
+    def of(self, rows: Any) -> Reading:
+        """The reading of some of its queries.
+
+        Args:
+            rows: index of the arrays.
+        """
+        return Reading(*(getattr(self, f.name)[rows] for f in fields(Reading)))
+
+    def head(self, place: int, rows: Any) -> Reading:
+        """Some queries of one of several heads, as arrays in float64.
+
+        Args:
+            place: number of the head among these.
+            rows: which queries.
+        """
+        arrays = (getattr(self, f.name)[place].cpu().numpy() for f in fields(Reading))
+        return Reading(*(a.astype(np.int64 if a.dtype.kind == "i" else np.float64)[rows] for a in arrays))
 
 
-def read_queries(snapshot: Snapshot) -> Reading:
-    """Every counted query of the sequence, a few at a time."""
-    parts = [_read(snapshot, rows, scores) for rows, scores in snapshot.score_chunks()]
-    if not parts:
-        empty: dict[str, Any] = {f.name: np.empty(0) for f in fields(Reading)}
-        return Reading(**{**empty, "cells": np.empty(0, dtype=np.int64), "seen": np.empty(0, dtype=np.int64)})
-    return Reading(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Reading)))
+def read_queries(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) -> Reading:
+    """Every counted query of the sequence, in float64.
+
+    Args:
+        snapshot: a sequence that passed through a head.
+        tokens: `(keys,)`, the numbers of the tokens if they are known.
+    """
+    return read_all(snapshot, tokens).head(0, snapshot.counted)
 
 
-def _read(snapshot: Snapshot, rows: NDArray[np.int64], scores: Array) -> Reading:
-    active, values = snapshot.active[rows], snapshot.values.astype(np.float64)
-    here, seen = np.arange(len(rows)), active.sum(axis=1)
-    cells = scores.argmax(axis=1)
-    best = scores[here, cells]
-    relative = scores - best[:, None]
-    weights = np.exp(relative)
-    others = weights.copy()
-    others[here, cells] = 0.0
-    outside, total = others.sum(axis=1), weights.sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        logs = np.where(active, weights * relative, 0.0).sum(axis=1) / total
-    rivals = scores.copy()
-    rivals[here, cells] = -np.inf
-    margins = best - rivals.max(axis=1)
-    known = np.where(active, relative, 0.0)
-    mean = known.sum(axis=1) / seen
-    spread = np.sqrt(np.maximum((known**2).sum(axis=1) / seen - mean**2, 0.0))
-    weights /= total[:, None]
-    answer, centred = weights @ values, values - values.mean(axis=0)
-    share = active / seen[:, None]
-    scatter = share @ (centred**2).sum(axis=1) - ((share @ centred) ** 2).sum(axis=1)
-    rounding = _score_rounding(snapshot, rows)
-    nothing = values.shape[1] * ((len(values) + 4) * 2.0**-53 * np.abs(values).max(initial=0.0)) ** 2
+def read_all(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) -> Reading:
+    """The same as tensors `(1, queries)`, of all queries, also those that do not count.
+
+    Args:
+        snapshot: a sequence that passed through a head.
+        tokens: `(keys,)`, the numbers of the tokens if they are known.
+    """
+    ids = None if tokens is None else torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int64))[None]
+    call = snapshot.as_call()
+    first = int(np.flatnonzero(snapshot.visible_keys)[0]) if snapshot.visible_keys.any() else 0
+    padding = None if snapshot.padding is None else torch.from_numpy(snapshot.padding)[None]
+    known = Padding(torch.tensor([[first]]), padding)
+    ((_, _, reading),) = read_call(call, dtype=torch.float64, tokens=ids, known=known)
+    return reading
+
+
+def read_call(
+    call: AttentionCall,
+    *,
+    dtype: torch.dtype | None = None,
+    tokens: Tensor | None = None,
+    known: Padding | None = None,
+) -> Iterator[tuple[int, slice, Reading]]:
+    """Every query of every sequence and head of a call, also those that see no key: number of the sequence, heads, reading.
+
+    Args:
+        call: the attention.
+        dtype: float32 or float64; that of the queries, float32 at least, by default.
+        tokens: `(batch, keys)`, the numbers of the tokens if they are known.
+        known: what is padding in all heads; read off the masks by default.
+    """
+    dtype = dtype or torch.promote_types(call.queries.dtype, torch.float32)
+    for element, heads, sums in row_sums(call, dtype=dtype, tokens=tokens):
+        ids = None if tokens is None or not call.is_square else tokens[element].to(call.queries.device)
+        with torch.no_grad():
+            padding = padding_of(call, element, heads) if known is None else known.of(heads)
+            yield element, heads, _reading(call, element, heads, sums, dtype, ids, padding)
+
+
+class Padding(NamedTuple):
+    """What is padding in some heads of a sequence.
+
+    Attributes:
+        first: `(heads, 1)`, the first key that some query sees.
+        queries: `(heads, tokens)`, which queries are padding; None if none is.
+    """
+
+    first: Tensor
+    queries: Tensor | None
+
+    def of(self, heads: slice) -> Padding:
+        """That of some of the heads."""
+        return Padding(self.first[heads], None if self.queries is None else self.queries[heads])
+
+    def at(self, rows: Tensor) -> Padding:
+        """That of some of the queries."""
+        return Padding(self.first, None if self.queries is None else self.queries[:, rows])
+
+
+def padding_of(call: AttentionCall, element: int, heads: slice) -> Padding:
+    """Padding as the masks of a call show it.
+
+    Args:
+        call: the attention.
+        element: number of the sequence.
+        heads: which heads.
+    """
+    count = len(range(call.heads)[heads])
+    if (call.mask is None and call.modify is None) or not call.keys.shape[2]:
+        return Padding(torch.zeros(count, 1, dtype=torch.int64, device=call.keys.device), None)
+    shared = call.modify is None and call.mask is not None and call.mask.shape[1] == 1
+    found = [call.seen_keys(element, head) for head in range(call.heads)[heads][: 1 if shared else None]]
+    found = found * count if shared else found
+    first = torch.stack([seen.to(torch.int8).argmax() for seen, _ in found])[:, None]
+    if not call.is_square or not any(own for _, own in found):
+        return Padding(first, None)
+    hidden = torch.stack(
+        [~seen[call.places] if own else torch.zeros_like(call.places, dtype=torch.bool) for seen, own in found]
+    )
+    return Padding(first, hidden)
+
+
+def _reading(
+    call: AttentionCall,
+    element: int,
+    heads: slice,
+    sums: RowSums,
+    dtype: torch.dtype,
+    ids: Tensor | None,
+    padding: Padding,
+) -> Reading:
+    there = sums.seen > 0
+    total = (sums.rest + there).clamp(min=1e-30)
+    seen = sums.seen.clamp(min=1)
+    mean = sums.below / seen
+    rounding = _score_rounding(call, element, heads, dtype).to(total)
+    allowed = 2 * rounding + _MARGIN_ERRORS[dtype, runs_on_device(call, dtype)] * sums.margin.nan_to_num(posinf=0.0)
+    falls = torch.exp((allowed - sums.margin).clamp(max=0.0))
+    tiny = 1e-14 if total.dtype == torch.float64 else 1e-6
+    outside = (sums.seen - 1).clamp(min=0) * falls * (1 + tiny)
     return Reading(
-        cells,
-        margins,
-        outside / total,
-        np.minimum(1.0, up((seen - 1) * np.exp(np.minimum(2 * rounding - margins, 0.0)) * (1 + 1e-14))),
-        spread,
-        np.log(total) - logs,
-        1 / (weights**2).sum(axis=1),
-        _above(((answer - values[cells]) ** 2).sum(axis=1), nothing),
-        (answer**2).sum(axis=1),
-        _above(scatter, nothing),
-        seen,
+        cells=sums.winner.long(),
+        runner_up=sums.runner_up.long(),
+        margins=sums.margin,
+        leakage=sums.rest / total,
+        leakage_bound=torch.nextafter(outside, torch.full_like(outside, torch.inf)).clamp(max=1.0),
+        spread=(sums.below_squared / seen - mean.square()).clamp(min=0.0).sqrt(),
+        entropy=total.log() - sums.weighted / total,
+        effective_keys=total.square() / sums.squares.clamp(min=1e-30),
+        seen=sums.seen.long(),
+        score_error=rounding,
+        distance=sums.away / total if call.is_square else torch.full_like(total, torch.nan),
+        lags=call.places - sums.winner.long(),
+        **_changes(call, element, heads, sums, dtype),
+        **_places(call, element, heads, sums, dtype, ids, padding),
     )
 
 
-def _above(squares: Array, nothing: float) -> Array:
+# Relative error of a margin besides that of the scores, by dtype and whether the kernel for GPUs computed it.
+_MARGIN_ERRORS = {
+    (torch.float64, False): 2.0**-50,
+    (torch.float32, False): 2.0**-22,
+    (torch.float32, True): 2.0**-15,
+}
+
+
+def _score_rounding(call: AttentionCall, element: int, heads: slice, dtype: torch.dtype) -> Tensor:
+    """How far each query's scores may be from those of the given numbers, `(heads, tokens)`: `(d + 4)u` times the sum of the
+    sizes of the terms, which is at most `scale·|q|·max|k|` and what is added."""
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-22 if runs_on_device(call, dtype) else 2.0**-24
+    if not call.keys.shape[2]:
+        return call.queries.new_zeros(len(range(call.heads)[heads]), call.queries.shape[2], dtype=torch.float64)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    lengths = torch.linalg.vector_norm(call.queries[element, heads], dim=-1, dtype=wide)
+    longest = torch.linalg.vector_norm(call.keys[element], dim=-1, dtype=wide).amax(dim=-1)
+    numbers = torch.arange(heads.start, heads.stop, device=longest.device)  # a list of numbers would be waited for
+    shared = numbers * call.keys.shape[1] // call.heads
+    terms = abs(call.scale) * lengths.double() * longest.double()[shared][:, None]
+    if call.mask is not None and call.mask.dtype != torch.bool:
+        terms = terms + _largest_bias(call)
+    if call.slopes is not None:
+        terms = terms + (call.slopes[heads].abs().double() * call.keys.shape[2])[:, None]
+    if call.changes_scores:
+        return torch.full_like(terms, torch.inf)  # a score_mod may magnify any error
+    bound: Tensor = (call.keys.shape[3] + 4) * unit * terms * (1 + 1e-4)
+    return bound
+
+
+def _largest_bias(call: AttentionCall) -> float:
+    assert call.mask is not None
+    parts = list(call.mask.flatten(0, 1)) if call.mask.numel() else []
+    return max((float(torch.where(p > MASKED_BELOW, p, 0.0).abs().max()) for p in parts), default=0.0)
+
+
+def _changes(call: AttentionCall, element: int, heads: slice, sums: RowSums, dtype: torch.dtype) -> dict[str, Tensor]:
+    """How far the output is from the cell's value and from the plain mean, and how far apart the values are."""
+    numbers = sums.output.shape[1] * sums.output.shape[2]
+    step = max(1, _OUTPUTS_AT_ONCE // max(1, numbers))  # heads: several tensors as large as their outputs are held
+    parts = []
+    for start in range(heads.start, heads.stop, step):
+        some = slice(start, min(start + step, heads.stop))
+        own = slice(some.start - heads.start, some.stop - heads.start)
+        parts.append(_changes_of(call, element, some, sums.winner[own], sums.seen[own], sums.output[own], dtype))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _changes_of(
+    call: AttentionCall,
+    element: int,
+    heads: slice,
+    winner: Tensor,
+    seen: Tensor,
+    output: Tensor,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    values = call.of_heads(call.values, element, heads)
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    count, width = values.shape[1:]
+    if not count or not width:
+        zero = output.new_zeros(output.shape[:2])
+        return {"changed": zero, "averaged": zero, "answered": zero, "value_spread": zero}
+    size = values.abs().amax(dim=(1, 2)).to(output)[:, None]
+    nothing = width * (min(count + 4, _ROUNDED) * unit * size) ** 2
+    picked = values.gather(1, winner.clamp(min=0).long()[..., None].expand(-1, -1, width)).to(output)
+    changed = _above((output - picked).square().sum(dim=-1), nothing)
+    del picked
+    mean, scatter = _visible_values(call, element, heads, values, seen, output.dtype)
+    return {
+        "changed": changed,
+        "averaged": _above((output - mean).square().sum(dim=-1), nothing),
+        "answered": output.square().sum(dim=-1),
+        "value_spread": _above(scatter, nothing),
+    }
+
+
+def _above(squares: Tensor, nothing: Tensor) -> Tensor:
     """0 where rounding alone could have made the number: equal values differ by nothing."""
-    return np.where(squares > nothing, squares, 0.0)
+    return torch.where(squares > nothing, squares, 0.0)
 
 
-def _score_rounding(snapshot: Snapshot, rows: NDArray[np.int64]) -> Array:
-    """A bound on how far each query's float64 scores are from those of the recorded numbers: (d + 4)u Σ|terms|."""
-    largest = np.abs(snapshot.keys).astype(np.float64).max(axis=0, initial=0.0) * abs(snapshot.scale)
-    terms = np.abs(snapshot.queries[rows]).astype(np.float64) @ largest
-    if snapshot.bias is not None:
-        terms = terms + np.abs(snapshot.bias).max()
-    out: Array = (snapshot.keys.shape[1] + 4) * 2.0**-53 * terms * (1 + 1e-10)
-    return out
+def _visible_values(
+    call: AttentionCall, element: int, heads: slice, values: Tensor, seen: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The mean of the values that each query sees, `(heads, tokens, value_dim)`, and their mean square distance from it."""
+    middle = values.to(dtype).mean(dim=1, keepdim=True)
+    centred = values.to(dtype) - middle
+    columns = torch.cat([centred, centred.square().sum(dim=-1, keepdim=True)], dim=-1)
+    if call.is_masked_by_rows:
+        step = max(1, _VISIBLE_AT_ONCE // max(1, len(values) * values.shape[1]))
+        starts = range(0, call.queries.shape[2], step)
+        parts = [call.visible(element, heads, slice(s, s + step)).to(dtype) @ columns for s in starts]
+        sums = torch.cat(parts, dim=1)
+    else:
+        masks = [m[0] for h in range(call.heads)[heads] if (m := call.mask_of(element, h)) is not None]  # one row each
+        if masks:
+            rows = torch.stack(masks)
+            columns = columns * (rows if rows.dtype == torch.bool else rows > MASKED_BELOW)[..., None]
+        if call.causal or call.window is not None:
+            prefix = _prefix_sums(columns)
+            places, count = call.places, values.shape[1]
+            low = torch.zeros_like(places) if call.window is None else (places - call.window + 1).clamp(0, count)
+            high = places + (1 if call.causal or call.window is None else call.window)
+            if call.window is None and call.positions is None and len(places) == count:
+                sums = prefix[:, 1:]
+            else:
+                sums = prefix[:, high.clamp(0, count)] - prefix[:, low]
+        else:
+            sums = columns.sum(dim=1, keepdim=True).expand(-1, call.queries.shape[2], -1)
+    sums = sums / seen.clamp(min=1).to(dtype)[..., None]
+    mean = sums[..., :-1]
+    return mean + middle, (sums[..., -1] - mean.square().sum(dim=-1)).clamp(min=0.0)
+
+
+def _prefix_sums(columns: Tensor) -> Tensor:
+    """`(heads, n, width)` to the sums of the first 0 … n rows, `(heads, n + 1, width)`; blocks first, for speed and accuracy."""
+    count = columns.shape[1]
+    blocks = functional.pad(columns, (0, 0, 0, -count % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    inside = blocks.cumsum(dim=2)
+    before = inside[:, :, -1].cumsum(dim=1) - inside[:, :, -1]
+    whole = (inside + before[:, :, None]).flatten(1, 2)[:, :count]
+    return functional.pad(whole, (0, 0, 1, 0))
+
+
+def _places(
+    call: AttentionCall,
+    element: int,
+    heads: slice,
+    sums: RowSums,
+    dtype: torch.dtype,
+    ids: Tensor | None,
+    padding: Padding,
+) -> dict[str, Tensor]:
+    """The weights of keys at certain places: the first, the query's own, those before it, copies of its token."""
+    total = (sums.rest + (sums.seen > 0)).clamp(min=1e-30)
+    unknown = torch.full_like(total, torch.nan)
+
+    def weight(partners: Tensor) -> Tensor:
+        """The weight of one key per query; NaN where it is not seen."""
+        scores = pair_scores(call, element, heads, partners, dtype).to(total)
+        return torch.where(scores > -torch.inf, (scores - sums.best).exp() / total, torch.nan)
+
+    places = call.places
+    names = ("on_self", "on_previous", "on_lag", "same_token", "duplicate_token", "induction")
+    found = {"sink": weight(padding.first.expand(-1, len(places))), **dict.fromkeys(names, unknown)}
+    if not call.is_square or not call.keys.shape[2]:
+        return found
+    found["on_self"], found["on_previous"] = weight(places), weight(places - 1)
+    counted = sums.seen > 0 if padding.queries is None else (sums.seen > 0) & ~padding.queries
+    lags, _ = most_frequent_lags(places - sums.winner.long(), counted, call.keys.shape[2], call.last_place)
+    found["on_lag"] = weight(places - lags[:, None])
+    if ids is None:
+        return found
+    before, after = (copies[places] for copies in _copies(ids))
+    own, duplicate = found["on_self"].nan_to_num(0.0), (sums.same / total).clamp(max=1.0)
+    copy = ~weight(before).isnan() | ~weight(after).isnan()
+    found["same_token"] = torch.where(copy | ~found["on_self"].isnan(), duplicate, torch.nan)
+    found["duplicate_token"] = torch.where(copy, (duplicate - own).clamp(min=0.0), torch.nan)
+    following = ~weight(_next(before)).isnan() | ~weight(_next(after)).isnan()
+    trivial = weight(places + 1).nan_to_num(0.0)  # the next token follows the query's own, which is no earlier copy
+    found["induction"] = torch.where(following, (sums.after_same / total - trivial).clamp(0.0, 1.0), torch.nan)
+    return found
+
+
+def most_frequent_lags(lags: Tensor, counted: Tensor, keys: int, last: int) -> tuple[Tensor, Tensor]:
+    """The most frequent lag of every head, of equally frequent ones the smallest in size, and how many queries have it, `(heads,)`.
+
+    Nothing here waits for the device.
+
+    Args:
+        lags: `(heads, tokens)`.
+        counted: `(heads, tokens)`, which queries count.
+        keys: number of keys.
+        last: largest position of a query.
+    """
+    found = torch.arange(-keys, last + 1, device=lags.device)
+    counts = torch.zeros(len(lags), len(found), dtype=torch.int64, device=lags.device)
+    counts.scatter_add_(1, (lags + keys).clamp(0, len(found) - 1), counted.long())
+    best = (counts * (2 * len(found)) - found.abs()).argmax(dim=1)
+    return found[best], counts.gather(1, best[:, None])[:, 0]
+
+
+def _copies(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """For each token the nearest earlier and the nearest later place of the same token; −1 if there is none."""
+    order = torch.argsort(ids, stable=True)
+    equal = ids[order[1:]] == ids[order[:-1]]
+    before, after = torch.full_like(order, -1), torch.full_like(order, -1)
+    before[order[1:][equal]] = order[:-1][equal]
+    after[order[:-1][equal]] = order[1:][equal]
+    return before, after
+
+
+def _next(places: Tensor) -> Tensor:
+    return torch.where(places < 0, -1, places + 1)
 
 
 def random_snapshot(snapshot: Snapshot, seed: int) -> Snapshot:
@@ -128,3 +460,35 @@ def random_snapshot(snapshot: Snapshot, seed: int) -> Snapshot:
 
 def _size(numbers: Array) -> float:
     return float(np.sqrt((numbers**2).mean())) if numbers.size else 0.0
+
+
+def random_call(call: AttentionCall, seed: int) -> AttentionCall:
+    """The same null for a whole call, in its dtype and on its device; every head has sizes of its own.
+
+    Args:
+        call: the attention.
+        seed: random seed.
+    """
+    device = call.queries.device
+    generator = torch.Generator(device).manual_seed(seed % 2**63)
+
+    def noise(given: Tensor, *, centred: bool, kept: bool) -> Tensor:
+        made = torch.empty_like(given, memory_format=torch.contiguous_format).normal_(generator=generator)
+        if not given.numel():
+            return made
+        wide = torch.promote_types(given.dtype, torch.float32)
+        squares = torch.linalg.vector_norm(given, dim=(2, 3), dtype=wide).double().square() / given.shape[2]
+        middle = (
+            given.mean(dim=2, keepdim=True, dtype=wide) if centred else torch.zeros_like(given[:, :, :1], dtype=wide)
+        )
+        squares = (squares - middle.double().square().sum(dim=(2, 3))).clamp(min=0.0) / given.shape[3]
+        made *= squares.sqrt()[..., None, None].to(made.dtype)
+        return made.add_(middle.to(made.dtype)) if kept else made
+
+    with torch.no_grad():
+        return replace(
+            call,
+            queries=noise(call.queries, centred=False, kept=False),
+            keys=noise(call.keys, centred=True, kept=False),
+            values=noise(call.values, centred=True, kept=True),
+        )

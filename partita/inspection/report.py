@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import math
@@ -13,18 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
-from torch import nn
 
-from partita.arithmetic.notebook_cards import card
+from partita.arithmetic.notebook_cards import card, counted
 from partita.errors import UnsupportedError
-from partita.inspection.captured_heads import CapturedHeads, HeadRecord
-from partita.inspection.figures import Cell, Figures, measure
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of
+from partita.inspection.figures import Cell, Figures, Measured, Roles, measured, put_together
+from partita.inspection.json_schemas import described_object, finish
 from partita.inspection.reading import random_snapshot
+from partita.inspection.sentences import sentence
+from partita.inspection.token_ids import TokenIds
 
-__all__ = ["HeadReport", "ModelReport", "read", "short"]
+__all__ = ["HeadReport", "ModelReport", "read", "report_schema", "short"]
 
-FORMAT = "partita-inspection"
+FORMAT, VERSION = "partita-inspection", 1
 _ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
 _SHOWN = (
     "cells",
@@ -37,7 +41,7 @@ _SHOWN = (
     "table_distance",
 )
 _NULL = "in brackets: a random head of the same shape"
-_COUNTS = ("queries", "keys", "cells", "reachable", "dead", "undecided", "unvisited", "repeated", "programs")
+_COUNTS = ("queries", "keys", "cells", "reachable", "dead", "undecided", "unvisited", "repeated", "programs", "copies")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,13 @@ class HeadReport:
         per_position: whether the bias depends on the query's position, so that every position has its own diagram.
         figures: the head's figures.
         null: the figures of the random head.
-        cells: the cells that queries fell into, with their values.
+        cells: the cells that queries fell into, with their values; the 64 largest of each sequence if it was read while the model
+            ran.
+        roles: where the head looks.
+        null_roles: where the random head looks.
+        score_error: largest bound on the rounding error of a score: margins are off by at most twice as much, and by 2^−22 of
+            themselves in float32 (2^−15 on a GPU); weights by a factor of at most `e^{±2·score_error}`. Infinite if flex
+            attention changes the scores by a score_mod.
     """
 
     layer: str
@@ -67,6 +77,19 @@ class HeadReport:
     figures: Figures
     null: Figures
     cells: tuple[Cell, ...]
+    roles: Roles
+    null_roles: Roles
+    score_error: float
+
+    @property
+    def kind(self) -> str:
+        """`lookup`, `average` or `either`: what the output is nearer to, the value of the cell or the mean of the values."""
+        return self.figures.kind
+
+    @property
+    def sentence(self) -> str:
+        """What the head does, in one sentence, beside a random head. Empty if nothing stands out."""
+        return sentence(self.figures, self.null, self.roles, self.null_roles)
 
     @property
     def name(self) -> str:
@@ -74,12 +97,15 @@ class HeadReport:
         return f"{self.layer}:{self.head}"
 
     def __repr__(self) -> str:
-        return f"HeadReport({self.name}: {len(self.cells)} cells visited, {self.sequences} sequences, {self.dtype})"
+        cells = counted(len(self.cells), "cell")
+        return f"HeadReport({self.name}: {cells} visited, {counted(self.sequences, 'sequence')}, {self.dtype})"
 
     def row(self) -> dict[str, Any]:
         """One flat row: the figures, and those of the null as `null_…`."""
-        null = {f"null_{name}": number for name, number in asdict(self.null).items() if name != "programs"}
-        return {**self._about(), **asdict(self.figures), **null}
+        other = {**asdict(self.null), **asdict(self.null_roles)}
+        null = {f"null_{name}": number for name, number in other.items() if name != "programs"}
+        own = {"kind": self.kind, "sentence": self.sentence, "score_error": self.score_error}
+        return {**self._about(), **asdict(self.figures), **asdict(self.roles), **null, **own}
 
     def _about(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _ABOUT}
@@ -94,7 +120,17 @@ class HeadReport:
         if not values:
             cells = [{k: v for k, v in cell.items() if k != "value"} for cell in cells]
         out: dict[str, Any] = _plain(
-            {**self._about(), "figures": asdict(self.figures), "null": asdict(self.null), "cells": cells}
+            {
+                **self._about(),
+                "kind": self.kind,
+                "sentence": self.sentence,
+                "score_error": self.score_error,
+                "figures": asdict(self.figures),
+                "null": asdict(self.null),
+                "roles": asdict(self.roles),
+                "null_roles": asdict(self.null_roles),
+                "cells": cells,
+            }
         )
         return out
 
@@ -130,14 +166,14 @@ class ModelReport:
         """
         return {
             "format": FORMAT,
-            "version": 1,
+            "version": VERSION,
             "model": _plain(self.model()),
             "layers": _plain(self.layers()),
             "heads": [head.to_json(values=values) for head in self.heads],
         }
 
     def save(self, folder: str | Path, *, values: bool = False) -> Path:
-        """Write `report.json` and `heads.csv` to a folder.
+        """Write `report.json`, its JSON Schema `report.schema.json`, and `heads.csv` to a folder.
 
         Args:
             folder: where to write. Created if missing.
@@ -147,6 +183,8 @@ class ModelReport:
         place.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(values=values), ensure_ascii=False, allow_nan=False, indent=1)
         (place / "report.json").write_text(text + "\n", encoding="utf-8")
+        schema = json.dumps(report_schema(), ensure_ascii=False, indent=1)
+        (place / "report.schema.json").write_text(schema + "\n", encoding="utf-8")
         (place / "heads.csv").write_text(self.to_csv(), encoding="utf-8")
         return place
 
@@ -175,22 +213,26 @@ class ModelReport:
             yield head.name, *(f"{short(a)} ({short(b)})" for a, b in pairs)
 
     def __repr__(self) -> str:
-        layers = len({head.layer for head in self.heads})
-        return f"ModelReport({len(self.heads)} heads of {layers} layers; print it for the figures)"
+        layers = counted(len({head.layer for head in self.heads}), "layer")
+        return f"ModelReport({counted(len(self.heads), 'head')} of {layers}; print it for the figures)"
 
     def _repr_html_(self) -> str:
         columns, *rows = self._shown()
-        return card(f"{len(self.heads)} attention heads", columns=columns, rows=rows, note=_NULL)
+        said = [(*row, head.sentence) for row, head in zip(rows, self.heads)]
+        columns = (*columns, "what it does")
+        return card(counted(len(self.heads), "attention head"), columns=columns, rows=said, note=_NULL)
 
     def __str__(self) -> str:
         width = max(len(head.name) for head in self.heads)
         lines = [f"{name:<{width}}" + "".join(f"{x:>18}" for x in figures) for name, *figures in self._shown()]
-        return "\n".join([*lines, _NULL])
+        said = [f"{h.name:<{width}}  {h.sentence}" for h in self.heads if h.sentence]
+        return "\n".join([*lines, _NULL, *(["", *said] if said else [])])
 
 
 def read(
     heads: CapturedHeads | HeadRecord | Iterable[HeadRecord],
     *,
+    tokens: Any = None,
     budget: int = 1 << 18,
     reach: float = 10.0,
     seed: int = 0,
@@ -198,10 +240,14 @@ def read(
 ) -> ModelReport:
     """Read captured heads as partitions: every figure, and beside it the figure of a random head of the same shape.
 
-    Figures are computed in float64 from the recorded vectors. `Figures` explains each of them.
+    Figures are computed in float64 from the recorded vectors. `Figures` explains each of them, `Roles` those that say where a
+    head looks. Heads that were read while the model ran (`capture(..., stream=True)`) bring their figures with them, in
+    float32 (float64 for float64 models); `score_error` bounds the rounding of their scores.
 
     Args:
         heads: from `capture`, or one or several of its records.
+        tokens: ids or labels of the tokens, one list per recorded sequence, so that copies of a token are known. By default
+            the ids that reached the model's embedding are used. With `stream=True` they are given to `capture`.
         budget: largest number of matrix entries of the linear programs that look for dead keys, per head; 0 solves none.
         reach: a key counts as reachable if a query up to this many times as large as the largest recorded one reaches it.
         seed: random seed of the random heads.
@@ -220,69 +266,144 @@ def read(
     >>> [head.figures.keys for head in pa.inspect.read(heads).heads]
     [5, 5]
     """
-    records = _records(heads)
+    records = records_of(heads)
     if not records:
         if isinstance(heads, CapturedHeads) and heads.advice:
             raise UnsupportedError("no attention was recorded", heads.advice)
         raise UnsupportedError(
             "no attention was recorded. Run the model inside `with capture(model)`; check that layers= and heads= match something; "
-            "for attention written by hand use pa.inspect.record or readers=. Scripted models are not recorded."
+            "for attention written by hand use pa.inspect.record or readers=. Scripted models are not recorded, and flex attention "
+            "requires torch ≥ 2.9."
+        )
+    given = None if tokens is None else TokenIds.of_any(tokens)
+    if given is not None and any(not record.snapshots for record in records):
+        raise UnsupportedError(
+            "these heads were read while the model ran, so tokens= cannot be applied now",
+            "Give the tokens to pa.inspect.capture(..., stream=True, tokens=tokens).",
         )
     done = []
     with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would mostly wait for each other
         for number, record in enumerate(records):
             if progress is not None:
                 progress(record.name, number, len(records))
-            done.append(_read_head(record, budget=budget, reach=reach, seed=seed + 1_000_003 * number))
+            own = seed + 1_000_003 * number
+            if record.streamed:
+                done.append(_streamed_head(record))
+            else:
+                done.append(_read_head(record, budget=budget, reach=reach, seed=own, tokens=given))
     if progress is not None:
         progress("", len(records), len(records))
     return ModelReport(tuple(done))
 
 
-def _records(heads: Any) -> list[HeadRecord]:
-    """The records. Raises an UnsupportedError for models and other things that are not records."""
-    records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
-    if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
-        model = "a model, " if isinstance(heads, nn.Module) else ""
-        raise UnsupportedError(
-            f"heads is {model}of type {type(heads).__name__}; expected what `capture` recorded while the model ran on inputs",
-            "Use: with pa.inspect.capture(model) as heads: model(inputs). Then pa.inspect.read(heads).",
-        )
-    return records
-
-
-def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int) -> HeadReport:
+def _read_head(
+    record: HeadRecord, *, budget: int, reach: float, seed: int, tokens: TokenIds | None = None
+) -> HeadReport:
     snapshots = [replace(s) for s in record.snapshots]  # what they work out, masks as large as scores, goes with them
     used = [s for s in snapshots if len(s.counted)]
     if not used:
         raise UnsupportedError(f"{record.name}: no query sees a key: the input had no tokens, or every key was masked.")
-    figures, cells = measure(snapshots, reach=reach, budget=budget)
-    null, _ = measure(
-        [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)], reach=reach, budget=budget
-    )
+    ids: list[NDArray[np.int64] | None] = [s.tokens for s in snapshots]
+    if tokens is not None:
+        same = [bool(s.same_tokens) for s in snapshots]
+        counts = [len(s.keys) for s in snapshots]
+        ids = [
+            tokens.of(range(k, k + 1), n, record.layer)[0] if own else None
+            for k, (n, own) in enumerate(zip(counts, same))
+        ]
+    found = measured(snapshots, reach=reach, budget=budget, tokens=ids)
+    random = [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)]
+    null = measured(random, reach=reach, budget=budget, tokens=ids)
+    about = (max(int(s.free.sum()) for s in used), used[0].values.shape[1], len(snapshots), used[0].dtype)
+    return _head_report(record, about, any(s.offsets is None for s in used), found, null)
+
+
+def _streamed_head(record: HeadRecord) -> HeadReport:
+    """The report of a head that was read while the model ran."""
+    used = [s for s in record.streamed if len(s.summary.margins)]
+    if not used:
+        raise UnsupportedError(f"{record.name}: no query sees a key: the input had no tokens, or every key was masked.")
+    nothing = [replace(s.summary, margins=s.summary.margins[:0]) for s in used]
+    null = put_together([s.null if s.null is not None else empty for s, empty in zip(used, nothing)])
+    about = (max(s.dimension for s in used), used[0].value_dimension, len(record.streamed), used[0].dtype)
+    found = put_together([s.summary for s in record.streamed])
+    return _head_report(record, about, any(s.per_position for s in used), found, null)
+
+
+def _head_report(
+    record: HeadRecord, about: tuple[int, int, int, str], per_position: bool, found: Measured, null: Measured
+) -> HeadReport:
     return HeadReport(
         record.layer,
         record.head,
-        max(int(s.free.sum()) for s in used),
-        used[0].values.shape[1],
-        len(snapshots),
-        used[0].dtype,
-        any(s.offsets is None for s in used),
-        figures,
-        null,
-        tuple(cells),
+        *about,
+        per_position,
+        found.figures,
+        null.figures,
+        tuple(found.cells),
+        found.roles,
+        null.roles,
+        found.score_error,
     )
 
 
 def _together(heads: Sequence[HeadReport]) -> dict[str, Any]:
     out: dict[str, Any] = {"heads": len(heads)}
-    for prefix, kind in (("", "figures"), ("null_", "null")):
-        for item in fields(Figures):
+    kinds = (("", "figures"), ("null_", "null"), ("", "roles"), ("null_", "null_roles"))
+    for prefix, kind in kinds:
+        for item in fields(Roles if kind.endswith("roles") else Figures):
+            if item.name == "lag":  # a mean of lags says nothing
+                continue
             numbers = np.array([getattr(getattr(h, kind), item.name) for h in heads], dtype=float)
             known = numbers[~np.isnan(numbers)]
             total = known.sum() if item.name in _COUNTS else known.mean() if len(known) else math.nan
             out[prefix + item.name] = float(total) if len(known) else math.nan
     return out
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `ModelReport.to_json()` and of `report.json`, made from the classes of the report.
+
+    Numbers that are not defined, or not finite, are null.
+
+    >>> import partita as pa
+    >>> schema = pa.inspect.report_schema()
+    >>> schema["$defs"]["Figures"]["properties"]["margin"]["description"]
+    'median of largest minus second largest score.'
+    """
+    definitions: dict[str, Any] = {}
+    written = (*_ABOUT, "score_error", "figures", "null", "roles", "null_roles", "cells")
+    head = described_object(HeadReport, definitions, written=written, optional={Cell: ("value",)})
+    for name in ("kind", "sentence"):
+        head["properties"][name] = {"type": "string", "description": inspect.getdoc(getattr(HeadReport, name)) or ""}
+        head["required"].append(name)
+    figures = {**definitions["Figures"]["properties"], **definitions["Roles"]["properties"]}
+    del figures["lag"]
+    row: dict[str, Any] = {"heads": {"type": "integer", "description": "how many heads."}}
+    for prefix, of in (("", ""), ("null_", "Of the random heads: ")):
+        for name, item in figures.items():
+            how = "sum over the heads." if name in _COUNTS else "mean over the heads where it is defined."
+            row[prefix + name] = {
+                "type": ["number", "null"],
+                "description": f"{of}{item['description']} Here the {how}",
+            }
+    rows = {"type": "object", "properties": row, "required": list(row), "additionalProperties": False}
+    layer = {"layer": {"type": "string", "description": "the module path of the layer."}, **row}
+    return finish(
+        FORMAT,
+        VERSION,
+        "What the heads of a model do, as partita reads them.",
+        {
+            "model": {**rows, "description": "one row for all heads."},
+            "layers": {
+                "type": "array",
+                "description": "one row per layer.",
+                "items": {**rows, "properties": layer, "required": list(layer)},
+            },
+            "heads": {"type": "array", "description": "one object per head.", "items": head},
+        },
+        definitions,
+    )
 
 
 def short(number: float) -> str:

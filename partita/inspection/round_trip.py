@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.partitions import MaxAffine
-from partita.inspection.captured_heads import HeadRecord
+from partita.inspection.captured_heads import HeadRecord, require_snapshots
 from partita.inspection.reading import read_queries
 from partita.inspection.snapshots import Snapshot
 
@@ -77,7 +77,7 @@ def recover(record: HeadRecord | Snapshot) -> Recovered:
     >>> pa.inspect.recover(next(iter(heads))).partition
     MaxAffine(5 cells in R^4)
     """
-    snapshot = record if isinstance(record, Snapshot) else record.snapshots[0]
+    snapshot = _first(record)
     partition = snapshot.max_affine()
     return Recovered(partition, snapshot.values.astype(np.float64), temperature(partition))
 
@@ -179,7 +179,7 @@ def moves(before: HeadRecord | Snapshot, after: HeadRecord | Snapshot) -> list[C
     >>> {move.slope_change for move in pa.inspect.moves(record, record)}
     {0.0}
     """
-    old, new = (s if isinstance(s, Snapshot) else s.snapshots[0] for s in (before, after))
+    old, new = _first(before), _first(after)
     if old.keys.shape != new.keys.shape or len(old.counted) != len(new.counted) or old.values.shape != new.values.shape:
         raise ShapeError(
             f"before: {len(old.counted)} queries, keys {old.keys.shape}; after: {len(new.counted)} queries, keys {new.keys.shape}; "
@@ -217,3 +217,11 @@ def _distance(first: Array, was: NDArray[np.bool_], second: Array, now: NDArray[
     if not (was.any() and now.any()):
         return float("nan")
     return float(np.linalg.norm(second[now].mean(axis=0) - first[was].mean(axis=0)))
+
+
+def _first(given: Snapshot | HeadRecord) -> Snapshot:
+    """A snapshot, or the first one of a record."""
+    if isinstance(given, Snapshot):
+        return given
+    require_snapshots([given])
+    return given.snapshots[0]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from partita.errors import NonFiniteValueError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.partitions import MaxAffine
-from partita.inspection.calls import MASKED_BELOW
+from partita.inspection.calls import MASKED_BELOW, AttentionCall
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "require_snapshot", "shared_offsets"]
 
 _SCORES_AT_ONCE = 1 << 21
 _SAME = 1e-5  # of the largest bias: float32 biases that are sums of a row and a column part are so to rounding only
@@ -35,6 +36,9 @@ class Snapshot:
         positions: `(queries,)`, positions of the recorded queries in the sequence.
         padding: `(queries,)`, True for tokens that nobody attends to in self-attention, which do not count as queries; or None.
         dtype: dtype of the model.
+        same_tokens: whether queries and keys are the same tokens, so that distances between them mean something. By default
+            they are if there are as many.
+        tokens: `(keys,)`, numbers of the tokens, equal for equal tokens; None if they are unknown.
     """
 
     queries: NDArray[np.floating]
@@ -46,8 +50,12 @@ class Snapshot:
     positions: NDArray[np.int64] | None = None
     padding: NDArray[np.bool_] | None = None
     dtype: str = "float32"
+    same_tokens: bool | None = None
+    tokens: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
+        if self.same_tokens is None:
+            object.__setattr__(self, "same_tokens", len(self.queries) == len(self.keys))
         if self.positions is None:
             object.__setattr__(self, "positions", np.arange(len(self.queries)))
         for name in ("queries", "keys", "values"):
@@ -80,6 +88,11 @@ class Snapshot:
         return np.flatnonzero(seen if self.padding is None else seen & ~self.padding)
 
     @cached_property
+    def visible_keys(self) -> NDArray[np.bool_]:
+        """Keys that some counted query sees, `(keys,)`."""
+        return np.asarray(self.active[self.counted].any(axis=0))
+
+    @cached_property
     def bias(self) -> Array | None:
         """What is added to the scores, `(queries or 1, keys)`, 0 where masked; None if nothing is added."""
         if self.mask is None or self.mask.dtype == np.bool_:
@@ -101,6 +114,27 @@ class Snapshot:
             scores[~active] = -np.inf
         return scores
 
+    def as_call(self) -> AttentionCall:
+        """The same attention in float64: one sequence, one head."""
+        queries, keys, values = (
+            torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64))[None, None]
+            for a in (self.queries, self.keys, self.values)
+        )
+        mask = None if self.mask is None else torch.from_numpy(np.ascontiguousarray(self.mask))[None, None]
+        assert self.positions is not None
+        places = torch.from_numpy(np.ascontiguousarray(self.positions, dtype=np.int64))
+        crosses = not self.same_tokens
+        return AttentionCall(queries, keys, values, self.scale, mask, self.causal, crosses, positions=places)
+
+    def weights(self) -> Array:
+        """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. 0 where a query sees no key."""
+        scores = self.scores(np.arange(len(self.queries)))
+        seen = self.active.any(axis=1) if self.active.size else np.zeros(len(scores), bool)
+        scores[~seen] = 0.0
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+        weights[~seen] = 0.0
+        return np.asarray(weights / np.where(seen, weights.sum(axis=1), 1.0)[:, None])
+
     def score_chunks(self) -> Iterator[tuple[NDArray[np.int64], Array]]:
         """The counted queries and their scores, a few at a time."""
         step = max(1, _SCORES_AT_ONCE // max(len(self.keys), 1))
@@ -118,19 +152,12 @@ class Snapshot:
         bias = self.bias
         if bias is None:
             return np.zeros(len(self.keys))
-        found, rows = np.full(len(self.keys), np.nan), self.counted
-        tolerance = _SAME * float(np.abs(bias).max())
         if len(bias) == 1:
             return np.asarray(bias[0])
-        for row in rows[np.argsort(-self.active[rows].sum(axis=1), kind="stable")]:
-            seen = self.active[row]
-            shared = seen & ~np.isnan(found)
-            difference = (bias[row] - found)[shared]
-            if difference.size and np.ptp(difference) > tolerance:
-                return None
-            fresh = seen & np.isnan(found)
-            found[fresh] = bias[row, fresh] - (difference.mean() if difference.size else 0.0)
-        return np.asarray(np.nan_to_num(found))
+        rows = self.counted[np.argsort(-self.active[self.counted].sum(axis=1), kind="stable")]
+        return shared_offsets(
+            ((bias[row], self.active[row]) for row in rows), len(self.keys), float(np.abs(bias).max())
+        )
 
     @cached_property
     def free(self) -> NDArray[np.bool_]:
@@ -172,3 +199,35 @@ class Snapshot:
         slopes = self.scale * self.keys.astype(np.float64)
         fixed = self.queries[self.counted[0]].astype(np.float64)[~self.free]
         return MaxAffine(slopes[:, self.free], offsets + slopes[:, ~self.free] @ fixed)
+
+
+def require_snapshot(given: Any) -> None:
+    """Raises an UnsupportedError for anything but a `Snapshot`, such as a record or all captured heads.
+
+    Args:
+        given: what a function was called with.
+    """
+    if not isinstance(given, Snapshot):
+        raise UnsupportedError(
+            f"snapshot is of type {type(given).__name__}; expected one recorded sequence of one head",
+            "Use record.snapshots[0], where record = heads[layer, head].",
+        )
+
+
+def shared_offsets(rows: Iterable[tuple[Array, NDArray[np.bool_]]], keys: int, largest: float) -> Array | None:
+    """The b_j of a bias that is a part per query plus a part b_j per key, where keys are seen; None if it is not of this kind.
+
+    Args:
+        rows: the bias of each query, `(keys,)`, and which keys it sees; those that see most come first.
+        keys: number of keys.
+        largest: the largest absolute bias.
+    """
+    found = np.full(keys, np.nan)
+    for bias, seen in rows:
+        shared = seen & ~np.isnan(found)
+        difference = (bias - found)[shared]
+        if difference.size and np.ptp(difference) > _SAME * largest:
+            return None
+        fresh = seen & np.isnan(found)
+        found[fresh] = bias[fresh] - (difference.mean() if difference.size else 0.0)
+    return np.asarray(np.nan_to_num(found))

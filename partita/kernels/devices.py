@@ -15,18 +15,21 @@ _TRITON = find_spec("triton") is not None
 _FAMILIES: dict[str, ModuleType | None] = {}  # modules that were looked for
 
 
-def device_kernels(family: str, *tensors: Tensor | None) -> ModuleType | None:
+def device_kernels(
+    family: str, *tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+) -> ModuleType | None:
     """The module `partita.kernels.FAMILY_triton` if it can run on these tensors, else None.
 
-    It runs on CUDA devices that Triton supports, on float32 and on float64. Nothing is imported for tensors on other devices.
+    It runs on CUDA devices that Triton supports. Nothing is imported for tensors on other devices.
 
     Args:
-        family: "grid", "train", "ramp" or "scattered".
+        family: "grid", "train", "ramp", "scattered" or "rows".
         tensors: everything that the kernel reads; all must be on one device and of one dtype.
+        dtypes: that the kernel takes.
     """
     given = [t for t in tensors if t is not None]
     first = given[0]
-    if not (_TRITON and first.is_cuda and first.dtype in (torch.float32, torch.float64)):
+    if not (_TRITON and first.is_cuda and first.dtype in dtypes):
         return None
     if any(t.dtype != first.dtype or t.device != first.device for t in given):
         return None

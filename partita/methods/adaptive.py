@@ -23,6 +23,7 @@ from partita.proofs.claim import Construction, claim, function_of
 from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
 from partita.search.adaptation import AdaptiveDraft, adaptive_cells
+from partita.search.averaged_values import plane_pieces_needed
 
 __all__ = ["Adaptive", "adaptive_construction"]
 
@@ -56,7 +57,11 @@ class Adaptive(Method):
         )
         wanted = best > _SMALL or bent or request.is_steep or target.tail is not None
         if provable and target.domain.dimension <= _FEW and wanted:
-            pieces = 0.0 if target.region is not None else request.slopes.pieces_needed(request.box, request.aim)
+            pieces = 0.0
+            if target.region is None:
+                pieces = request.slopes.pieces_needed(request.box, request.aim)
+            if target.region is None and pieces <= _MOST_KEYS:
+                pieces = plane_pieces_needed(target, request.aim)
             if pieces <= _MOST_KEYS:
                 return None
             return Refusal(f"needs more than {pieces:,.0f} cells; at most {_MOST_KEYS:,} are tried")

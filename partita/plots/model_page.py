@@ -1,61 +1,93 @@
-"""The page of an inspected model: a small multiple per head, its figures beside those of a random head, and the tables."""
+"""The page of an inspected model: all heads by any two figures, and for each its plane, its pattern and its clearest queries.
+
+One HTML file that loads nothing: partita/plots/page holds its markup, style and script, and this file puts the data in.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from threadpoolctl import threadpool_limits
 
-from partita.inspection.captured_heads import CapturedHeads
+from partita.arithmetic.notebook_cards import counted
+from partita.errors import ShapeError
+from partita.inspection.audited_heads import Audit
+from partita.inspection.audited_heads import audit as audit_heads
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord
+from partita.inspection.figures import Figures, Roles
 from partita.inspection.planes import PlaneView, view
-from partita.inspection.report import ModelReport, read, short
-from partita.plots.html_blocks import Block, Grid, Heading, Picture, Text, as_html
+from partita.inspection.report import HeadReport, ModelReport, read
+from partita.inspection.rules import SkipBlocks, TopK
+from partita.inspection.snapshots import Snapshot
+from partita.inspection.token_ids import labels_of
+from partita.plots.colours import DARK, LIGHT, Theme, palette
+from partita.plots.head_details import first_sequence, head_details
 from partita.plots.plane_plots import plot_heads
-from partita.plots.style import save, styled
+from partita.plots.style import replacing, save, styled
 
-__all__ = ["InspectionPage", "write_inspection"]
+__all__ = ["FIGURE_WORDS", "InspectionPage", "write_inspection"]
 
-_SHOWN = (
-    "cells",
-    "effective_cells",
-    "dead",
-    "undecided",
-    "unvisited",
-    "margin",
-    "leakage",
-    "leakage_bound",
-    "inverse_temperature",
-    "entropy",
-    "effective_keys",
-    "table_distance",
-    "table_distance_of_values",
-)
-_WORDS = (
-    "Each panel is one head on the first sequence: the principal plane of its queries, cut into the cells of the max-affine "
-    "function that its keys make. Dark means a clear winner (a large margin), white a tie. Dots are queries, projected onto "
-    "the plane; their colour is the cell that each is in, in the whole space. The number beside a head is its table distance: "
-    "how much its output changes, relative to its size, when softmax becomes argmax."
-)
-_NULL = (
-    "In brackets the same figure for a random head of the same shape: independent normal queries, keys and values of the "
-    "same size. Margins, entropies and inverse temperatures are in nats, the temperature being part of the scores."
-)
+_PAGE = Path(__file__).parent / "page"
+_PIXELS = 48  # of a plane along each axis
+_THRESHOLDS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+_KEYS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+_QUERIES = 512 * 144  # drawn on the whole page; fewer per head where there are more heads
 
-
-_COLUMNS = (
-    "Cells: keys that some query fell into (effective: how many equally full ones that amounts to). Dead: keys that no query "
-    "can reach; undecided: neither reached nor proved dead; unvisited: reached by none of these queries. Margin: median of "
-    "largest minus second largest score. Leakage: mean mass outside the cell, and what Proposition 3.2 allows. Inverse "
-    "temperature: median standard deviation of a query's scores. Entropy and effective keys are of the weights. Table "
-    "distance: change of the output when softmax becomes argmax, over the size of the output, and over the spread of the "
-    "values."
-)
+# What each figure is called on the page and what it means, in the order of the menus.
+FIGURE_WORDS: dict[str, tuple[str, str]] = {
+    "table_distance": (
+        "table distance",
+        "how much the output changes when softmax becomes argmax, over the size of the output.",
+    ),
+    "table_distance_of_values": (
+        "table distance of values",
+        "the same change over the spread of the values: 0 for a table, near 1 for a plain average.",
+    ),
+    "mean_distance": (
+        "mean distance",
+        "how much the output changes when softmax becomes the plain mean of the visible values, over the size of the output.",
+    ),
+    "margin": ("margin", "median of the largest minus the second largest score, in nats."),
+    "margin_low": ("margin, lowest tenth", "tenth percentile of the margin, in nats."),
+    "leakage": ("leakage", "mean weight outside the cell of the query."),
+    "leakage_bound": ("leakage bound", "mean of what Proposition 3.2 allows for the leakage, query by query."),
+    "inverse_temperature": ("inverse temperature", "median standard deviation of a query's scores, in nats."),
+    "entropy": ("entropy", "mean entropy of the weights, in nats."),
+    "effective_keys": ("effective keys", "mean of 1/Σ w²: the number of keys that share the weight."),
+    "sink_mass": ("weight on the first key", "mean weight on the first key."),
+    "distance": ("attention distance", "mean distance in tokens between a query and what it attends to."),
+    "on_self": ("weight on itself", "mean weight of a query on the key at its own position."),
+    "on_previous": ("weight on the previous", "mean weight of a query on the key just before it."),
+    "lag": ("most frequent lag", "distance in tokens from a query to its cell's key that occurs most often."),
+    "lag_share": ("queries at that lag", "share of the queries whose cell's key is at the most frequent lag."),
+    "on_lag": ("weight at that lag", "mean weight at the most frequent lag."),
+    "same_token": ("weight on same token", "mean weight on keys with the query's token."),
+    "duplicate_token": ("weight on duplicates", "mean weight on other keys with the query's token."),
+    "induction": ("induction", "mean weight on keys just after another occurrence of the query's token."),
+    "copies": ("queries with copies", "queries that see another copy of their own token."),
+    "cells": ("cells", "keys whose cell contains a query."),
+    "effective_cells": ("effective cells", "how many equally full cells the queries' shares amount to."),
+    "largest_cell": ("largest cell", "largest share of a sequence's queries in one cell."),
+    "reachable": ("reachable keys", "keys that some query can reach."),
+    "dead": ("dead keys", "keys that no query can reach."),
+    "undecided": ("undecided keys", "keys neither reached nor proved dead."),
+    "unvisited": ("unvisited keys", "keys that none of these queries reached."),
+    "repeated": ("repeated keys", "keys that are exact copies of an earlier one."),
+    "queries": ("queries", "queries that see a key and are not padding."),
+    "keys": ("keys", "keys that some query sees."),
+    "programs": ("linear programs", "linear programs solved to find dead keys."),
+}
 _POSITIONS = (
-    "Some heads add a bias that depends on the query's position: each position has a diagram of its own, and the panel shows "
+    "Some heads add a bias that depends on the query's position: each position has a diagram of its own, and the plane shows "
     "that of the last query."
 )
 
@@ -69,68 +101,249 @@ class InspectionPage:
 
 
 def write_inspection(
-    heads: CapturedHeads,
+    heads: CapturedHeads | Sequence[HeadRecord],
     folder: str | Path,
     *,
     title: str = "Heads as partitions",
     figures: bool = True,
+    tokens: Any = None,
+    tokenizer: Any = None,
+    audit: Audit | Literal[False] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> InspectionPage:
-    """`report.json`, `heads.csv`, `heads.svg`, `heads.png` and a self-contained `index.html` in a folder.
+    """`report.json` with its schema, `heads.csv`, `heads.svg`, `heads.png` and a self-contained `index.html` in a folder.
 
     Args:
-        figures: draw; needs the extra 'plot'. options: of `pa.inspect.read`.
+        figures: draw heads.svg and heads.png; needs the extra 'plot'.
+        tokens: the tokens of each recorded sequence, as strings or as ids, padding included. By default the ids that reached the
+            model's embedding tell which tokens are equal, and with a tokenizer they are shown.
+        tokenizer: makes strings of ids; see `pa.inspect.pattern`.
+        audit: what `pa.inspect.audit` returned, for the curves of the heads. By default `TopK` and `SkipBlocks` with a few
+            numbers and thresholds, on the sequence that is drawn. False: no curves.
+        options: of `pa.inspect.read`.
+
+    Raises:
+        ShapeError: tokens has another length than a recorded sequence.
+        UnsupportedError: nothing was recorded, or tokens is given for heads that were read while the model ran.
     """
-    report = read(heads, progress=progress, **options)
+    given = _recorded_tokens(heads) if tokens is None and tokenizer is not None else tokens
+    labels = [] if given is None else labels_of(given, tokenizer)
+    names_keys = tokens is not None and not _names_others(labels, heads)
+    report = read(heads, tokens=tokens if names_keys else None, progress=progress, **options)
     place = report.save(folder)
-    files = [place / "report.json", place / "heads.csv"]
-    blocks: list[Block] = [Heading(1, title), Text(_counts(report))]
-    if figures:
-        views = _views(heads)
+    files = [place / name for name in ("report.json", "report.schema.json", "heads.csv")]
+    kept = [record for record in heads if record.snapshots]
+    views = _views(kept)
+    if figures and views:
         notes = {(h.layer, h.head): f"{h.figures.table_distance:.2g}" for h in report.heads}
         figure = plot_heads(views, notes=notes)
         with styled():
             files += [save(figure, place / f"heads.{kind}") for kind in ("svg", "png")]
-        blocks += [Text(_WORDS), *([Text(_POSITIONS)] if any(h.per_position for h in report.heads) else [])]
-        blocks += [Picture(place / "heads.svg", "one panel per head, one row per layer")]
-    blocks += [
-        Heading(2, "Layers"),
-        Text(_COLUMNS),
-        Text(_NULL),
-        _grid(report.layers(), ("layer",)),
-        Heading(2, "Heads"),
-    ]
-    blocks += [_grid(report.rows(), ("layer", "head"))]
+    curves = {} if audit is False or not kept else _curves(_small_audit(kept) if audit is None else audit)
     page = place / "index.html"
-    page.write_text(as_html(blocks, title), encoding="utf-8")
+    with replacing(page) as waiting:
+        text = _html(title, _counts(report), _data(heads, report, views, labels, curves))
+        waiting.write_text(text, encoding="utf-8")
     return InspectionPage(report, (page, *files))
 
 
-def _views(heads: CapturedHeads) -> dict[tuple[str, int], PlaneView]:
+def _recorded_tokens(heads: CapturedHeads | Sequence[HeadRecord]) -> list[Any] | None:
+    """The ids that reached the model's embedding, one array per recorded sequence, if all are known."""
+    for record in heads:
+        known = [s.tokens for s in record.snapshots]
+        if known and all(t is not None for t in known):
+            return known
+    return None
+
+
+def _names_others(labels: Sequence[Sequence[str]], heads: CapturedHeads | Sequence[HeadRecord]) -> bool:
+    """Whether all heads have keys that are not their queries' tokens, so that labels can name one of the two only. Raises a
+    ShapeError if they name neither."""
+    snapshots = [(k, s) for record in heads for k, s in enumerate(record.snapshots)]
+    if not snapshots or any(s.same_tokens for _, s in snapshots):
+        return False
+    counts = [(len(labels[k]) if k < len(labels) else 0, len(s.keys), _length(s)) for k, s in snapshots]
+    if not any(found in (keys, queries) for found, keys, queries in counts):
+        found, keys, queries = counts[0]
+        raise ShapeError(
+            f"sequence 0 has {counted(found, 'token')}; expected {keys}, one per key, or {queries}, one per query",
+            "Give one list of ids or labels per sequence, padding included.",
+        )
+    return True
+
+
+def _length(snapshot: Snapshot) -> int:
+    """Queries of the sequence, including those that were not recorded: the last one always is."""
+    assert snapshot.positions is not None
+    return int(snapshot.positions.max(initial=-1)) + 1
+
+
+def _views(heads: CapturedHeads | Sequence[HeadRecord]) -> dict[tuple[str, int], PlaneView]:
     """The first sequence with queries of every head, coarse enough for a page of many."""
     out = {}
     with threadpool_limits(limits=1, user_api="blas"):
         for record in heads:
-            fresh = (replace(s) for s in record.snapshots)  # their masks are not kept beyond the picture
-            out[record.layer, record.head] = view(next(s for s in fresh if len(s.counted)), pixels=48)
+            snapshot = replace(record.snapshots[first_sequence(record)])  # its mask is not kept beyond the picture
+            out[record.layer, record.head] = view(snapshot, pixels=_PIXELS)
     return out
+
+
+def _data(
+    heads: CapturedHeads | Sequence[HeadRecord],
+    report: ModelReport,
+    views: dict[tuple[str, int], PlaneView],
+    labels: Sequence[Sequence[str]],
+    curves: dict[tuple[str, int], dict[str, Any]],
+) -> dict[str, Any]:
+    """What the script of the page reads; partita/plots/page/model_page.js describes it."""
+    known = {item.name for kind in (Figures, Roles) for item in fields(kind)}
+    names = [n for n in FIGURE_WORDS if n in known] + sorted(known - set(FIGURE_WORDS))
+    layers = report.layers()
+    number = {row["layer"]: k for k, row in enumerate(layers)}
+    drawn = {first_sequence(record) for record in heads if record.snapshots}
+    each = max(64, min(512, _QUERIES // max(len(report.heads), 1)))
+    rows = []
+    with threadpool_limits(limits=1, user_api="blas"):
+        for head, record in zip(report.heads, heads):
+            detail = None
+            if record.snapshots:
+                packed = head_details(record, views[head.layer, head.head], head.cells, labels, queries=each)
+                detail = base64.b64encode(packed).decode()
+            row = head.row()
+            rows.append(
+                {
+                    "layer": number[head.layer],
+                    "head": head.head,
+                    "kind": head.kind,
+                    "sentence": head.sentence,
+                    "about": _about(head),
+                    "sequences": head.sequences,
+                    "figures": [_number(row[n]) for n in names],
+                    "null": [_number(row.get(f"null_{n}", math.nan)) for n in names],
+                    "detail": detail,
+                    "audit": curves.get((head.layer, head.head)),
+                }
+            )
+    return {
+        "figures": [dict(zip(("name", "label", "words"), (n, *_words(n)))) for n in names],
+        "layers": [
+            {
+                "name": row["layer"],
+                "figures": [_number(row.get(n, math.nan)) for n in names],
+                "null": [_number(row.get(f"null_{n}", math.nan)) for n in names],
+            }
+            for row in layers
+        ],
+        "heads": rows,
+        "tokens": {str(k): list(labels[k]) for k in sorted(drawn) if k < len(labels)},
+        "note": _POSITIONS if any(h.per_position for h in report.heads) else "",
+        "palette": palette(),
+    }
+
+
+def _small_audit(heads: CapturedHeads | Sequence[HeadRecord]) -> Audit:
+    """The largest scores alone, and skipped blocks at a few thresholds, on the sequences that are drawn. There are about eight
+    blocks along the longest, of at most 64 tokens."""
+    drawn = [replace(record, snapshots=(record.snapshots[first_sequence(record)],)) for record in heads]
+    longest = max(len(record.snapshots[0].keys) for record in drawn)
+    side = 1 << max(0, min(6, int(math.log2(longest)) - 3))
+    with threadpool_limits(limits=1):  # many small operations of torch: threads would mostly wait for each other
+        few = [TopK(k, (side, side)) for k in _KEYS if k < longest] or [TopK(1, (side, side))]
+        return audit_heads(drawn, rule=[*few, *(SkipBlocks(t, (side, side)) for t in _THRESHOLDS)])
+
+
+def _curves(audit: Audit) -> dict[tuple[str, int], dict[str, Any]]:
+    """For each head its points: share skipped, the oracle's share, and bound and error over the mean size of the output. Kinds of
+    rules make curves of their own. A kind of rule that skipped no tile has a sentence instead."""
+    out: dict[tuple[str, int], dict[str, Any]] = {}
+    blocks: dict[tuple[str, int], list[tuple[float, bool]]] = {}
+    for head in audit.heads:
+        found = out.setdefault((head.layer, head.head), {"rules": [], "kinds": [], "points": [], "skippedNothing": ""})
+        row = head.row()
+        size = row["output_norm"] or 1.0
+        numbers = (row["skipped"], row["oracle"], row["error_bound"] / size, row["error"] / size, row["mass_lost"])
+        found["rules"].append(row["rule"])
+        found["kinds"].append(type(head.rule).__name__)
+        found["points"].append([_number(x) for x in numbers])
+        if isinstance(head.rule, SkipBlocks):
+            blocks.setdefault((head.layer, head.head), []).append((head.rule.threshold, bool(head.skipped.any())))
+    for which, tried in blocks.items():
+        if not any(skips for _, skips in tried):
+            most = max(threshold for threshold, _ in tried)
+            out[which]["skippedNothing"] = f"No tile was skipped at any threshold up to {most:g}."
+    return out
+
+
+def _words(name: str) -> tuple[str, str]:
+    return FIGURE_WORDS.get(name, (name.replace("_", " "), ""))
+
+
+def _number(value: float) -> float | str | None:
+    """Six digits; None for NaN, and infinity as a word that the script reads as a number."""
+    if math.isnan(value):
+        return None
+    return float(f"{value:.6g}") if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _about(head: HeadReport) -> str:
+    own = "; its bias depends on the position, so the plane is scored as the last query" if head.per_position else ""
+    return (
+        f"{head.figures.queries:,} {'query' if head.figures.queries == 1 else 'queries'} in R^{head.dimension} against "
+        f"{counted(head.figures.keys, 'key')} with values in R^{head.value_dimension}; "
+        f"{counted(head.sequences, 'sequence')}, {head.dtype}{own}."
+    )
 
 
 def _counts(report: ModelReport) -> str:
     whole = report.model()
-    dead = "not computed (biases depend on positions)" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
+    why = "biases depend on positions" if any(h.per_position for h in report.heads) else "the keys were not kept"
+    dead = f"not computed ({why})" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
     return (
-        f"{len(report.heads)} heads in {len(report.layers())} layers read {whole['queries']:,.0f} queries against "
-        f"{whole['keys']:,.0f} keys. "
-        f"Keys that no query can reach: {dead}; that no query reached: {whole['unvisited']:,.0f}."
+        f"{counted(len(report.heads), 'head')} in {counted(len(report.layers()), 'layer')}, "
+        f"{counted(max(h.figures.keys for h in report.heads), 'token')} in "
+        f"{counted(max(h.sequences for h in report.heads), 'sequence')}. "
+        f"Keys that no query can reach, summed over heads: {dead}; that no query reached: {whole['unvisited']:,.0f}."
     )
 
 
-def _grid(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> Grid:
-    """Figures with those of the null in brackets."""
-    body = [
-        [*(str(row[n]) for n in names), *(f"{short(row[c])} ({short(row[f'null_{c}'])})" for c in _SHOWN)]
-        for row in rows
-    ]
-    return Grid([*names, *(c.replace("_", " ") for c in _SHOWN)], body)
+def _html(title: str, counts: str, data: dict[str, Any]) -> str:
+    """The file: markup with style, script and data in it, and a policy that allows these two and nothing else."""
+    markup, style, script = (
+        (_PAGE / f"model_page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    style = f"{_variables()}\n{style}"
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    parts = {
+        "title": html.escape(title),
+        "counts": html.escape(counts),
+        "policy": policy,
+        "style": style,
+        "script": script,
+        "data": text.replace("<", "\\u003c"),  # no text in it can end the element
+    }
+    return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], markup)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _variables() -> str:
+    """The colours as variables, light, dark, and light again on paper."""
+    light, dark = _block(LIGHT), _block(DARK)
+    return (
+        f":root {{ color-scheme: light; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {dark} }} }}\n"
+        f"@media print {{ :root {{ color-scheme: light; {light} }} }}"
+    )
+
+
+def _block(theme: Theme) -> str:
+    plain = {name: colour for name, colour in asdict(theme).items() if isinstance(colour, str)}
+    series = {f"series-{k}": colour for k, colour in enumerate(theme.series)}
+    return " ".join(f"--{name}: {colour};" for name, colour in {**plain, **series}.items())

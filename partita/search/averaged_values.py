@@ -7,6 +7,7 @@ Subtracting the known bias, `V_j = f_j − δ²f_j/(2κ)`, leaves O(h⁴). *Theo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ __all__ = [
     "averaged_grid",
     "corrected_values",
     "lattice_moments",
+    "plane_pieces_needed",
     "predicted_counts",
     "sharpness_for",
     "smallest_scale",
@@ -121,6 +123,27 @@ class Slopes:
     @property
     def finite(self) -> bool:
         return bool(np.isfinite([self.first, self.second, self.fourth]).all())
+
+
+@np.errstate(all="ignore")  # numbers out of range end in a refusal
+def plane_pieces_needed(target: Target, tolerance: float, *, points: int = 256, seed: int = 5) -> float:
+    """About how many affine pieces a plane through the box needs at least, along the two axes that need most; 0 on a line.
+
+    An affine piece of area A errs by at least `A √|det H|/(4π)`, attained by ellipses where H is definite: x·y needs many
+    pieces, although it is straight along both axes. By differences.
+    """
+    box, most = target.box, 0.0
+    radius = 1e-2 * box.sides
+    unit = np.random.default_rng(seed).random((points, box.dimension))
+    centers = box.lo.ravel() + 2 * radius + (box.sides - 4 * radius) * unit
+    for i, j in itertools.combinations(range(box.dimension), 2):
+        a, b = (np.eye(box.dimension)[k] * radius for k in (i, j))
+        f = {(s, t): target(centers + s * a + t * b) for s in (-1, 0, 1) for t in (-1, 0, 1)}
+        first, second = (f[1, 0] - 2 * f[0, 0] + f[-1, 0], f[0, 1] - 2 * f[0, 0] + f[0, -1])
+        mixed = (f[1, 1] - f[1, -1] - f[-1, 1] + f[-1, -1]) / 4
+        bent = np.sqrt(np.abs(first * second - mixed**2)).max(axis=1).mean() / (radius[i] * radius[j])
+        most = max(most, float(bent * box.sides[i] * box.sides[j]) / (4 * math.pi * tolerance))
+    return most
 
 
 def _line_of_graph(target: Target, centers: Array, radius: Array, axis: int) -> tuple[float, float, float]:

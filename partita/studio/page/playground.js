@@ -570,7 +570,8 @@ export function mountPlayground(element, studio) {
     if (!mine || proof.signature === mine || asked?.signature === mine) return;
     asked?.controller.abort();
     asked = null;
-    const say = (note, result = null) => { proof = { signature: mine, note, result }; request(work); };
+    // The text is written with the answer, not one frame later: figures() and the page never disagree.
+    const say = (note, result = null) => { proof = { signature: mine, note, result }; showFigures(); request(work); };
     if (!server) { say("A proved bound needs the server: run partita studio."); return; }
     if (current.head.hard) { say("The hard head is the limit R → ∞. Choose a finite temperature for a proved bound."); return; }
     const controller = new AbortController();
@@ -580,8 +581,8 @@ export function mountPlayground(element, studio) {
     try {
       const result = await server.job("bound", { text: loaded.text, domain: loaded.domain, head: wireOf(current.head), output: loaded.output }, { signal: controller.signal });
       if (controller.signal.aborted) return;
-      say(result.kind === "estimated" ? "From samples." : result.complete === false ? "Proved; more time would tighten it." : "Proved for every point of the box.", result);
       if (result.seen > current.seen && signature() === mine) Object.assign(current, { seen: result.seen, at: result.seen_at ?? current.at });
+      say(result.kind === "estimated" ? "From samples." : result.complete === false ? "Proved; more time would tighten it." : "Proved for every point of the box.", result);
       showTerms(result.terms ?? [], result.assumptions ?? []);
       announce(`${result.kind === "estimated" ? "Estimate" : "Proved bound"} ${shown(result.bound, 4)}.`);
     } catch (error) {

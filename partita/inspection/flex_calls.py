@@ -1,0 +1,176 @@
+"""Flex attention: what `torch.nn.attention.flex_attention` is asked to compute, as an `AttentionCall`.
+
+`flex_attention` is a Python function that hands its operator to torch.compile. The compiler would trace function modes of ours,
+and the operator refuses dispatch modes that it does not know. So, while somebody listens, two globals of torch's module are
+exchanged: one that makes it call the operator directly, and the operator itself. What stands in for it sets our modes aside,
+computes as torch would have, and then tells who listens. Models that are compiled already run uncompiled meanwhile. All is put
+back when the last listener has left.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import _pop_mode_temporarily as _function_mode_aside
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _pop_mode_temporarily as _dispatch_mode_aside
+
+from partita.inspection.calls import AttentionCall
+
+__all__ = ["from_flex", "listening_to_flex", "set_aside"]
+
+_OPERATOR, _DIRECT = "flex_attention_hop", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+_NAMES = (
+    *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+    *("score_mod_other_buffers", "mask_mod_other_buffers"),
+)
+Answer = Callable[[Callable[[], AttentionCall], Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Listener:
+    answer: Answer
+    modes: tuple[TorchFunctionMode | TorchDispatchMode, ...]
+
+
+_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("partita_flex_listeners", default=())
+_exchanging = threading.Lock()
+_exchanged: dict[str, Any] = {}  # torch's own globals, while ours are in their place
+_uncompiled: list[Any] = []
+_held: list[Answer] = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Modified:
+    """`AttentionCall.modify` of a score_mod and a mask_mod, which are written for one score and its four indices."""
+
+    score_mod: Callable[..., Tensor] | None
+    mask_mod: Callable[..., Tensor] | None
+
+    @property
+    def only_masks(self) -> bool:
+        """Whether scores that are not masked stay what they are."""
+        return self.score_mod is None
+
+    def __call__(self, scores: Tensor, element: int, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # for tables that they index
+
+        number = torch.tensor(element, device=scores.device)
+        places = [t.expand(scores.shape) for t in (number, heads, rows, keys)]
+        with TransformGetItemToIndex():
+            out = scores if self.score_mod is None else _over_all(self.score_mod)(scores, *places)
+            seen = None if self.mask_mod is None else _over_all(self.mask_mod)(*places)
+        out = out.to(scores.dtype)
+        return out if seen is None else torch.where(seen, out, -torch.inf)
+
+
+def _over_all(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of one score and (batch, head, query, key), over all heads, queries and keys."""
+    for _ in range(3):
+        function = torch.vmap(function)
+    return function
+
+
+def from_flex(arguments: dict[str, Any]) -> AttentionCall:
+    """The call that these arguments of flex attention's operator, by name, make."""
+    query, key, value = (arguments[name] for name in _NAMES[:3])
+    score_mod, mask_mod = arguments["score_mod"], arguments["block_mask"][-1]
+    if key.shape[0] != query.shape[0]:
+        key, value = (t.expand(query.shape[0], *t.shape[1:]) for t in (key, value))
+    given = []
+    for function, nothing, extra in ((score_mod, "_identity", _NAMES[7]), (mask_mod, "noop_mask", _NAMES[8])):
+        more = arguments.get(extra, ())
+        plain = function is getattr(torch_flex, nothing, None)
+        given.append(None if plain else (lambda *args, f=function, m=more: f(*args, *m)))
+    modify = None if given == [None, None] else _Modified(*given)
+    return AttentionCall(query, key, value, float(arguments["scale"]), modify=modify)
+
+
+def _compute(*args: Any, **kwargs: Any) -> Any:
+    """As torch would: through its compiler, unless the caller has switched that off."""
+    operator = _exchanged[_OPERATOR]
+    if _exchanged[_DIRECT]:
+        return operator(*args, **kwargs)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    with torch.compiler.set_stance("default"):
+        return torch.compile(wrapped, backend="eager", fullgraph=True)(*args, **kwargs)
+
+
+def _in_its_place(*args: Any, **kwargs: Any) -> Any:
+    """What stands in for the operator."""
+    if torch.compiler.is_compiling():
+        return _exchanged[_OPERATOR](*args, **kwargs)
+    listeners = _listeners.get()
+    with set_aside([mode for listener in listeners for mode in listener.modes]):
+        out, *rest = _compute(*args, **kwargs)
+        named = {**dict(zip(_NAMES, args)), **kwargs}
+        for listener in reversed(listeners):
+            out = listener.answer(lambda: from_flex(named), out)
+    return out, *rest
+
+
+@contextmanager
+def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterator[None]:
+    """Without these modes, as far as no others lie above them.
+
+    Args:
+        modes: whose handlers would make every operation slower.
+    """
+    with ExitStack() as stack:
+        while any(_get_current_function_mode() is mode for mode in modes):
+            stack.enter_context(_function_mode_aside())
+        while any(_get_current_dispatch_mode() is mode for mode in modes):
+            stack.enter_context(_dispatch_mode_aside())
+        yield
+
+
+@contextmanager
+def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchMode) -> Iterator[None]:
+    """Inside the `with`, what flex attention returns in this thread is `answer(call, out)`.
+
+    Args:
+        answer: gets a function that makes the `AttentionCall`, and the output; returns the output to use.
+        modes: set aside while flex attention runs.
+    """
+    with _exchanging:
+        if not _held:
+            _exchange()
+        _held.append(answer)
+    token = _listeners.set((*_listeners.get(), _Listener(answer, modes)))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+        with _exchanging:  # listeners in several threads leave in any order
+            _held.remove(answer)
+            if not _held:
+                _put_back()
+
+
+def _exchange() -> None:
+    if all(hasattr(torch_flex, name) for name in (_OPERATOR, _DIRECT)):  # torch 2.9 and later
+        _exchanged.update({name: getattr(torch_flex, name) for name in (_OPERATOR, _DIRECT)})
+        setattr(torch_flex, _OPERATOR, _in_its_place)
+        setattr(torch_flex, _DIRECT, True)
+    if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+        _uncompiled.append(torch.compiler.set_stance("force_eager"))
+
+
+def _put_back() -> None:
+    for name in _exchanged:
+        setattr(torch_flex, name, _exchanged[name])
+    while _uncompiled:
+        _uncompiled.pop().__exit__(None, None, None)

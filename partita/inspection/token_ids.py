@@ -1,0 +1,175 @@
+"""Which tokens of a sequence are equal: given as ids or labels, or read off the ids that reach a model's embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partita.arithmetic.notebook_cards import counted
+from partita.errors import ShapeError, UnsupportedError
+
+__all__ = ["SeenTokens", "TokenIds", "labels_of"]
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenIds:
+    """The tokens of some sequences, as numbers that are equal for equal tokens.
+
+    Attributes:
+        sequences: one array per sequence.
+    """
+
+    sequences: tuple[Ids, ...]
+
+    @classmethod
+    def of_any(cls, tokens: Any) -> TokenIds:
+        """From ids or labels: one sequence, or a list of them, or an array `(sequences, tokens)`.
+
+        Args:
+            tokens: integers or strings.
+
+        Raises:
+            UnsupportedError: they are neither.
+        """
+        return cls(tuple(_numbers(row) for row in _rows(tokens)))
+
+    def of(self, which: range, count: int, layer: str) -> Ids:
+        """The tokens of some sequences, `(sequences, tokens)`.
+
+        Args:
+            which: numbers of the sequences.
+            count: the tokens that each must have.
+            layer: name used in the error message.
+
+        Raises:
+            ShapeError: a sequence is missing, or has another number of tokens.
+        """
+        found = []
+        for number in which:
+            row = self.sequences[number] if number < len(self.sequences) else None
+            if row is None or len(row) != count:
+                wrong = (
+                    f"there are tokens for {counted(len(self.sequences), 'sequence')}; expected at least {number + 1}"
+                    if row is None
+                    else f"sequence {number} has {counted(len(row), 'token')}; expected {count}"
+                )
+                raise ShapeError(
+                    f"{wrong}, as in {layer}",
+                    "Give one list of ids or labels per sequence, padding included.",
+                )
+            found.append(row)
+        return np.stack(found) if found else np.empty((0, count), dtype=np.int64)
+
+
+_EXPECTED = "expected a list of strings or of token ids per sequence, or one such list"
+
+
+def _rows(tokens: Any) -> list[list[Any]]:
+    """The sequences as lists of strings or of integers. Raises an UnsupportedError for anything else."""
+    listed = _plain(tokens)
+    if not isinstance(listed, list):
+        raise UnsupportedError(f"tokens is of type {type(tokens).__name__}; {_EXPECTED}.")
+    rows = listed if all(isinstance(row, list) for row in listed) else [listed]
+    for row in rows:
+        kinds = {str if isinstance(t, str) else int if isinstance(t, int) else type(t) for t in row}
+        if len(kinds) > 1 or kinds - {str, int}:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise UnsupportedError(f"a sequence of tokens contains {names}; {_EXPECTED}.")
+    return rows
+
+
+def _plain(tokens: Any) -> Any:
+    """Arrays, tensors and tuples as lists, at every level."""
+    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    return [_plain(t) for t in tokens] if isinstance(tokens, list | tuple) else tokens
+
+
+def _numbers(row: list[Any]) -> Ids:
+    names: dict[str, int] = {}
+    return np.array([t if isinstance(t, int) else names.setdefault(t, len(names)) for t in row], dtype=np.int64)
+
+
+def labels_of(tokens: Any, tokenizer: Any = None) -> list[list[str]]:
+    """The labels of tokens, for people: one list of strings per sequence.
+
+    Args:
+        tokens: ids or labels, as `TokenIds.of_any` takes them.
+        tokenizer: turns ids into labels: an object with `convert_ids_to_tokens` or `decode`, or a function of one id. Without
+            one, ids are shown as numbers.
+
+    Raises:
+        UnsupportedError: tokens or tokenizer are of another kind.
+
+    >>> labels_of([5, 7], {5: "a", 7: "b"}.get)
+    [['a', 'b']]
+    """
+    return [_words(row, tokenizer) for row in _rows(tokens)]
+
+
+def _words(row: list[Any], tokenizer: Any) -> list[str]:
+    if row and isinstance(row[0], str):
+        return list(row)
+    if tokenizer is None:
+        return [str(t) for t in row]
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        return [str(t) for t in tokenizer.convert_ids_to_tokens(row)]
+    if not hasattr(tokenizer, "decode") and not callable(tokenizer):
+        raise UnsupportedError(
+            f"tokenizer is of type {type(tokenizer).__name__}; expected an object with convert_ids_to_tokens or decode, or a "
+            "function of one id."
+        )
+    known = {t: str(tokenizer.decode([t]) if hasattr(tokenizer, "decode") else tokenizer(t)) for t in set(row)}
+    return [known[t] for t in row]
+
+
+@dataclass(eq=False)
+class SeenTokens:
+    """Ids that reached an embedding in the pass that is running. Positions and segments are embedded, too: they are told apart
+    by being counted up, or all equal."""
+
+    _found: list[Ids] = field(default_factory=list)
+    _attended: bool = False
+
+    def embedding_seen(self, ids: Tensor) -> None:
+        """Called with what reaches an embedding.
+
+        Args:
+            ids: integers of any shape.
+        """
+        if self._attended:  # a new pass
+            self._found, self._attended = [], False
+        if ids.is_nested or ids.is_meta or ids.dim() not in (1, 2) or ids.dtype not in (torch.int64, torch.int32):
+            return
+        held = ids.detach().cpu().numpy().astype(np.int64)
+        self._found.append(held[None] if held.ndim == 1 else held)
+
+    def attention_seen(self) -> None:
+        """Called at every attention: embeddings that follow belong to the next pass, or to nothing of interest."""
+        self._attended = True
+
+    def of(self, batch: int, tokens: int) -> Ids | None:
+        """The first ids of this shape that look like tokens, `(batch, tokens)`; None if there are none.
+
+        Args:
+            batch: number of sequences.
+            tokens: their length.
+        """
+        for ids in self._found:
+            if ids.shape == (batch, tokens) and tokens > 1 and not _is_counted(ids):
+                return ids
+        return None
+
+
+def _is_counted(ids: Ids) -> bool:
+    """Whether these are positions or segments: every sequence counts up by at most one at a time, or they are all the same."""
+    steps = np.diff(ids, axis=1)
+    return bool(((steps == 0) | (steps == 1)).all()) and (
+        len(ids) == 1 or bool((ids == ids[:1]).all()) or not steps.any()
+    )

@@ -1,0 +1,179 @@
+"""Attention that somebody tells of (`record`, a reader) brought together with the product that the follower finds.
+
+They are the same attention if the product's numbers are the answers of the call that was told. So none counts twice, and a
+product is replaced only where it is what it was said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita.errors import ShapeError
+from partita.inspection.calls import AttentionCall
+from partita.inspection.layer_names import LayerNames
+
+__all__ = ["Layout", "Told", "layout_of", "plain_layout", "require_output"]
+
+_CLOSE = {torch.float64: 1e-8, torch.float32: 5e-3}  # of the answers' root mean square; others are half precision
+_CLOSE_IN_HALF = 3e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a tensor holds the answers of a call.
+
+    Attributes:
+        spread: from the tensor to `(batch, heads, queries, value_dim)`.
+        folded: back.
+    """
+
+    spread: Callable[[Tensor], Tensor]
+    folded: Callable[[Tensor], Tensor]
+
+    def filled(self, like: Tensor, answers: Tensor) -> Tensor:
+        """A tensor in this layout, with the strides of another.
+
+        Args:
+            like: dtype, shape and strides.
+            answers: `(batch, heads, queries, value_dim)`.
+        """
+        return torch.empty_like(like).copy_(self.folded(answers))
+
+
+def plain_layout(call: AttentionCall, out: Tensor, order: tuple[int, ...] | None = None) -> Layout:
+    """`(…, heads, queries, value_dim)`, as `F.scaled_dot_product_attention` returns it.
+
+    Args:
+        call: whose answers they are.
+        out: the tensor.
+        order: of its axes, if they are permuted.
+    """
+    order = tuple(range(out.dim())) if order is None else order
+    shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
+    return Layout(
+        lambda t: t.permute(order).reshape(call.batch, call.heads, *shape[-2:]),
+        lambda a: a.reshape(shape).permute(back),
+    )
+
+
+def _heads_first(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layout:
+    """Heads and batch in one axis, heads outside: `(heads·batch, queries, value_dim)`."""
+    shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
+    return Layout(
+        lambda t: t.permute(order).reshape(call.heads, call.batch, *shape[-2:]).transpose(0, 1),
+        lambda a: a.transpose(0, 1).reshape(shape).permute(back),
+    )
+
+
+def layout_of(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layout | None:
+    """The layout in which the tensor holds the call's answers, to rounding; None if it does not hold them.
+
+    Args:
+        call: the attention.
+        out: what a product returned.
+        order: `out.permute(order)` is `(…, queries, value_dim)`.
+    """
+    rows = call.queries.shape[2], call.values.shape[-1]
+    if tuple(out.permute(order).shape[-2:]) != rows or out.numel() != call.batch * call.heads * rows[0] * rows[1]:
+        return None
+    layouts = [plain_layout(call, out, order)]
+    if out.dim() == 3 and call.heads > 1 and call.batch > 1:
+        layouts.append(_heads_first(call, out, order))
+    return next((layout for layout in layouts if _holds(call, layout.spread(out))), None)
+
+
+@torch.no_grad()
+def _holds(call: AttentionCall, answers: Tensor) -> bool:
+    """Whether these are the answers of the call. Queries that see nothing are not asked."""
+    wrong = size = 0.0
+    with torch._C.DisableTorchFunction():  # modes that follow the model's own products must not see these
+        for head in range(call.heads):
+            scores, seen = call.scores(head)
+            expected = torch.softmax(scores, dim=-1) @ call.values[:, call.key_head(head)].to(scores.dtype)
+            counted = seen.any(dim=-1)
+            expected, found = expected[counted], answers[:, head].to(scores.dtype)[counted]
+            wrong += float((found - expected).square().sum())
+            size += float(expected.square().sum())
+    dtypes = (call.queries.dtype, answers.dtype)
+    close = max(_CLOSE.get(dtype, _CLOSE_IN_HALF) for dtype in dtypes)
+    return wrong <= close**2 * size
+
+
+def require_output(call: AttentionCall, output: Any) -> None:
+    """Raises a ShapeError for an output of `record` that cannot be the call's."""
+    expected = (call.heads, call.queries.shape[2], call.values.shape[-1])
+    size = call.batch * call.heads * expected[1] * expected[2]
+    shape = tuple(getattr(output, "shape", ()))
+    if not isinstance(output, Tensor) or shape[-2:] != expected[-2:] or output.numel() != size:
+        raise ShapeError(
+            f"output of pa.inspect.record is {type(output).__name__} {shape}; expected the attention's own output, "
+            f"(…, {', '.join(map(str, expected))})",
+            "Pass it before heads are joined.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    frame: object
+    name: str | None
+    call: AttentionCall | None = None
+    out: Tensor | None = None
+    order: tuple[int, ...] = ()
+
+
+class Told:
+    """Attentions that were told and not found yet, and the other way round, while the module that they are in runs.
+
+    Attributes:
+        lost: names of attentions that were told and never found.
+    """
+
+    def __init__(self, names: LayerNames) -> None:
+        self.names = names
+        self._told: list[_Entry] = []
+        self._found: list[_Entry] = []
+        self.lost: list[str] = []
+
+    def _forget(self) -> None:
+        """Entries of modules that have ended."""
+        self.lost += [e.name for e in self._told if e.name is not None and not self.names.is_running(e.frame)]
+        self._told, self._found = (
+            [e for e in held if self.names.is_running(e.frame)] for held in (self._told, self._found)
+        )
+
+    def expect(self, name: str | None, call: AttentionCall) -> None:
+        """An attention was told; its product is still to come."""
+        self._told.append(_Entry(self.names.frame, name, call))
+
+    def add_found(self, out: Tensor, order: tuple[int, ...]) -> None:
+        """An attention was found before anybody told of it."""
+        self._forget()
+        self._found.append(_Entry(self.names.frame, None, None, out, order))
+
+    def was_found(self, call: AttentionCall) -> bool:
+        """Whether what is told now has been found already."""
+        self._forget()
+        for entry in self._found:
+            if entry.out is not None and layout_of(call, entry.out, entry.order) is not None:
+                self._found.remove(entry)
+                return True
+        return False
+
+    def expected(self, out: Tensor, order: tuple[int, ...]) -> tuple[str | None, AttentionCall, Layout] | None:
+        """The attention that was told and that this product answers: name, call and layout; None if there is none."""
+        self._forget()
+        for entry in reversed(self._told):
+            if entry.call is not None and (layout := layout_of(entry.call, out, order)) is not None:
+                self._told.remove(entry)
+                return entry.name, entry.call, layout
+        return None
+
+    def close(self) -> None:
+        """The run is over: what was told and not found is lost."""
+        self.lost += [e.name for e in self._told if e.name is not None]
+        self._told, self._found = [], []

@@ -1,0 +1,157 @@
+"""Heads during training: figures over steps, one line per head, the loss beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partita.errors import UnsupportedError
+from partita.geometry.domains import Array
+from partita.inspection.training_watch import TrainingWatch
+from partita.plots.colours import COLOURS, INK, MUTED, colour_at
+from partita.plots.head_plots import header
+from partita.plots.style import clean, mark, new_figure, require_vector_or_pixels, save, series, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_training"]
+
+_ONE_BY_ONE = len(COLOURS)  # so many heads have a colour each; of more, each layer has one
+_WIDE = 100.0  # a series whose largest number is so many times its smallest is drawn on a logarithmic axis
+
+
+def plot_training(
+    watch: TrainingWatch,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    figures: Sequence[str] = ("cells", "margin", "inverse_temperature"),
+    size: tuple[float, float] | None = None,
+    titles: bool = True,
+    legend: bool = True,
+) -> Figure:
+    """Draw how the heads of a model changed while it was trained: a panel per figure, a line per head, and the loss.
+
+    The dotted line is the mean of the random heads of the same shapes. Up to eight heads have a colour each; of more, each layer
+    has one, from the first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
+
+    Args:
+        watch: what was recorded.
+        path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
+        figures: fields of `Figures`.
+        size: width and height of the figure in inches.
+        titles: write titles.
+        legend: explain the lines.
+
+    Returns:
+        The figure.
+
+    Raises:
+        UnsupportedError: nothing was recorded, another kind of file, or a figure that does not exist.
+        MissingExtraError: matplotlib is not installed.
+
+    >>> import torch, partita as pa
+    >>> from partita.plots import plot_training
+    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> watch = pa.inspect.TrainingWatch(model, torch.randn(2, 5, 8), every=1)
+    >>> for step in range(3):
+    ...     _ = watch(step, loss=1 / (1 + step))
+    >>> [panel.get_title() for panel in plot_training(watch).axes]
+    ['loss', 'cells', 'margin', 'inverse temperature']
+    """
+    if path is not None:
+        require_vector_or_pixels(path)
+    if not watch.heads:
+        raise UnsupportedError("nothing was recorded; call watch(step) in the training loop first.")
+    if not figures:
+        raise UnsupportedError("figures is empty; name at least one field of Figures.")
+    drawn = {name: [watch.series(*head, name) for head in watch.heads] for name in figures}
+    null = {name: [watch.series(*head, name, null=True) for head in watch.heads] for name in figures}
+    losses = np.array(watch.losses)
+    panels = [*(["loss"] if np.isfinite(losses).any() else []), *figures]
+    with styled():
+        columns = len(panels) if len(panels) <= 3 else 2
+        rows = -(-len(panels) // columns)
+        figure, grid = new_figure(columns, rows, width=3.9, height=2.45, size=size)
+        for spare in grid.ravel()[len(panels) :]:
+            spare.remove()
+        for name, panel in zip(panels, grid.ravel()):
+            if name == "loss":
+                panel.plot(watch.steps, losses, color=INK, linewidth=1.6)
+                _scale(panel, [losses])
+            else:
+                _draw(panel, watch, drawn[name], null[name])
+            clean(panel, name.replace("_", " ") if titles else "", x="step")
+            panel.margins(x=0.02)
+        for panel in grid[:-1].ravel():
+            panel.set_xlabel("")
+        if titles:
+            count = len(watch.heads)
+            header(
+                figure, [f"{count} head{'' if count == 1 else 's'} during training", f"{len(watch.steps)} steps read"]
+            )
+        if legend:
+            _legend(figure, watch)
+        if path is not None:
+            save(figure, path)
+    return figure
+
+
+def _draw(panel: Any, watch: TrainingWatch, lines: list[Array], null: list[Array]) -> None:
+    for number, ((layer, head), line) in enumerate(zip(watch.heads, lines)):
+        series(panel, watch.steps, line, number, f"{layer}:{head}", **_look(watch, number))
+    known = np.array(null, dtype=float)
+    some = np.isfinite(known).any(axis=0)
+    mean = np.full(known.shape[1], np.nan)
+    mean[some] = np.nanmean(np.where(np.isfinite(known), known, np.nan)[:, some], axis=0)
+    panel.plot(watch.steps, mean, color=MUTED, linestyle=(0, (1, 1.6)), linewidth=1.4, zorder=1.5, label="_random")
+    _scale(panel, lines)
+
+
+def _look(watch: TrainingWatch, number: int) -> dict[str, Any]:
+    """Colour, width and marks of a head's line."""
+    if len(watch.heads) <= _ONE_BY_ONE:
+        return {
+            "markersize": 3.2,
+            "linestyle": "-",
+        }  # markers tell them apart in grey; the random heads' line is dotted
+    layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
+    at = layers.index(watch.heads[number][0]) / max(len(layers) - 1, 1)
+    return {
+        "color": colour_at("value", 0.1 + 0.68 * at),
+        "marker": "",
+        "linestyle": "-",
+        "linewidth": 0.9,
+        "alpha": 0.85,
+    }
+
+
+def _scale(panel: Any, lines: Sequence[Array]) -> None:
+    numbers = np.concatenate([np.asarray(line, dtype=float) for line in lines])
+    numbers = numbers[np.isfinite(numbers)]
+    if len(numbers) and numbers.min() > 0 and numbers.max() > _WIDE * numbers.min():
+        panel.set_yscale("log")
+        panel.yaxis.set_minor_formatter("")
+
+
+def _legend(figure: Figure, watch: TrainingWatch) -> None:
+    from matplotlib.lines import Line2D
+
+    layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
+    if len(watch.heads) <= _ONE_BY_ONE:
+        marks = [
+            Line2D([], [], **{**mark(k), **_look(watch, k)}, label=f"{layer}:{head}")
+            for k, (layer, head) in enumerate(watch.heads)
+        ]
+    else:
+        shown = layers if len(layers) <= 8 else [layers[0], layers[len(layers) // 2], layers[-1]]
+        firsts = {layer: next(k for k, (name, _) in enumerate(watch.heads) if name == layer) for layer in shown}
+        marks = [Line2D([], [], **{**_look(watch, k), "linewidth": 2}, label=layer) for layer, k in firsts.items()]
+    dots: Any = (0, (1, 1.6))
+    marks.append(Line2D([], [], color=MUTED, linestyle=dots, linewidth=1.4, label="random heads, mean"))
+    letters = sum(len(str(m.get_label())) + 8 for m in marks)
+    rows = -(-letters // max(1, int(14 * figure.get_figwidth())))
+    figure.legend(handles=marks, loc="outside lower center", ncols=max(1, -(-len(marks) // rows)), fontsize=8.5)

@@ -1,0 +1,309 @@
+"""The page of a model in a real browser: axes, filter, sorting, a head's panel, the address, keys, hostile names, no requests."""
+
+import json
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser_harness import wait_until
+
+from partita.inspection.captured_heads import HeadRecord
+from partita.inspection.report import ModelReport
+from partita.inspection.snapshots import Snapshot
+from partita.plots.model_page import write_inspection
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "sleeps"]
+EVIL = "</script><img src=x onerror=window.hit=1><script>window.hit=1</script>"
+
+
+def records(layers: int = 3, heads: int = 3, tokens: int = 24, name: str = "layers.{}.attention") -> list[HeadRecord]:
+    rng = np.random.default_rng(0)
+
+    def snapshot(scale: float) -> Snapshot:
+        queries, keys, values = rng.normal(size=(3, tokens, 8))
+        return Snapshot(queries, keys, values, scale, causal=True)
+
+    return [
+        HeadRecord(name.format(k), h, (snapshot(0.2 + 0.3 * k), snapshot(0.2 + 0.3 * h)))
+        for k in range(layers)
+        for h in range(heads)
+    ]
+
+
+class Written:
+    def __init__(self, folder: Path, heads: list[HeadRecord], **options: Any) -> None:
+        page = write_inspection(heads, folder, figures=False, budget=0, **options)
+        self.report: ModelReport = page.report
+        self.address = page.files[0].as_uri()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    tokens = [[WORDS[(3 * i + k) % len(WORDS)] for i in range(24)] for k in range(2)]
+    return Written(tmp_path_factory.mktemp("model"), records(), tokens=tokens, title="A model")
+
+
+@pytest.fixture
+def visit(open_page: Any) -> Any:
+    return lambda address, **options: open_page(address, named="page", **options)
+
+
+def shown(page: Any) -> list[str]:
+    return [name.split(":")[0][7] + ":" + name.split(":")[1] for name in page.evaluate("() => page.shown()")]
+
+
+def state(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = page.evaluate("() => page.state()")
+    return found
+
+
+def in_address(page: Any) -> dict[str, str]:
+    return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(page.url).fragment))
+
+
+def test_axes_and_points(written: Written, visit: Any, screenshots: Path):
+    page = visit(written.address)
+    page.get_by_test_id("x").select_option("margin")
+    page.get_by_test_id("y").select_option("leakage")
+    spots = {s["name"]: s for s in page.evaluate("() => page.spots()")}
+    by_margin = sorted(written.report.heads, key=lambda h: h.figures.margin)
+    by_leakage = sorted(written.report.heads, key=lambda h: h.figures.leakage)
+    assert sorted(spots, key=lambda n: spots[n]["x"]) == [h.name for h in by_margin]
+    assert sorted(spots, key=lambda n: -spots[n]["y"]) == [h.name for h in by_leakage]
+    assert "nats" in page.get_by_test_id("meaning").inner_text()
+    linear = spots[by_margin[4].name]["x"]
+    page.get_by_test_id("logx").check()
+    assert {s["name"]: s["x"] for s in page.evaluate("() => page.spots()")}[by_margin[4].name] != linear
+    assert in_address(page) == {"x": "margin", "y": "leakage", "logx": "1"}
+    page.get_by_test_id("swap").click()
+    assert (state(page)["x"], state(page)["y"], state(page)["logy"]) == ("leakage", "margin", True)
+    assert page.locator("#scatter .null").count() == 9
+    page.get_by_test_id("nulls").uncheck()
+    assert page.locator("#scatter .null").count() == 0
+    page.get_by_test_id("y").select_option("dead")  # nothing is dead: zeros have no place on a logarithmic axis
+    assert "9 of the heads have no place" in page.get_by_test_id("meaning").inner_text()
+    page.screenshot(path=screenshots / "model.png")
+
+
+def test_filter_and_sort(written: Written, visit: Any):
+    page = visit(written.address)
+    assert page.get_by_test_id("shown").inner_text() == "9 of 9 heads"
+    for text, expected in [
+        ("*.1.*", ["1:0", "1:1", "1:2"]),
+        ("layers.2 attention:1", ["2:1"]),
+        ("LAYERS.0.", ["0:0", "0:1", "0:2"]),
+        ("nothing", []),
+        ("*.1", []),  # a pattern is of the whole name
+        ("(", []),
+    ]:
+        page.get_by_test_id("filter").fill(text)
+        assert shown(page) == expected, text
+        assert page.locator("#table tbody tr").count() == len(expected)
+        assert page.locator("#scatter .point:not(.faded)").count() == len(expected)
+        assert page.get_by_text("No head matches.", exact=True).is_visible() == (not expected)
+    page.get_by_test_id("reset").click()
+    assert len(shown(page)) == 9 and in_address(page) == {}
+
+    margins = {f"{h.layer[7]}:{h.head}": h.figures.margin for h in written.report.heads}
+    page.get_by_test_id("sort-margin").click()
+    assert shown(page) == sorted(margins, key=lambda n: -margins[n])
+    page.get_by_test_id("sort-margin").click()
+    assert shown(page) == sorted(margins, key=lambda n: margins[n])
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    middle = sorted(margins.values())[4]
+    assert page.locator("#by option").first.inner_text() == "choose a figure"
+    assert page.get_by_test_id("low").is_disabled() and page.get_by_test_id("high").is_disabled()
+    page.get_by_test_id("by").select_option("margin")
+    assert page.get_by_test_id("low").is_enabled() and page.get_by_test_id("high").is_enabled()
+    page.get_by_test_id("low").fill(str(middle - 1e-5))
+    assert len(shown(page)) == 5
+    page.get_by_test_id("high").fill(str(middle + 1e-5))
+    assert [margins[n] for n in shown(page)] == [middle]
+    page.get_by_test_id("every").check()
+    assert page.locator("#table th").count() == 2 + page.locator("#x option").count()
+
+
+def test_a_head_opens_with_its_plane_its_tokens_and_its_audit(written: Written, visit: Any, screenshots: Path):
+    page = visit(written.address)
+    spot = next(s for s in page.evaluate("() => page.spots()") if s["name"] == "layers.1.attention:2")
+    page.get_by_test_id("scatter").click(position={"x": spot["x"], "y": spot["y"]})
+    page.get_by_test_id("plane").wait_for()
+    name = page.get_by_test_id("head-name").inner_text()
+    assert name == in_address(page)["head"]
+    painted = page.evaluate("""() => ["plane", "pattern"].map((id) => {
+        const canvas = document.querySelector(`[data-testid="${id}"]`);
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return new Set(Array.from({ length: data.length / 4 }, (_, k) => data.slice(4 * k, 4 * k + 3).join())).size;
+    })""")
+    assert min(painted) > 20  # colours: something was drawn
+    head = next(h for h in written.report.heads if h.name == name)
+    fullest = max(head.cells, key=lambda c: c.queries)
+    first = page.get_by_test_id("cells").locator("tbody tr").first.inner_text()
+    assert f"key {fullest.key} of sequence" in first and str(fullest.queries) in first
+    assert page.get_by_test_id("decided").locator("tbody tr").count() == 10
+    assert page.get_by_test_id("sequences").locator("tbody tr").count() == 2
+    audit = page.get_by_test_id("audit")
+    assert audit.locator("polyline").count() == 6  # bound, change and oracle of TopK and of SkipBlocks
+    rows = audit.get_by_test_id("audit-table").locator("tbody tr")
+    assert rows.count() == 5 + 6 and page.get_by_test_id("skipped-nothing").count() == 0
+    first = [t for t in rows.locator("td:first-child").all_text_contents() if t.startswith("TopK")]
+    assert first == ["TopK(16)", "TopK(8)", "TopK(4)", "TopK(2)", "TopK(1)"]
+    titles = page.locator(".cards h3").all_inner_texts()
+    assert titles.index("Audit: what skipping keys costs") < titles.index("Most decided queries")
+    assert titles.index("Most decided queries") < titles.index("Figures")
+
+    page.get_by_test_id("query").fill("7")
+    said = page.get_by_test_id("query-said").inner_text()
+    detail = page.evaluate("(name) => page.detail(name).then((d) => ({ cell: d.cell[7], sequence: d.sequence }))", name)
+    assert f"query 7 {WORDS[21 % len(WORDS)]} is in the cell of key {detail['cell']} " in said
+    assert in_address(page)["query"] == "7"
+    page.screenshot(path=screenshots / "head.png", full_page=True)
+    page.get_by_test_id("next").click()
+    wait_until(page, f"page.state().head !== {json.dumps(name)}")
+    page.go_back()
+    wait_until(page, f"document.querySelector('[data-testid=head-name]').textContent === {json.dumps(name)}")
+    page.get_by_test_id("close").click()
+    page.get_by_test_id("planes").wait_for()
+    assert "head" not in in_address(page)
+
+
+def test_the_links_of_the_lists_are_those_of_the_drawn_sequence(written: Written, visit: Any):
+    page = visit(written.address + "#head=layers.0.attention%3A1")
+    for name in ("decided", "tied"):
+        card = page.locator(".card", has=page.get_by_test_id(name))
+        assert "Only sequence 0 is drawn, so only its queries are links." in card.inner_text()
+        rows = card.locator("tbody tr").all()
+        drawn = ["of sequence 0" in row.inner_text() for row in rows]
+        assert [row.locator("button").count() == 1 for row in rows] == drawn
+        if name == "decided":
+            assert any(drawn) and not all(drawn)
+
+
+def planted(tokens: int = 32) -> list[HeadRecord]:
+    """Four heads: the first looks at the previous token and gives others no weight at all; the others are random and vague."""
+    rng, keys = np.random.default_rng(0), np.eye(tokens)
+    first = Snapshot(np.roll(keys, -1, axis=1), keys, rng.normal(size=(tokens, 4)), 2000.0, causal=True)
+    others = [Snapshot(*rng.normal(size=(3, tokens, 8)), 0.1, causal=True) for _ in range(3)]
+    return [HeadRecord("block", number, (snapshot,)) for number, snapshot in enumerate([first, *others])]
+
+
+@pytest.fixture(scope="module")
+def with_sentences(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("planted"), planted())
+
+
+def test_the_table_says_what_each_head_does(with_sentences: Written, visit: Any):
+    page = visit(with_sentences.address, width=1300)
+    assert page.get_by_test_id("counts").inner_text().startswith("4 heads in 1 layer, 32 tokens in 1 sequence.")
+    assert "what it does" in page.locator("#table thead").inner_text()
+    for k, head in enumerate(with_sentences.report.heads):
+        cell = page.locator(f'[data-row="{k}"] .what')
+        assert cell.inner_text() == head.sentence == cell.get_attribute("title")
+    assert "previous token" in with_sentences.report.heads[0].sentence
+    inside = """() => { const t = document.querySelector("#table"), box = t.parentElement.getBoundingClientRect();
+        return [...t.querySelectorAll("th, td")].every((c) => c.getBoundingClientRect().right <= box.right + 0.5); }"""
+    assert page.evaluate(inside)
+    page.get_by_test_id("every").check()
+    assert not page.evaluate(inside)  # every figure is too much for the width: the table scrolls by itself
+    assert page.evaluate("() => document.querySelector('#table').parentElement.scrollWidth > 1300")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    assert "null" not in page.locator("body").inner_text().lower()
+
+
+def test_an_audit_without_skipped_tiles_says_so_and_zeros_have_a_place(with_sentences: Written, visit: Any):
+    page = visit(with_sentences.address + "#head=block%3A1")
+    said = page.get_by_test_id("skipped-nothing")
+    assert said.inner_text() == "No tile was skipped at any threshold up to 0.3."
+    audit = page.get_by_test_id("audit")
+    assert audit.locator("polyline").count() == 3 and audit.locator("circle").count() >= 3 * 5  # TopK of 1 to 16 keys
+    assert audit.get_by_test_id("audit-table").locator("tbody tr").count() == 5 + 6
+    assert audit.locator("svg.curve .zero").count() == 0
+
+    # the other keys of this head have no weight: dropping them changes nothing
+    page = visit(with_sentences.address + "#head=block%3A0")
+    audit = page.get_by_test_id("audit")
+    assert audit.locator("svg.curve .zero").text_content() == "0"
+    assert "Points on the line 0 change nothing." in audit.inner_text()
+    heights = audit.locator("svg.curve circle").evaluate_all("(all) => all.map((c) => Number(c.getAttribute('cy')))")
+    bottom = float(audit.locator("svg.curve .zero").get_attribute("y")) - 4
+    assert heights.count(bottom) >= 5
+
+
+def test_pointing_at_a_head_lights_it_up_everywhere(written: Written, visit: Any):
+    page = visit(written.address)
+    page.locator('[data-row="4"]').hover()
+    assert page.locator("#scatter circle.lit").count() == 1 and page.locator("#scatter .to-null").count() == 1
+    assert page.locator('[data-plane="4"].lit').count() == 1
+    spot = page.evaluate("() => page.spots()")[0]
+    page.get_by_test_id("scatter").hover(position={"x": spot["x"], "y": spot["y"]})
+    assert page.locator("#table tr.lit").count() == 1
+    assert page.get_by_test_id("tip").is_visible() and "(" in page.get_by_test_id("tip").inner_text()
+    wait_until(page, "document.querySelectorAll('canvas[data-done]').length === 9")  # every small plane is drawn
+
+
+def test_an_address_shows_what_its_sender_saw(written: Written, visit: Any):
+    sent = "#x=margin&y=cells&filter=*.2.*&sort=-cells&head=layers.2.attention%3A1&query=5&names=1"
+    page = visit(written.address + sent)
+    assert page.get_by_test_id("head-name").inner_text() == "layers.2.attention:1"
+    assert page.get_by_test_id("query").input_value() == "5" and page.get_by_test_id("filter").input_value() == "*.2.*"
+    assert len(shown(page)) == 3 and page.locator("#scatter .name").count() == 3
+    page = visit(written.address + "#x=nonsense&y=__proto__&head=no%3A1&by=constructor&sort=what&query=x")
+    assert state(page)["x"] == "effective_keys" and state(page)["head"] == "" and len(shown(page)) == 9
+
+
+def test_the_keyboard_is_enough(written: Written, visit: Any):
+    page = visit(written.address)
+    page.get_by_test_id("scatter").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    active = page.get_by_test_id("scatter").get_attribute("aria-activedescendant")
+    name = page.locator(f"#{active}").get_attribute("data-head")
+    page.keyboard.press("Enter")
+    wait_until(page, f"page.state().head === {json.dumps(name)}")
+    page.keyboard.press("Escape")
+    wait_until(page, "page.state().head === ''")
+    page.get_by_test_id("head-3").focus()
+    page.keyboard.press("Enter")
+    wait_until(page, "page.state().head !== ''")
+    unnamed = page.evaluate("""() => [...document.querySelectorAll("button, input, select")].filter((e) =>
+        !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length)).map((e) => e.outerHTML)""")
+    assert unnamed == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1600, "dark")])
+def test_it_fits_narrow_and_wide_screens(width: int, scheme: str, written: Written, visit: Any, screenshots: Path):
+    page = visit(written.address + "#head=layers.2.attention%3A1&query=5", width=width, scheme=scheme)
+    page.get_by_test_id("plane").wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.screenshot(path=screenshots / f"model-{width}-{scheme}.png", full_page=True)
+
+
+def test_names_and_tokens_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path):
+    heads = records(2, 2, name="layer{}" + EVIL)
+    page = visit(Written(tmp_path, heads, tokens=[[EVIL] * 24, ["@@script@@"] * 24], title=EVIL).address)
+    page.get_by_test_id("head-1").click()
+    page.get_by_test_id("decided").wait_for()
+    page.get_by_test_id("query").fill("5")
+    assert (
+        EVIL in page.get_by_test_id("head-name").inner_text() and EVIL in page.get_by_test_id("query-said").inner_text()
+    )
+    assert page.evaluate("() => window.hit") is None and page.locator("img").count() == 0
+    page.evaluate("() => { location.hash = '#filter=' + encodeURIComponent('<img src=y onerror=window.hit=2>'); }")
+    wait_until(page, "page.shown().length === 0")
+    assert page.evaluate("() => window.hit") is None
+
+
+def test_the_policy_forbids_other_scripts_and_requests(written: Written, visit: Any):
+    page = visit(written.address, allow=["Content Security Policy", "Content-Security-Policy"])
+    blocked = page.evaluate("""async () => {
+        const added = document.createElement("script");
+        added.textContent = "window.hit = 1";
+        document.body.append(added);
+        document.body.insertAdjacentHTML("beforeend", "<b onclick='window.hit = 1'>x</b>");
+        document.body.lastElementChild.click();
+        const answer = await fetch("data:,x").then(() => "fetched", () => "refused");
+        return [window.hit ?? null, answer];
+    }""")
+    assert blocked == [None, "refused"]

@@ -1,0 +1,149 @@
+"""Models that run with a rule for each head: against masks put in by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import partita as pa
+
+TOKENS = 9
+
+
+class Attention(nn.Module):
+    """Two heads over one key head; `keep` is the mask that a test puts in by hand."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        noise = torch.Generator().manual_seed(seed)
+        self.queries, self.keys, self.values = (
+            nn.Parameter(torch.randn(8, width, dtype=torch.float64, generator=noise)) for width in (8, 4, 4)
+        )
+        self.keep = torch.ones(2, TOKENS, TOKENS, dtype=torch.bool)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = ((x @ w).unflatten(-1, (-1, 4)).transpose(1, 2) for w in (self.queries, self.keys, self.values))
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=self.keep & torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(), enable_gqa=True
+        )
+        return mixed.transpose(1, 2).flatten(-2)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(Attention(0), nn.Tanh(), Attention(1)).eval()
+
+
+def inputs(sequences: int = 3) -> torch.Tensor:
+    return torch.randn(sequences, TOKENS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def window(sinks: int, recent: int) -> torch.Tensor:
+    i, j = np.indices((TOKENS, TOKENS))
+    return torch.from_numpy((j < sinks) | (abs(i - j) < recent))
+
+
+def test_each_head_follows_its_own_rule():
+    plain, by_hand, x = model(), model(), inputs()
+    by_hand[0].keep[1], by_hand[2].keep[0] = window(1, 2), window(0, 3)
+    rules = {("0", 1): pa.inspect.Window(1, 2), ("2", 0): pa.inspect.Window(0, 3)}
+    with torch.no_grad():
+        before = plain(x)
+        with pa.inspect.thinned(plain, rules) as met:
+            thin = plain(x)
+        wanted = by_hand(x)
+        assert met == {"0": 2, "2": 2}
+        torch.testing.assert_close(thin, wanted, rtol=0, atol=1e-13)
+        assert torch.equal(plain(x), before)  # the model is as it was
+        with pa.inspect.thinned(plain, {("0", 0): rules["0", 1], ("2", 0): rules["2", 0]}):
+            assert (plain(x) - wanted).abs().max() > 1e-3  # negative control: the same rule on the other head
+
+
+def test_rules_that_drop_nothing_change_no_bit():
+    plain, x = model(), inputs()
+    with (
+        torch.no_grad(),
+        pa.inspect.thinned(plain, {("0", 0): pa.inspect.TopK(TOKENS), ("2", 1): pa.inspect.Window(0, TOKENS)}),
+    ):
+        thin = plain(x)
+    assert torch.equal(thin, plain(x))
+    with torch.no_grad(), pa.inspect.thinned(plain, {}):
+        assert torch.equal(plain(x), thin)
+
+
+def test_calibrated_thresholds_do_what_the_audit_says_together():
+    plain, x = model(), inputs(4)
+
+    def loss(m: nn.Module) -> torch.Tensor:
+        return m(x).square().mean()
+
+    rule = pa.inspect.SkipBlocks(1.0, tile=(1, 2))
+    found = pa.inspect.calibrate(plain, x, rule, error=1e3, thresholds=[1.0])  # any change is allowed
+    assert {h.threshold for h in found.heads} == {1.0}
+    with torch.no_grad(), pa.inspect.thinned(plain, found):
+        change = loss(plain) - loss(model())
+    assert change.item() == pytest.approx(pa.inspect.audit(plain, x, rule, loss).together[0], abs=1e-13)
+    assert abs(change) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (pa.inspect.TopK(1), "rules is TopK; expected"),
+        ({("0", 0): 3}, r"rule is 3; expected SkipBlocks\(threshold\)"),
+        ({"0": pa.inspect.TopK(1)}, "expected .layer, head."),
+        ({("0", 2): pa.inspect.TopK(1)}, "head 2 of layer '0' did not run"),
+        ({("1", 0): pa.inspect.TopK(1)}, "head 0 of layer '1' did not run"),
+        ({("0", "a"): pa.inspect.TopK(1)}, r"heads contains \('0', 'a'\); expected \(layer, head\)"),
+    ],
+)
+def test_mistakes_are_named(rules, words):
+    plain = model()
+    with pytest.raises(pa.errors.UnsupportedError, match=words), torch.no_grad(), pa.inspect.thinned(plain, rules):
+        plain(inputs())
+
+
+def test_only_a_module_can_be_thinned():
+    with pytest.raises(pa.errors.UnsupportedError, match="model is of type int"), pa.inspect.thinned(3, {}):
+        pass
+
+
+@pytest.mark.parametrize("layer", ["3", "0.attn", "", "Attention", "0#x"])
+def test_a_layer_that_does_not_exist_is_refused_before_the_model_runs(layer):
+    entered = False
+    with (
+        pytest.raises(pa.errors.UnsupportedError, match=rf"layer '{layer}' is not a module .*: .*0"),
+        pa.inspect.thinned(model(), {(layer, 0): pa.inspect.TopK(1)}),
+    ):
+        entered = True
+    assert not entered
+
+
+@pytest.mark.parametrize("layer", ["0", "2#1", "Sequential", "Sequential#3", "1.self_attn", "attention", "attention#1"])
+def test_names_that_capture_could_give_are_not_refused(layer):
+    with pa.inspect.thinned(model(), {(layer, 0): pa.inspect.TopK(1)}) as met:
+        pass  # nothing ran, so nothing is missing
+    assert met == {}
+
+
+class Far(pa.inspect.DroppingRule):
+    """A rule as users write it: a plain class, which drops the keys next to the query."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def keeps(self, scores: torch.Tensor, positions: torch.Tensor, head: int) -> torch.Tensor:
+        keys = torch.arange(scores.shape[-1])
+        return (positions[:, None] - keys).abs() >= self.least
+
+
+@pytest.mark.parametrize("rule", [Far(1), pa.inspect.KeepMask(~window(0, 1))], ids=str)
+def test_a_rule_of_your_own_does_what_its_mask_does(rule):
+    plain, by_hand, x = model(), model(), inputs()
+    by_hand[2].keep[1] = ~window(0, 1)
+    with torch.no_grad(), pa.inspect.thinned(plain, {("2", 1): rule}):
+        thin = plain(x)[:, 1:]  # the first query of a causal head sees itself only
+    with torch.no_grad():
+        torch.testing.assert_close(thin, by_hand(x)[:, 1:], rtol=0, atol=1e-13)
