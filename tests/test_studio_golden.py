@@ -314,6 +314,34 @@ def test_the_canvas_has_the_same_numbers(golden: Any):
     assert np.array_equal(cells, parts(head, points)[0].argmax(axis=1))
 
 
+def test_a_canvas_may_be_composed_before_a_new_function_is_painted(golden: Any):
+    """A finer picture that is ready asks for a frame; the function may be another one by then, or the panes."""
+    drawn = golden.evaluate(
+        """([first, second]) => {
+        const painter = lab.fallback, kinds = ["function", "cells", "head", "error"];
+        const theme = {ink: "#111111", soft: "#888888", panel: "#eeeeee", background: "#ffffff", accent: "#0055cc", tints: Array(6).fill("#3366aa")};
+        const scene = {box: {lo: [-1, -1], hi: [1, 1]}, valueRange: [-1, 1], errorRange: 1, tint: "key", theme, ratio: 1,
+            panes: kinds.map((kind, k) => ({kind, x: 50 * k, y: 0, size: 50}))};
+        painter.resize(200, 50, 1);
+        painter.setField(null);
+        const centre = () => Array.from(painter.context.getImageData(25, 25, 1, 1).data);
+        painter.setFunction(first);
+        painter.paint(scene);
+        const old = centre();
+        painter.setFunction(second);
+        painter.compose();
+        const kept = centre();
+        painter.paint(scene);
+        const out = [old, kept, centre()];
+        painter.stop();
+        return out;
+    }""",
+        [stored_function(text, "[-1,1]^2", [-1, -1], [1, 1])["graph"] for text in ("x - 0.9", "x + 0.9")],
+    )
+    old, kept, new = drawn
+    assert old == kept != new
+
+
 def test_cells_and_dead_keys(golden: Any):
     """Areas by clipping against counts on a fine grid; a key is dead where no point of the grid is its own."""
     for head in some_heads()[2:5]:

@@ -48,7 +48,7 @@ class ScalarFunction:
         if total is not None:
             total.compile()
             self._into = total.into
-            self._unused = np.empty(head.num_outputs)
+            self._unused = np.empty(head.num_outputs)  # written by every thread, read by none
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ScalarFunction, (self._compiled,)

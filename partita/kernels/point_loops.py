@@ -262,36 +262,40 @@ def placed(packed, integers, numbers, x):
     return True
 
 
-def finished(out, single):
-    """Round the outputs to float32 if the head is in it; returns the first, NaN if one is not finite."""
+def finished(found, single, out):
+    """Copy the outputs to `out`, rounded to float32 if the head is in it; returns the first, NaN if one is not finite.
+
+    `out` is written and never read, so the number returned is right even if another thread writes to the same `out`.
+    """
     fine = True
     for o in range(len(out)):
         if single > 0:
-            out[o] = np.float64(np.float32(out[o]))
-        fine = fine and np.isfinite(out[o])
-    return out[0] if fine else np.nan
+            found[o] = np.float64(np.float32(found[o]))
+        fine = fine and np.isfinite(found[o])
+        out[o] = found[o]
+    return found[0] if fine else np.nan
 
 
 def grid_entry(packed, out, integers, numbers, values, slopes, origin):
     """A grid head's outputs at a packed point, checked, into `out`; returns the first, or NaN if there is no answer."""
     m = integers[3]
-    held = np.empty(m + integers[2])
-    x, scratch = held[:m], held[m:]
+    held = np.empty(m + len(out) + integers[2])
+    x, found, scratch = held[:m], held[m : m + len(out)], held[m + len(out) :]
     if not placed(packed, integers, numbers, x):
         return np.nan
     counts, widths = integers[4 : 4 + m], integers[4 + m : 4 + 2 * m]
     rates = 1 + 2 * m
     centers = rates + m
     r, c = numbers[rates:centers], numbers[centers:]
-    grid_point(x, scratch, out, counts, widths, r, c, values, slopes, origin)
-    return finished(out, integers[1])
+    grid_point(x, scratch, found, counts, widths, r, c, values, slopes, origin)
+    return finished(found, integers[1], out)
 
 
 def scattered_entry(packed, out, integers, numbers):
     """The same for a scattered head."""
     m, keys = integers[3], integers[4]
-    held = np.empty(m + integers[2])
-    x, scratch = held[:m], held[m:]
+    held = np.empty(m + len(out) + integers[2])
+    x, found, scratch = held[:m], held[m : m + len(out)], held[m + len(out) :]
     if not placed(packed, integers, numbers, x):
         return np.nan
     rates = 1 + 2 * m
@@ -300,15 +304,15 @@ def scattered_entry(packed, out, integers, numbers):
     values = powers + integers[5]
     slopes = values + keys * len(out)
     r, c, p = numbers[rates:centers], numbers[centers:powers], numbers[powers:values]
-    scattered_point(x, scratch, out, integers[4:6], r, c, p, numbers[values:slopes], numbers[slopes:])
-    return finished(out, integers[1])
+    scattered_point(x, scratch, found, integers[4:6], r, c, p, numbers[values:slopes], numbers[slopes:])
+    return finished(found, integers[1], out)
 
 
 def train_entry(packed, out, integers, numbers):
     """The same for a tensor-train head."""
     m = integers[3]
-    held = np.empty(m + integers[2])
-    x, scratch = held[:m], held[m:]
+    held = np.empty(m + len(out) + integers[2])
+    x, found, scratch = held[:m], held[m : m + len(out)], held[m + len(out) :]
     if not placed(packed, integers, numbers, x):
         return np.nan
     counts, ranks = integers[4 : 4 + m], integers[4 + m : 5 + 2 * m]
@@ -318,5 +322,5 @@ def train_entry(packed, out, integers, numbers):
     for i in range(m):
         cores += counts[i]
     r, c = numbers[rates:centers], numbers[centers:cores]
-    train_point(x, scratch, out, counts, ranks, r, c, numbers[cores:])
-    return finished(out, integers[1])
+    train_point(x, scratch, found, counts, ranks, r, c, numbers[cores:])
+    return finished(found, integers[1], out)

@@ -27,8 +27,7 @@ export class CanvasPainter {
 
   setFunction(graph, output = 0) {
     this.f = graph ? compileNodes(graph, output) : null;
-    this.images.delete("function");
-    this.dirty = true;
+    this.dirty = true; // the old image stays until the next paint: compose may run before it
     return this.f !== null;
   }
 
