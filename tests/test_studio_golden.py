@@ -319,7 +319,8 @@ def test_a_canvas_may_be_composed_before_a_new_function_is_painted(golden: Any):
     drawn = golden.evaluate(
         """([first, second]) => {
         const painter = lab.fallback, kinds = ["function", "cells", "head", "error"];
-        const theme = {ink: "#111111", soft: "#888888", panel: "#eeeeee", background: "#ffffff", accent: "#0055cc", tints: Array(6).fill("#3366aa")};
+        const theme = {ink: "#111111", soft: "#888888", panel: "#eeeeee", background: "#ffffff", accent: "#0055cc",
+            tints: Array(6).fill("#3366aa")};
         const scene = {box: {lo: [-1, -1], hi: [1, 1]}, valueRange: [-1, 1], errorRange: 1, tint: "key", theme, ratio: 1,
             panes: kinds.map((kind, k) => ({kind, x: 50 * k, y: 0, size: 50}))};
         painter.resize(200, 50, 1);
