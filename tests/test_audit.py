@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 
 import mpmath
 import numpy as np
@@ -807,8 +808,12 @@ def test_thresholds_travel_as_json(tmp_path):
     place.write_text("{")
     with pytest.raises(pa.errors.FormatError, match="not JSON"):
         AT.load_calibration(place)
-    with pytest.raises(pa.errors.DataFileError, match="cannot be read"):
+    with pytest.raises(pa.errors.TruncatedFileError, match="is missing"):
         AT.load_calibration(tmp_path / "none.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    for other in (tmp_path / "pipe.json", tmp_path, "/dev/zero"):
+        with pytest.raises(pa.errors.FormatError, match="regular file"):
+            AT.load_calibration(other)
 
 
 @pytest.mark.parametrize(

@@ -472,3 +472,36 @@ def test_an_export_that_fails_leaves_the_older_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         compiled("constant").export_onnx(tmp_path / "head.onnx")
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"an older export"]
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """What was there stays, and nothing else is left over, when a disk is full at any file."""
+    model = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), pa.inspect.capture(model) as heads:
+        model(x, x, x)
+    watch = pa.inspect.TrainingWatch(model, (x, x, x))
+    watch(0)
+    thresholds = pa.inspect.calibrate(heads, error=0.1)
+    writers = {
+        "report": lambda: pa.inspect.read(heads).save(tmp_path / "report"),
+        "patterns": lambda: pa.inspect.export_patterns(heads, tmp_path / "patterns.json"),
+        "thresholds": lambda: thresholds.save(tmp_path / "thresholds.json"),
+        "watch": lambda: watch.save(tmp_path / "watch.json"),
+    }
+    for write in writers.values():
+        write()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert len(before) == 7
+    monkeypatch.setattr(os, "replace", full_disk)
+    for name, write in writers.items():
+        with pytest.raises(OSError, match="space"):
+            write()
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before, name
+    monkeypatch.undo()
+    writers["watch"]()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before

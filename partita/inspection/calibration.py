@@ -15,17 +15,19 @@ from torch import nn
 
 from partita.arithmetic.arguments import is_number, require_count, require_number
 from partita.arithmetic.notebook_cards import card, counted
-from partita.errors import DataFileError, DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
+from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead, audit
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured
 from partita.inspection.hardening import Which
 from partita.inspection.interception import Reader
 from partita.inspection.report import short
 from partita.inspection.rules import SkipBlocks
+from partita.storage.files import read_regular, write_whole
 
 __all__ = ["CalibratedHead", "Calibration", "calibrate", "load_calibration"]
 
 FORMAT, VERSION = "partita-thresholds", 1
+_LARGEST_FILE = 64 << 20  # bytes
 _GRID = tuple(2.0**-k for k in range(20, -1, -1))
 
 
@@ -119,11 +121,8 @@ class Calibration:
         Args:
             path: the file. It is replaced if it exists; parents are created.
         """
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False, indent=1)
-        place.write_text(text + "\n", encoding="utf-8")
-        return place
+        return write_whole(path, text + "\n")
 
     def _title(self) -> str:
         skipped = float(np.mean([h.skipped for h in self.heads]))
@@ -313,8 +312,8 @@ def load_calibration(path: str | Path) -> Calibration:
         path: the JSON file.
 
     Raises:
-        DataFileError: the file cannot be read.
-        FormatError: it is not such a file, or something in it is out of range.
+        TruncatedFileError: nothing is there.
+        FormatError: it is not such a file, cannot be read, or something in it is out of range.
         NewerVersionError: it is in a newer format.
 
     >>> import torch, tempfile, partita as pa
@@ -327,9 +326,7 @@ def load_calibration(path: str | Path) -> Calibration:
     True
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise DataFileError(f"{path} cannot be read: {problem}.") from problem
+        data = json.loads(read_regular(Path(path), _LARGEST_FILE).decode())
     except (ValueError, RecursionError) as problem:
         raise FormatError(f"{path} is not JSON: {problem}.") from problem
     if not isinstance(data, dict) or data.get("format") != FORMAT:

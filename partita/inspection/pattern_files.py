@@ -16,6 +16,7 @@ from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records
 from partita.inspection.json_schemas import described_object, finish
 from partita.inspection.snapshots import Snapshot
 from partita.inspection.token_ids import labels_of
+from partita.storage.files import write_whole
 
 __all__ = ["export_patterns", "pattern_schema"]
 
@@ -141,11 +142,10 @@ def export_patterns(
         for r in records
     )
     data = {"format": FORMAT, "version": VERSION, **asdict(_File(digits, layers, labels, made))}
-    place.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    place.write_text(text + "\n", encoding="utf-8")
+    write_whole(place, text + "\n")
     schema = json.dumps(pattern_schema(), ensure_ascii=False, indent=1)
-    place.with_suffix(".schema.json").write_text(schema + "\n", encoding="utf-8")
+    write_whole(place.with_suffix(".schema.json"), schema + "\n")
     return place
 
 

@@ -25,6 +25,7 @@ from partita.inspection.json_schemas import described_object, finish
 from partita.inspection.reading import random_snapshot
 from partita.inspection.sentences import sentence
 from partita.inspection.token_ids import TokenIds
+from partita.storage.files import write_whole
 
 __all__ = ["HeadReport", "ModelReport", "read", "report_schema", "short"]
 
@@ -180,12 +181,11 @@ class ModelReport:
             values: include the value vector of every cell, not only its length.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(values=values), ensure_ascii=False, allow_nan=False, indent=1)
-        (place / "report.json").write_text(text + "\n", encoding="utf-8")
+        write_whole(place / "report.json", text + "\n")
         schema = json.dumps(report_schema(), ensure_ascii=False, indent=1)
-        (place / "report.schema.json").write_text(schema + "\n", encoding="utf-8")
-        (place / "heads.csv").write_text(self.to_csv(), encoding="utf-8")
+        write_whole(place / "report.schema.json", schema + "\n")
+        write_whole(place / "heads.csv", self.to_csv())
         return place
 
     def to_csv(self) -> str:

@@ -23,6 +23,7 @@ from partita.inspection.captured_heads import capture
 from partita.inspection.figures import Figures, Roles
 from partita.inspection.interception import Reader
 from partita.inspection.report import read
+from partita.storage.files import write_whole
 
 __all__ = ["TrainingWatch"]
 
@@ -220,11 +221,8 @@ class TrainingWatch:
         Args:
             path: the file. Parents are created.
         """
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
-        place.write_text(text + "\n", encoding="utf-8")
-        return place
+        return write_whole(path, text + "\n")
 
     def __repr__(self) -> str:
         heads, steps = counted(len(self.heads), "head"), counted(len(self._moments), "step")

@@ -32,7 +32,8 @@ from partita.inspection.token_ids import labels_of
 from partita.plots.colours import DARK, LIGHT, Theme, palette
 from partita.plots.head_details import first_sequence, head_details
 from partita.plots.plane_plots import plot_heads
-from partita.plots.style import replacing, save, styled
+from partita.plots.style import save, styled
+from partita.storage.files import write_whole
 
 __all__ = ["FIGURE_WORDS", "InspectionPage", "write_inspection"]
 
@@ -141,10 +142,8 @@ def write_inspection(
         with styled():
             files += [save(figure, place / f"heads.{kind}") for kind in ("svg", "png")]
     curves = {} if audit is False or not kept else _curves(_small_audit(kept) if audit is None else audit)
-    page = place / "index.html"
-    with replacing(page) as waiting:
-        text = _html(title, _counts(report), _data(heads, report, views, labels, curves))
-        waiting.write_text(text, encoding="utf-8")
+    text = _html(title, _counts(report), _data(heads, report, views, labels, curves))
+    page = write_whole(place / "index.html", text)
     return InspectionPage(report, (page, *files))
 
 

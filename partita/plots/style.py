@@ -15,6 +15,7 @@ import numpy as np
 
 from partita.errors import MissingExtraError, UnsupportedError
 from partita.plots.colours import BACKGROUND, COLOURS, INK, RULE, SOFT
+from partita.storage.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ __all__ = [
     "loosen",
     "mark",
     "new_figure",
-    "replacing",
     "require_vector_or_pixels",
     "root_figure",
     "save",
@@ -175,23 +175,10 @@ def require_vector_or_pixels(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to, which becomes the file when the block ends: whole or not at all. Parents are created."""
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    waiting = place.with_name(f".{os.getpid()}.{place.name}")
-    try:
-        yield waiting
-        os.replace(waiting, place)
-    finally:
-        waiting.unlink(missing_ok=True)
-
-
 def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Path:
     """Write .svg, .png or .pdf, whole or not at all. `dpi`: of pixels, also of those inside .svg and .pdf."""
     place = require_vector_or_pixels(path)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(place.suffix.lower())
-    with replacing(place) as waiting:
+    with whole_file(place) as waiting:
         figure.savefig(waiting, dpi=dpi, metadata=metadata)
     return place

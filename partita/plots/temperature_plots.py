@@ -20,7 +20,8 @@ from partita.plots.colours import INK
 from partita.plots.head_panels import draw_panel, limits_of, panel_names
 from partita.plots.head_plots import add_bar, add_legend, add_title, head_words, header, tidy
 from partita.plots.head_views import HeadView
-from partita.plots.style import new_figure, replacing, require_vector_or_pixels, save, styled
+from partita.plots.style import new_figure, require_vector_or_pixels, save, styled
+from partita.storage.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -220,7 +221,7 @@ def animate_temperature(
         steps = [*kappas.tolist(), *kappas[-2:0:-1].tolist()]
         animation = FuncAnimation(figure, show, frames=steps, interval=1000 / fps, cache_frame_data=False)  # type: ignore[arg-type]
         if path is not None:
-            with replacing(path) as waiting:
+            with whole_file(path) as waiting:
                 animation.save(waiting, writer=PillowWriter(fps=fps), dpi=100)  # type: ignore[arg-type]
     return animation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from partita.plots.html_blocks import Block, Code, Grid, Heading, Picture, Text, as_html, as_markdown
 from partita.reproduction import Experiment, Finished, Table
-from partita.reproduction.results import write_text
+from partita.storage.files import write_whole
 
 __all__ = ["write_pages"]
 
@@ -26,8 +26,8 @@ def write_pages(
     """`report.md` and `report.html` in `out`, beside the experiments' folders."""
     blocks = [*_opening(done, missing), *(block for pair in done for block in _section(*pair, out))]
     places = (out / "report.md", out / "report.html")
-    write_text(places[0], as_markdown(blocks, out))
-    write_text(places[1], as_html(blocks, _TITLE))
+    write_whole(places[0], as_markdown(blocks, out))
+    write_whole(places[1], as_html(blocks, _TITLE))
     return places
 
 

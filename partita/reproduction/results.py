@@ -20,7 +20,7 @@ from partita.errors import FormatError, PartitaError
 from partita.reproduction.experiment import SIZES, Experiment, Verdict
 from partita.reproduction.table import Table, Tables
 
-__all__ = ["RESULT", "Finished", "describe_run", "find_finished", "read_finished", "write_finished", "write_text"]
+__all__ = ["RESULT", "Finished", "describe_run", "find_finished", "read_finished", "write_finished"]
 
 RESULT = "result.json"
 
@@ -73,14 +73,6 @@ def describe_run(
             "numpy": np.__version__,
         },
     }
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: beside its place first, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    waiting = path.with_name(f".{path.name}.{os.getpid()}")
-    waiting.write_text(text, encoding="utf-8")
-    os.replace(waiting, path)
 
 
 def write_finished(finished: Finished, out: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Regular files, read whole: pipes, devices and files that are too large are refused before a byte is read."""
+"""Files, read and written whole: pipes, devices and files that are too large are refused before a byte is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,27 @@ from pathlib import Path
 
 from partita.errors import FormatError, TruncatedFileError
 
-__all__ = ["hash_regular", "kind_of_file", "read_regular"]
+__all__ = ["hash_regular", "kind_of_file", "read_regular", "whole_file", "write_whole"]
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A name to write to, which becomes the file when the block ends: whole or not at all. Parents are created."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    waiting = place.with_name(f".{os.getpid()}.{place.name}")
+    try:
+        yield waiting
+        os.replace(waiting, place)
+    finally:
+        waiting.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> Path:
+    """Write text to a file, whole or not at all; returns its path. Parents are created."""
+    with whole_file(path) as waiting:
+        waiting.write_text(text, encoding="utf-8")
+    return Path(path)
 
 
 def read_regular(path: Path, most: int) -> bytes:
