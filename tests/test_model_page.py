@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from browser_harness import wait_until
 
+import partita as pa
 from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.report import ModelReport
 from partita.inspection.snapshots import Snapshot
@@ -33,7 +35,7 @@ def records(layers: int = 3, heads: int = 3, tokens: int = 24, name: str = "laye
 
 
 class Written:
-    def __init__(self, folder: Path, heads: list[HeadRecord], **options: Any) -> None:
+    def __init__(self, folder: Path, heads: Any, **options: Any) -> None:
         page = write_inspection(heads, folder, figures=False, budget=0, **options)
         self.report: ModelReport = page.report
         self.address = page.files[0].as_uri()
@@ -196,7 +198,7 @@ def with_sentences(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 def test_the_table_says_what_each_head_does(with_sentences: Written, visit: Any):
     page = visit(with_sentences.address, width=1300)
-    assert page.get_by_test_id("counts").inner_text().startswith("4 heads in 1 layer, 32 tokens in 1 sequence.")
+    assert page.get_by_test_id("counts").inner_text().startswith("4 heads in 1 layer, 32 keys in 1 sequence.")
     assert "what it does" in page.locator("#table thead").inner_text()
     for k, head in enumerate(with_sentences.report.heads):
         cell = page.locator(f'[data-row="{k}"] .what')
@@ -215,7 +217,7 @@ def test_the_table_says_what_each_head_does(with_sentences: Written, visit: Any)
 def test_an_audit_without_skipped_tiles_says_so_and_zeros_have_a_place(with_sentences: Written, visit: Any):
     page = visit(with_sentences.address + "#head=block%3A1")
     said = page.get_by_test_id("skipped-nothing")
-    assert said.inner_text() == "No tile was skipped at any threshold up to 0.3."
+    assert said.inner_text() == "SkipBlocks skipped no tile at any threshold up to 0.3."
     audit = page.get_by_test_id("audit")
     assert audit.locator("polyline").count() == 3 and audit.locator("circle").count() >= 3 * 5  # TopK of 1 to 16 keys
     assert audit.get_by_test_id("audit-table").locator("tbody tr").count() == 5 + 6
@@ -249,6 +251,12 @@ def test_an_address_shows_what_its_sender_saw(written: Written, visit: Any):
     assert page.get_by_test_id("head-name").inner_text() == "layers.2.attention:1"
     assert page.get_by_test_id("query").input_value() == "5" and page.get_by_test_id("filter").input_value() == "*.2.*"
     assert len(shown(page)) == 3 and page.locator("#scatter .name").count() == 3
+    page.get_by_text("Skip to the chosen head").focus()
+    page.keyboard.press("Enter")
+    assert in_address(page) == dict(urllib.parse.parse_qsl(sent[1:]))
+    assert page.evaluate("() => document.activeElement.id") == "detail"
+    page.get_by_test_id("reset").click()
+    assert in_address(page) == {"x": "margin", "y": "cells", "head": "layers.2.attention:1", "query": "5", "names": "1"}
     page = visit(written.address + "#x=nonsense&y=__proto__&head=no%3A1&by=constructor&sort=what&query=x")
     assert state(page)["x"] == "effective_keys" and state(page)["head"] == "" and len(shown(page)) == 9
 
@@ -267,6 +275,15 @@ def test_the_keyboard_is_enough(written: Written, visit: Any):
     page.get_by_test_id("head-3").focus()
     page.keyboard.press("Enter")
     wait_until(page, "page.state().head !== ''")
+    assert page.evaluate("() => document.activeElement.dataset.testid") == "head-3"  # though the table was drawn again
+    page.get_by_test_id("next").focus()
+    for k in (4, 5):
+        page.keyboard.press("Enter")
+        wait_until(page, f"page.state().head === page.shown()[{k}]")
+        wait_until(page, "document.activeElement.dataset.testid === 'next'")
+    page.get_by_test_id("query").focus()
+    page.keyboard.press("Escape")
+    wait_until(page, "page.state().head === ''")
     unnamed = page.evaluate("""() => [...document.querySelectorAll("button, input, select")].filter((e) =>
         !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length)).map((e) => e.outerHTML)""")
     assert unnamed == []
@@ -278,6 +295,40 @@ def test_it_fits_narrow_and_wide_screens(width: int, scheme: str, written: Writt
     page.get_by_test_id("plane").wait_for()
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     page.screenshot(path=screenshots / f"model-{width}-{scheme}.png", full_page=True)
+    page.get_by_test_id("close").click()
+    page.get_by_test_id("layers").wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_links_and_numbers_of_queries_lead_to_the_query(written: Written, visit: Any):
+    page = visit(written.address + "#head=layers.2.attention%3A1", width=1300)
+    page.get_by_test_id("tied").locator("button.link").first.click()
+    assert page.get_by_test_id("query").input_value() == state(page)["query"] != ""
+    top = page.evaluate("() => document.querySelector('[data-testid=\"query\"]').getBoundingClientRect().top")
+    assert 0 <= top < page.viewport_size["height"]
+    page.get_by_test_id("query").fill("600")  # there is no such query
+    page.get_by_test_id("query").blur()
+    assert page.get_by_test_id("query").input_value() == state(page)["query"] != "600"
+
+
+def test_the_table_shows_the_chosen_head_and_every_axis_has_ticks(visit: Any, tmp_path: Path):
+    page = visit(Written(tmp_path, records(12, 6, tokens=12), title="Many").address, width=1300)
+    page.get_by_test_id("plane-70").click()
+    wait_until(page, "page.state().head !== ''")
+    row, box = page.locator("#table tr.chosen").bounding_box(), page.locator(".heads .scroll").bounding_box()
+    assert box["y"] <= row["y"] and row["y"] + row["height"] <= box["y"] + box["height"]
+    page.get_by_test_id("logx").check()
+    for name in ("queries", "keys", "cells", "distance", "leakage"):
+        page.get_by_test_id("x").select_option(name)
+        assert page.locator("#scatter text[text-anchor=middle]").count() >= 2, name
+
+
+def test_heads_that_were_streamed_have_no_empty_planes(visit: Any, tmp_path: Path):
+    with pa.inspect.capture(stream=True) as heads:
+        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 2, 40, 8), is_causal=True)
+    page = visit(Written(tmp_path, heads).address)
+    assert page.get_by_test_id("planes").locator("button").count() == 2
+    assert page.get_by_test_id("planes").locator("canvas").count() == 0
 
 
 def test_names_and_tokens_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path):

@@ -425,6 +425,17 @@ def test_an_average_is_named_if_it_is_clear_or_clearer_than_that_of_a_random_hea
         assert bool(sentence(figures, null, head.roles, head.null_roles)) == named
 
 
+def test_a_few_queries_carry_no_sentence():
+    keys = torch.eye(12)
+    for tokens in (8, 12):
+        previous = keys[:tokens].roll(1, dims=0)  # looks at the previous token
+        with pa.inspect.capture() as heads:
+            pa.inspect.record(
+                60 * previous[None, None], keys[None, None, :tokens], keys[None, None, :tokens], is_causal=True
+            )
+        assert bool(pa.inspect.read(heads, budget=0).heads[0].sentence) == (tokens > 10)
+
+
 def test_nothing_is_said_of_a_random_head():
     torch.manual_seed(2)
     with pa.inspect.capture() as heads:

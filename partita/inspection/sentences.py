@@ -13,11 +13,11 @@ _MOST = 0.5  # of the weight: then the head does this
 _MUCH = 0.3  # then it does this among other things
 _ABOVE = 0.25  # more than a random head
 _LAG = 0.25  # of the queries: a lag that few of them have is not a pattern
-_COPIES = 10  # queries that see a copy of their token: fewer carry no sentence
+_QUERIES = 10  # of the head, and of those that see a copy of their token: fewer carry no sentence
 
 
 def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -> str:
-    """What a head does. Empty if nothing stands out, or if no random head was read beside it.
+    """What a head does. Empty if nothing stands out, if there are fewer than ten queries, or if no random head was read beside it.
 
     A place is named if it gets half of the weight (or nearly a third: "partly"), and a quarter more than from a random head of the
     same shape.
@@ -30,8 +30,8 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
         roles: of the head.
         null_roles: of the random head.
     """
-    if not null.queries:
-        return ""  # a sentence needs something to compare with
+    if null.queries < _QUERIES:
+        return ""  # a sentence needs something to compare with, and more than a few queries
     places = _places(roles, null_roles)
     found = [place for place in places if place.own >= _MUCH and place.own - place.random >= _ABOVE]
     if found:
@@ -73,7 +73,7 @@ def _places(roles: Roles, null: Roles) -> list[_Place]:
         words = "the next token" if roles.lag == -1 else f"the token {steps} {'back' if roles.lag > 0 else 'ahead'}"
         own_distance = "a random head at its own most frequent distance"
         said.append(_Place(roles.on_lag, null.on_lag, f"{words}, where there is one", own_distance))
-    if roles.copies >= _COPIES:
+    if roles.copies >= _QUERIES:
         after, copies = "what followed other copies of its token (induction)", "other copies of its token"
         said += [
             _Place(roles.induction, null.induction, f"{after}, where there are any"),

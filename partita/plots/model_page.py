@@ -60,7 +60,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "margin": ("margin", "median of the largest minus the second largest score, in nats."),
     "margin_low": ("margin, lowest tenth", "tenth percentile of the margin, in nats."),
     "leakage": ("leakage", "mean weight outside the cell of the query."),
-    "leakage_bound": ("leakage bound", "mean of what Proposition 3.2 allows for the leakage, query by query."),
+    "leakage_bound": ("leakage bound", "upper bound on the leakage (Proposition 3.2), averaged over the queries."),
     "inverse_temperature": ("inverse temperature", "median standard deviation of a query's scores, in nats."),
     "entropy": ("entropy", "mean entropy of the weights, in nats."),
     "effective_keys": ("effective keys", "mean of 1/Σ w²: the number of keys that share the weight."),
@@ -76,7 +76,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "induction": ("induction", "mean weight on keys just after another occurrence of the query's token."),
     "copies": ("queries with copies", "queries that see another copy of their own token."),
     "cells": ("cells", "keys whose cell contains a query."),
-    "effective_cells": ("effective cells", "how many equally full cells the queries' shares amount to."),
+    "effective_cells": ("effective cells", "1/Σ share²: the number of cells that share the queries."),
     "largest_cell": ("largest cell", "largest share of a sequence's queries in one cell."),
     "reachable": ("reachable keys", "keys that some query can reach."),
     "dead": ("dead keys", "keys that no query can reach."),
@@ -119,13 +119,13 @@ def write_inspection(
         figures: draw heads.svg and heads.png; needs the extra 'plot'.
         tokens: the tokens of each recorded sequence, as strings or as ids, padding included. By default the ids that reached the
             model's embedding tell which tokens are equal, and with a tokenizer they are shown.
-        tokenizer: makes strings of ids; see `pa.inspect.pattern`.
+        tokenizer: converts ids to strings; see `pa.inspect.pattern`.
         audit: what `pa.inspect.audit` returned, for the curves of the heads. By default `TopK` and `SkipBlocks` with a few
             numbers and thresholds, on the sequence that is drawn. False: no curves.
         options: of `pa.inspect.read`.
 
     Raises:
-        ShapeError: tokens has another length than a recorded sequence.
+        ShapeError: the length of tokens does not match a recorded sequence.
         UnsupportedError: nothing was recorded, or tokens is given for heads that were read while the model ran.
     """
     given = _recorded_tokens(heads) if tokens is None and tokenizer is not None else tokens
@@ -270,7 +270,7 @@ def _curves(audit: Audit) -> dict[tuple[str, int], dict[str, Any]]:
     for which, tried in blocks.items():
         if not any(skips for _, skips in tried):
             most = max(threshold for threshold, _ in tried)
-            out[which]["skippedNothing"] = f"No tile was skipped at any threshold up to {most:g}."
+            out[which]["skippedNothing"] = f"SkipBlocks skipped no tile at any threshold up to {most:g}."
     return out
 
 
@@ -300,9 +300,9 @@ def _counts(report: ModelReport) -> str:
     dead = f"not computed ({why})" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
     return (
         f"{counted(len(report.heads), 'head')} in {counted(len(report.layers()), 'layer')}, "
-        f"{counted(max(h.figures.keys for h in report.heads), 'token')} in "
+        f"{counted(max(h.figures.keys for h in report.heads), 'key')} in "
         f"{counted(max(h.sequences for h in report.heads), 'sequence')}. "
-        f"Keys that no query can reach, summed over heads: {dead}; that no query reached: {whole['unvisited']:,.0f}."
+        f"Summed over heads, keys that no query can reach: {dead}; that these queries did not reach: {whole['unvisited']:,.0f}."
     )
 
 

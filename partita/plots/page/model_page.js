@@ -38,14 +38,14 @@ function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-/** A figure for people: three digits, thousands in full, a dash for what is not defined. */
-function short(number) {
+/** A figure for people: three digits or fewer, thousands in full, a dash for what is not defined. */
+function short(number, digits = 3) {
   if (number === null || Number.isNaN(number)) return "–";
   if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
   const size = Math.abs(number);
   if (size >= 1e6 || (size > 0 && size < 1e-4)) return number.toExponential(1).replace("e+", "e").replace("-", "−");
   if (size >= 1000) return Math.round(number).toLocaleString("en");
-  return String(Number(number.toPrecision(3))).replace("-", "−");
+  return String(Number(number.toPrecision(digits))).replace("-", "−");
 }
 
 const visible = (token) => token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length)) || "∅";
@@ -133,7 +133,7 @@ async function unpack(text) {
     const array = new types[type](buffer, 4 + length + offset, size);
     found[name] = type === "f2" ? Float32Array.from(array, half) : array;
   }
-  found.position.forEach((step, k) => { if (k) found.position[k] += found.position[k - 1]; });
+  for (const steps of [found.position, found.shapeKey]) steps.forEach((step, k) => { if (k) steps[k] += steps[k - 1]; });
   return found;
 }
 
@@ -179,7 +179,10 @@ function update(change, { push = false } = {}) {
 
 /** Open the panel of a head, or the overview; where it is out of sight, go there. */
 async function choose(head) {
-  await update({ head: head ? head.name : "", query: "" }, { push: true });
+  const opened = update({ head: head ? head.name : "", query: "" }, { push: true });
+  const row = document.querySelector("#table tr.chosen"), box = document.querySelector(".heads .scroll");
+  if (row && (row.offsetTop < box.scrollTop + 40 || row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight)) box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  await opened;
   const { top } = $("detail").getBoundingClientRect();
   if (head && (top < 0 || top > 0.7 * innerHeight)) $("detail").scrollIntoView();
 }
@@ -233,7 +236,10 @@ function scaleOf(values, log, from, to) {
   const zero = !log && a >= 0 && a < 0.3 * b; // near zero the axis begins there
   [a, b] = [zero ? -0.02 * b : a - spare, b + spare];
   const at = (v) => from + ((f(v) - a) / (b - a)) * (to - from);
-  return { at, ticks: log ? logTicks(a, b) : linearTicks(a, b, Math.abs(to - from) / 70), takes: (v) => Number.isFinite(v) && (!log || v > 0) };
+  const steps = Math.abs(to - from) / 70;
+  let ticks = log ? logTicks(a, b) : linearTicks(a, b, steps);
+  if (log && ticks.length < 2) ticks = linearTicks(10 ** a, 10 ** b, steps).filter((v) => v > 0); // a narrow range between round numbers
+  return { at, ticks, takes: (v) => Number.isFinite(v) && (!log || v > 0) };
 }
 
 function linearTicks(a, b, count) {
@@ -278,14 +284,16 @@ let marks = null; // the group over the points
 
 function drawScatter() {
   const width = scatter.clientWidth || 560, height = Math.round(Math.max(250, Math.min(0.6 * width, 0.36 * innerHeight)));
-  const box = { left: 44, right: width - 10, top: 22, bottom: height - 36 };
   const [kx, ky] = [figureAt[state.x], figureAt[state.y]], kept = new Set(rows);
   const both = (k) => heads.flatMap((h) => (state.nulls ? [h.figures[k], h.null[k]] : [h.figures[k]]));
-  const xs = scaleOf(both(kx), state.logx, box.left, box.right), ys = scaleOf(both(ky), state.logy, box.bottom, box.top);
+  const box = { right: width - 10, top: 22, bottom: height - 36 }, ys = scaleOf(both(ky), state.logy, box.bottom, box.top);
+  box.left = Math.max(44, 10 + 6.5 * Math.max(0, ...ys.ticks.map((v) => short(v).length)));
+  const xs = scaleOf(both(kx), state.logx, box.left, box.right);
   const name = (k, log) => figures[k].label + (log ? " (log)" : "");
   scatter.setAttribute("viewBox", `0 0 ${width} ${height}`);
   scatter.setAttribute("height", height);
   const nulls = svg("g", { "aria-hidden": "true" }), points = svg("g"), names = svg("g", { "aria-hidden": "true" });
+  const taken = [];
   spots = [];
   for (const h of heads) {
     const [vx, vy, nx, ny] = [h.figures[kx], h.figures[ky], h.null[kx], h.null[ky]];
@@ -298,7 +306,10 @@ function drawScatter() {
       class: inside ? "point" : "point faded", id: `point-${h.index}`, cx: spot.x, cy: spot.y, r: inside ? 5 : 3, fill: layerColour(h.layer),
       role: "option", "aria-selected": String(h.name === state.head), "aria-label": saidOf(h), "data-head": h.name,
     }));
-    if (state.names && inside) names.append(svg("text", { class: "name", x: spot.x + 6, y: spot.y + 3 }, h.short));
+    if (state.names && inside && !taken.some((n) => Math.abs(n.y - spot.y) < 10 && Math.abs(n.x - spot.x) < 6 * Math.max(n.size, h.short.length))) {
+      taken.push({ x: spot.x, y: spot.y, size: h.short.length }); // names that would lie on others are left out
+      names.append(svg("text", { class: "name", x: spot.x + 6, y: spot.y + 3 }, h.short));
+    }
   }
   marks = svg("g", { "aria-hidden": "true" });
   scatter.replaceChildren(axesOf(xs, ys, { ...box, xName: name(kx, state.logx), yName: name(ky, state.logy) }), nulls, points, names, marks);
@@ -367,7 +378,7 @@ scatter.addEventListener("keydown", (event) => {
   } else if ((event.key === "Enter" || event.key === " ") && lit) {
     event.preventDefault();
     choose(lit);
-  } else if (event.key === "Escape") choose(null);
+  }
 });
 
 /** The next point in a direction: the nearest one, where going aside counts double; itself if there is none. */
@@ -394,6 +405,15 @@ function drawLegend() {
 
 const USUAL = ["cells", "margin", "leakage", "effective_keys", "table_distance"];
 
+/** Draw, and leave the keyboard focus on the element of the same name if it was inside. */
+function keepingFocus(box, draw) {
+  const id = box.contains(document.activeElement) ? document.activeElement.dataset.testid : null;
+  draw();
+  if (!id) return;
+  const again = box.querySelector(`[data-testid="${id}"]`);
+  (again && !again.disabled ? again : box).focus({ preventScroll: true });
+}
+
 function drawTable() {
   const names = state.every ? figures.map((f) => f.name) : [...new Set([state.y, state.x, ...USUAL])].filter(has);
   const column = (name, label, words) => {
@@ -403,8 +423,8 @@ function drawTable() {
       el("button", { type: "button", title: words, "data-testid": `sort-${name}`, onclick: () => update({ sort: next }) }, label + (on ? (down ? " ↓" : " ↑") : "")));
   };
   const table = $("table");
-  table.tHead.replaceChildren(el("tr", {}, column("head", "head", "layer:number"), anyKind ? column("kind", "kind", "lookup or average") : null,
-    anySentence ? el("th", { scope: "col", className: "left", title: "Empty where nothing stands out against a random head" }, "what it does") : null, names.map((n) => column(n, figures[figureAt[n]].label, figures[figureAt[n]].words))));
+  keepingFocus(table, () => { table.tHead.replaceChildren(el("tr", {}, column("head", "head", "layer:number"), anyKind ? column("kind", "kind", "lookup or average") : null,
+    anySentence ? el("th", { scope: "col", className: "left", title: "Empty if nothing stands out" }, "what it does") : null, names.map((n) => column(n, figures[figureAt[n]].label, figures[figureAt[n]].words))));
   table.tBodies[0].replaceChildren(...rows.map((h) => {
     const swatch = el("span", { className: "swatch" });
     swatch.style.background = layerColour(h.layer);
@@ -413,7 +433,7 @@ function drawTable() {
       anyKind ? el("td", { className: "left" }, h.kind) : null,
       anySentence ? el("td", { className: "what", title: h.sentence }, el("span", { "data-testid": `what-${h.index}` }, h.sentence)) : null,
       names.map((n) => el("td", { className: "figure" }, short(h.figures[figureAt[n]]), " ", el("small", {}, `(${short(h.null[figureAt[n]])})`))));
-  }));
+  })); });
   $("shown").textContent = `${rows.length} of ${heads.length} head${heads.length === 1 ? "" : "s"}`;
   $("none").hidden = rows.length > 0;
 }
@@ -536,7 +556,7 @@ function patternBox(detail, width, height) {
   const { rows: r, columns: c } = blocksOf(detail);
   const labelled = r <= LABELLED && c <= LABELLED;
   const [left, bottom] = labelled && (detail.queryTokens || detail.keyTokens) ? [64, 58] : [34, 22];
-  return { labelled, left, top: 2, width: width - left - 2, height: height - bottom - 2, rows: r, columns: c };
+  return { labelled, left, top: 7, width: width - left - 2, height: height - bottom - 7, rows: r, columns: c };
 }
 
 function drawPattern(canvas, detail, query = -1) {
@@ -594,7 +614,7 @@ async function drawDetail() {
   if (!head) return drawOverview(panel);
   const detail = await detailOf(head);
   if (state.head !== head.name) return; // another one was chosen meanwhile
-  const at = rows.indexOf(head), other = (step) => rows[at < 0 ? 0 : at + step];
+  const at = rows.indexOf(head), other = (step) => rowBeside(at, step);
   const button = (label, id, words, target) => el("button", { type: "button", className: "quiet", "data-testid": id, title: words, "aria-label": words, disabled: !target, onclick: () => choose(target) }, label);
   const top = el("div", { className: "card" },
     el("div", { className: "head-top" },
@@ -604,7 +624,7 @@ async function drawDetail() {
     head.sentence ? el("p", { className: "sentence", "data-testid": "sentence" }, head.sentence) : null,
     el("p", { className: "note" }, head.about));
   const cards = el("div", { className: "cards" });
-  panel.replaceChildren(top, cards);
+  keepingFocus(panel, () => panel.replaceChildren(top, cards));
   redraw = () => { for (const canvas of cards.querySelectorAll("canvas.strip")) drawStrip(canvas); };
   if (detail) drawn(cards, head, detail);
   else top.append(el("p", { className: "note" }, "This head was read while the model ran, without keeping its queries and keys: there is no plane and no pattern."));
@@ -620,8 +640,7 @@ function drawn(cards, head, detail) {
   const pattern = el("canvas", { className: "square", "data-testid": "pattern", role: "img", "aria-label": `Attention pattern of ${detail.x.length} queries on ${detail.keys} keys` });
   const planeSaid = el("p", { className: "said", "data-testid": "plane-said" }), patternSaid = el("p", { className: "said", "data-testid": "pattern-said" });
   const { down, across, columns, rows: count } = blocksOf(detail), tokens = tokensOf(detail);
-  
-  const planeWords = `The ${detail.named} holds ${Math.round(100 * detail.held)}% of their variance. Lines: cells of the keys. The stronger the shade, the clearer the winner. Dots: queries, in the colours of their cells in the whole space.`;
+  const planeWords = `The ${detail.named}; ${Math.round(100 * detail.held)}% of their variance lies in it. Lines: cells of the keys. The stronger the shade, the clearer the winner. Dots: queries, in the colours of their cells in the whole space.`;
   const patternWords = down * across === 1 ? "Weights of the queries (rows) on the keys (columns), on a square-root scale." : `Blocks of ${down} queries (rows) by ${across} keys (columns): their share of the weight, on a square-root scale.`;
   planeSaid.textContent = planeWords;
   patternSaid.textContent = patternWords;
@@ -632,6 +651,7 @@ function drawn(cards, head, detail) {
   const said = el("div", { "data-testid": "query-said" });
   const pick = (q) => update({ query: q < 0 ? "" : String(detail.position[q]) });
   number.oninput = () => { if (number.value === "" || detail.position.includes(Number(number.value))) update({ query: number.value }); };
+  number.onchange = () => { number.value = chosen() < 0 ? "" : state.query; };
   slider.oninput = () => pick(Number(slider.value));
 
   const pointer = (event, canvas) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top, box.width, box.height]; };
@@ -658,7 +678,7 @@ function drawn(cards, head, detail) {
   pattern.onpointermove = (event) => {
     const block = blockAt(event);
     if (!block) { patternSaid.textContent = patternWords; return; }
-    const [r, c] = block, weight = short((detail.pattern[r * columns + c] / 255) ** 2);
+    const [r, c] = block, weight = short((detail.pattern[r * columns + c] / 255) ** 2, 2);
     const last = (first, size, end) => Math.min(first + size, end) - 1;
     if (down * across === 1) patternSaid.replaceChildren(queryName(detail, r), " → ", keyName(detail, c), `: ${weight}`);
     else patternSaid.replaceChildren(`queries ${detail.position[r * down]}–${detail.position[last(r * down, down, detail.x.length)]} on keys ${c * across}–${last(c * across, across, detail.keys)}: ${weight} of their weight`);
@@ -678,16 +698,16 @@ function drawn(cards, head, detail) {
     drawPlane(plane, detail, { query: q, cell: q < 0 ? -1 : detail.cell[q] });
     drawPattern(pattern, detail, q);
     for (const canvas of cards.querySelectorAll("canvas.strip")) drawStrip(canvas);
-    if (document.activeElement !== number) number.value = state.query;
+    if (document.activeElement !== number) number.value = q < 0 ? "" : state.query;
     slider.value = Math.max(0, q);
     if (q < 0) { said.replaceChildren(el("p", { className: "note" }, "Choose a query: click on a dot, on a row of the pattern, or move the slider.")); return; }
-    const most = detail.moreKey.length / detail.x.length, bars = el("div", { className: "bars" });
-    for (let k = -1; k < most; k += 1) {
-      const [key, weight] = k < 0 ? [detail.cell[q], 1 - detail.leakage[q]] : [detail.moreKey[q * most + k], (detail.moreWeight[q * most + k] / 255) ** 2];
+    const most = detail.weight.length / detail.x.length, bars = el("div", { className: "bars" });
+    for (let k = 0; k < most; k += 1) {
+      const key = k ? detail.moreKey[q * (most - 1) + k - 1] : detail.cell[q], weight = detail.weight[q * most + k];
       if (weight === 0) continue;
       const fill = el("div", { className: "fill" });
       fill.style.width = `${100 * weight}%`;
-      bars.append(keyName(detail, key), el("div", { className: "track" }, fill), el("span", { className: "number" }, short(weight)));
+      bars.append(keyName(detail, key), el("div", { className: "track" }, fill), el("span", { className: "number" }, short(weight, 2)));
     }
     const place = detail.position[q], near = detail.queryTokens ? el("p", { className: "said" }, contextOf([tokens.slice(Math.max(0, place - 12), place), tokens[place], tokens.slice(place + 1, place + 13)], `query ${place}`)) : null;
     said.replaceChildren(el("p", { className: "said" }, ...sayQuery(detail, q)), ...(near ? [near] : []), bars);
@@ -706,7 +726,7 @@ function listCards(detail) {
   const card = (title, words, content, wide = false) => el("div", { className: wide ? "card wide" : "card" }, el("h3", {}, title), content, words ? el("p", { className: "note" }, words) : null);
   const place = (what, row, at) => `${what} ${at}${many ? ` of sequence ${row.sequence}` : ""}`;
   const open = (row, content) => (row.sequence === detail.sequence && detail.position.includes(row.query)
-    ? el("button", { type: "button", className: "link", title: "Show this query", onclick: () => update({ query: String(row.query) }) }, content) : content);
+    ? el("button", { type: "button", className: "link", title: "Show this query", onclick: () => { update({ query: String(row.query) }); document.querySelector('[data-testid="query-said"]').closest(".card").scrollIntoView({ block: "center" }); } }, content) : content);
   const where = (text) => el("span", { className: "place" }, text);
   const queries = (list) => list.map((row) => [
     el("span", {}, where(open(row, place("query", row, row.query))), row.queryText ? contextOf(row.queryText, place("query", row, row.query)) : ""),
@@ -721,7 +741,7 @@ function listCards(detail) {
   if (detail.tokens.length) out.push(card("Tokens it goes to", "Queries in the cells of all keys with this token.", el("p", { className: "chips", "data-testid": "tokens" }, detail.tokens.map(([token, count]) => el("span", {}, tokenOf(token), ` ${count}`))), true));
   if (detail.tied.length) out.push(card("Closest to a tie", drawnOnly.trim(), table("tied", ["query", "goes to", "margin", "leakage"], queries(detail.tied)), true));
   if (many) {
-    out.push(card("Sequences it is most decided on", "Least mean leakage first.", table("sequences", ["sequence", "queries", "median margin", "leakage"],
+    out.push(card("Sequences with the clearest winners", "Smallest mean leakage first.", table("sequences", ["sequence", "queries", "median margin", "leakage"],
       detail.sequences.map((row) => [el("span", { className: "context" }, `${row.sequence}  ${row.text ? `${row.text.map(visible).join(" ")} …` : ""}`), String(row.queries), short(row.margin), short(row.leakage)])), true));
   }
   return out;
@@ -833,7 +853,7 @@ function drawOverview(panel) {
       const strip = el("i"), colour = at(head.figures[k]);
       if (colour) strip.style.background = css(colour);
       grid.append(el("button", { type: "button", className: kept.has(head) ? "" : "out", title: `${saidOf(head)}${head.sentence ? `. ${head.sentence}` : ""}`, "aria-label": saidOf(head), "data-plane": head.index, "data-testid": `plane-${head.index}`,
-        onclick: () => choose(head), onpointerenter: () => light(head), onpointerleave: () => light(null), onfocus: () => light(head) }, el("canvas", { "data-thumb": head.index }), strip));
+        onclick: () => choose(head), onpointerenter: () => light(head), onpointerleave: () => light(null), onfocus: () => light(head) }, head.detail ? el("canvas", { "data-thumb": head.index }) : null, strip));
     }
   });
   const ramp = el("span", { className: "ramp", "aria-hidden": "true" });
@@ -841,10 +861,12 @@ function drawOverview(panel) {
   const names = [...new Set([state.y, state.x, ...USUAL])].filter(has);
   const layers = el("table", { className: "lists", "data-testid": "layers" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", className: "left" }, "layer"), names.map((n) => el("th", { scope: "col", title: figures[figureAt[n]].words }, figures[figureAt[n]].label)))),
     el("tbody", {}, data.layers.map((layer) => el("tr", {}, el("td", { className: "left" }, layer.name), names.map((n) => el("td", {}, short(layer.figures[figureAt[n]]), " ", el("small", {}, `(${short(layer.null[figureAt[n]])})`)))))));
+  const drawn = heads.some((h) => h.detail);
+  const cells = drawn ? "Each key has a cell: where its score is the largest. The stronger the shade, the clearer the winner; dots are queries, in the colours of their cells. " : "";
   const overview = el("div", { className: "overview" },
-    el("div", { className: "card" }, el("h3", {}, "Every head on the principal plane of its queries"), grid,
-      el("p", { className: "note" }, "A row per layer, a column per head. Each key has a cell: where its score is the largest. The stronger the shade, the clearer the winner; dots are queries, in the colours of their cells. Click on a head for its panel. Beneath each: ", figures[k].label, ramp, "from small to large.")),
-    el("div", { className: "card" }, el("h3", {}, "Layers"), layers, el("p", { className: "note" }, "Counts are summed over the heads of a layer, other figures averaged; in brackets for random heads of the same shapes. ", data.note)));
+    el("div", { className: "card" }, el("h3", {}, drawn ? "Every head on the principal plane of its queries" : "Every head"), grid,
+      el("p", { className: "note" }, `A row per layer, a column per head. ${cells}Click on a head for its panel. ${drawn ? "Beneath each: " : "Shaded by "}`, figures[k].label, ramp, "from small to large.")),
+    el("div", { className: "card" }, el("h3", {}, "Layers"), el("div", { className: "sideways" }, layers), el("p", { className: "note" }, "Counts are summed over the heads of a layer, other figures averaged; in brackets for random heads of the same shapes. ", data.note)));
   panel.replaceChildren(overview);
   watcher?.disconnect();
   watcher = new IntersectionObserver((entries) => { for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); thumb(entry.target); } });
@@ -880,11 +902,14 @@ function show(changed) {
   return undefined;
 }
 
+/** The head before or after a row; where the open head is not in the table (−1), the first row comes after it. */
+const rowBeside = (at, step) => (at < 0 && step < 0 ? undefined : rows[at + step]);
+
 /** Buttons to the heads before and after it, when the table has changed. */
 function neighbours() {
   const at = rows.indexOf(headNamed.get(state.head));
   for (const [id, step] of [["previous", -1], ["next", 1]]) {
-    const button = document.querySelector(`[data-testid="${id}"]`), target = rows[at < 0 ? 0 : at + step];
+    const button = document.querySelector(`[data-testid="${id}"]`), target = rowBeside(at, step);
     if (button) Object.assign(button, { disabled: !target, onclick: () => choose(target) });
   }
 }
@@ -896,7 +921,8 @@ for (const id of ["x", "y", "by"]) {
 for (const id of ["filter", "low", "high"]) $(id).oninput = () => update({ [id]: $(id).value });
 for (const id of ["logx", "logy", "nulls", "names", "every"]) $(id).onchange = () => update({ [id]: $(id).checked });
 $("swap").onclick = () => update({ x: state.y, y: state.x, logx: state.logy, logy: state.logx });
-$("reset").onclick = () => { rows = []; update({ ...DEFAULTS }, { push: true }); };
+$("reset").onclick = () => update(Object.fromEntries(["filter", "by", "low", "high", "sort", "every"].map((key) => [key, DEFAULTS[key]])), { push: true });
+$("skip").onclick = (event) => { event.preventDefault(); $("detail").focus(); }; // the address after # is the state
 
 const whole = () => { drawLegend(); rows = []; return show(Object.keys(DEFAULTS)); };
 addEventListener("popstate", () => { state = read(); whole(); });
@@ -911,7 +937,7 @@ addEventListener("resize", () => {
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(() => { drawScatter(); redraw(); });
 });
-addEventListener("keydown", (event) => { if (event.key === "Escape" && state.head && event.target === document.body) choose(null); });
+addEventListener("keydown", (event) => { if (event.key === "Escape" && state.head && !event.target.matches('[type="search"], select')) choose(null); });
 
 const ready = Promise.resolve(whole());
 window.page = { ready, state: () => state, shown: () => rows.map((h) => h.name), spots: () => spots.map(({ head, x, y }) => ({ name: head.name, x, y })), detail: (name) => detailOf(headNamed.get(name)) };
