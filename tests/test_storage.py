@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from partita import errors, storage
 from partita.geometry.grid import ProductGrid
 from partita.heads.grid_head import GridHead
 from partita.heads.scattered_head import ScatteredHead
+from partita.storage import files
 
 ort = pytest.importorskip("onnxruntime")
 FILES = ["head.safetensors", "head.json", "certificate.json"]
@@ -505,3 +507,19 @@ def test_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.undo()
     writers["watch"]()
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_threads_may_write_one_file_at_a_time(tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "real" / "file.json")
+    texts = [f"{k}" * 10_000 for k in range(4)]
+
+    def write(text: str) -> None:
+        for _ in range(50):
+            files.write_whole(link, text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    assert link.read_text() in texts and link.is_symlink()
+    assert [p.name for p in (tmp_path / "real").iterdir()] == ["file.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,16 @@ __all__ = ["hash_regular", "kind_of_file", "read_regular", "whole_file", "write_
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to, which becomes the file when the block ends: whole or not at all. Parents are created."""
-    place = Path(path)
+    """A name to write to, which becomes the file when the block ends: whole or not at all. Parents are created.
+
+    Threads and processes may write to one path at the same time: the last one stays.
+
+    Args:
+        path: the file. Of a symbolic link, what it points to is replaced.
+    """
+    place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
-    waiting = place.with_name(f".{os.getpid()}.{place.name}")
+    waiting = place.with_name(f".{secrets.token_hex(8)}{place.suffix}")
     try:
         yield waiting
         os.replace(waiting, place)
@@ -29,7 +36,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> Path:
-    """Write text to a file, whole or not at all; returns its path. Parents are created."""
+    """Write text to a file, whole or not at all; returns its path. Parents are created.
+
+    Args:
+        path: the file. It is replaced if it exists.
+        text: what to write, as UTF-8.
+    """
     with whole_file(path) as waiting:
         waiting.write_text(text, encoding="utf-8")
     return Path(path)
