@@ -213,6 +213,14 @@ def test_huge_scores_and_far_values():
     ).any()
 
 
+def test_products_that_overflow_before_they_are_scaled():
+    q, k, v = sparse_heads(torch.float32)
+    plain = pa.attend_blocks(q, k, v, error=1e-3, scale=0.5, tile=TILE)
+    far = pa.attend_blocks(1e20 * q, 1e20 * k, v, error=1e-3, scale=0.5e-40, tile=TILE)
+    torch.testing.assert_close(far.output, plain.output, rtol=1e-3, atol=3e-3)
+    assert pa.attend_blocks(q, k, v, error=1.0, tile=(10**9, 10**9)).output.isfinite().all()  # as large as the sequence
+
+
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-25, 1e-21, 1e21, 1e30])
 @pytest.mark.parametrize("threshold", [None, 0.3])
 def test_values_whose_squares_are_no_floats(size, threshold):
@@ -291,7 +299,11 @@ def test_linear_exponentials_bound_masses():
         ({"error": math.nan}, pa.errors.DomainError, "error"),
         ({"threshold": 1.5}, pa.errors.DomainError, "threshold is 1.5"),
         ({"threshold": "0.5"}, pa.errors.DomainError, "threshold is '0.5'"),
-        ({"scale": "x"}, pa.errors.DomainError, "scale is 'x'; expected a finite number"),
+        ({"scale": "x"}, pa.errors.DomainError, "scale is 'x'; expected a number that is finite"),
+        ({"scale": 1e300}, pa.errors.DomainError, "finite in torch.float32"),
+        ({"scale": 10**400}, pa.errors.DomainError, "scale is 10"),
+        ({"error": 10**400}, pa.errors.DomainError, "error is 10"),
+        ({"v": torch.full((1, 2, 5, 4), 1e38)}, pa.errors.NonFiniteValueError, "sums of 5 of them may overflow"),
         ({"scale": math.nan}, pa.errors.DomainError, "scale is nan"),
         ({"scale": math.inf}, pa.errors.DomainError, "scale is inf"),
         ({"tile": (0, 8)}, pa.errors.DomainError, "tile"),

@@ -25,9 +25,14 @@ def require_number(name: str, value: Any, *, zero: bool = False) -> float:
     >>> require_number("tolerance", np.float32(0.5))
     0.5
     """
-    if not is_number(value) or not (0 < value < math.inf or (zero and value == 0)):
-        raise DomainError(f"{name} is {value!r}; expected a finite number {'≥' if zero else '>'} 0.")
-    return float(value)
+    try:
+        found = float(value) if is_number(value) else math.nan
+    except OverflowError:  # a huge integer
+        found = math.inf
+    if not (0 < found < math.inf or (zero and found == 0)):
+        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:20]}…"
+        raise DomainError(f"{name} is {shown}; expected a finite number {'≥' if zero else '>'} 0.")
+    return found
 
 
 def require_count(name: str, value: Any, *, least: int = 1, most: int = 10**9) -> int:

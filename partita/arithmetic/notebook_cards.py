@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["card", "counted"]
+__all__ = ["aligned", "card", "counted"]
 
 _MOST_ROWS, _MOST_CHARACTERS = 50, 400
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
@@ -47,6 +47,22 @@ def card(
     for line in (f"… and {rest:,} more rows" if rest > 0 else "", note):
         lines += [f'<div style="opacity:0.75">{_text(line)}</div>'] if line else []
     return "".join([*lines, "</div>"])
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table in plain text: the first column to the left, the others to the right.
+
+    Args:
+        rows: the cells, headings first.
+
+    >>> aligned([("", "keys"), ("head 1", "8")])
+    ['          keys', 'head 1       8']
+    """
+    table = [tuple(row) for row in rows]
+    widths = [max(len(row[k]) for row in table) + 2 for k in range(len(table[0]))]
+    return [
+        "".join(f"{x:<{w}}" if k == 0 else f"{x:>{w}}" for k, (x, w) in enumerate(zip(row, widths))) for row in table
+    ]
 
 
 def counted(number: int, noun: str) -> str:

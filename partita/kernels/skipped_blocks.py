@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partita.arithmetic.arguments import is_number, require_count, require_number
-from partita.errors import DomainError, ShapeError
+from partita.errors import DomainError, NonFiniteValueError, ShapeError
 from partita.kernels.dropped_keys import (
     LOG2_E,
     change_bound,
@@ -44,6 +44,10 @@ class BlockAttention(NamedTuple):
     output: Tensor
     lse: Tensor
     bound: Tensor
+
+
+def _most(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max
 
 
 def require_tile(tile: Any) -> tuple[int, int]:
@@ -78,7 +82,8 @@ def attend_blocks(
     that of every dense attention: half precision is computed in float32 and rounded at the end, and products of float32 are not cut
     to TF32 or bfloat16, whatever torch is set to. With unit roundoff u,
     `δ = (d + 16)u(|scale||q| max|k| + max|s|)` and n keys, an output is off by at most
-    `(e^{2δ} − 1)·max|v_i − v_j| + (2n + 16)u·max|v|`. No gradients are computed.
+    `(e^{2δ} − 1)·max|v_i − v_j| + (2n + 16)u·max|v|`, as long as numbers stay in the normal range. NaN and infinity in the inputs,
+    and scores that overflow, come out as they do of dense attention: the bound is about skipping only. No gradients are computed.
 
     Args:
         q: `(…, heads, queries, dim)`, as for `F.scaled_dot_product_attention`; float64, float32, bfloat16 or float16.
@@ -99,6 +104,7 @@ def attend_blocks(
     Raises:
         ShapeError: shapes, dtypes or devices that do not fit together.
         DomainError: a negative error, a threshold outside [0, 1], an invalid tile, or a scale that is not finite.
+        NonFiniteValueError: values are so large that sums of them may overflow.
 
     >>> import torch, partita as pa
     >>> _ = torch.manual_seed(0)
@@ -112,10 +118,10 @@ def attend_blocks(
     error, (rows, width) = require_number("error", error, zero=True), require_tile(tile)
     if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
         raise DomainError(f"threshold is {threshold!r}; expected a number from 0 to 1, or None.")
-    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
-        raise DomainError(f"scale is {scale!r}; expected a finite number, or None for 1/√dim.")
     lead, group = _leading_axes(q, k, v, attn_mask, enable_gqa)
     dtype = torch.promote_types(q.dtype, torch.float32)
+    if scale is not None and not (is_number(scale) and -_most(dtype) <= scale <= _most(dtype)):
+        raise DomainError(f"scale is {scale!r}; expected a number that is finite in {dtype}, or None for 1/√dim.")
     with torch.no_grad(), plain_arithmetic(q.device.type):
         flat = [t.to(dtype).expand(*lead[:-1], *t.shape[-3:]) if group > 1 else t.to(dtype) for t in (q, k, v)]
         if group > 1:
@@ -127,12 +133,18 @@ def attend_blocks(
         lse = values.new_full((count, tokens), -torch.inf)
         bound = values.new_zeros(count, tokens)
         if keys.shape[1] and count:
+            width, root = min(width, keys.shape[1]), math.sqrt(abs(factor))
+            queries, keys = queries * math.copysign(root, factor), keys * root  # their products alone may overflow
             held = _Held.of(keys, values, width)
+            if bool((held.largest.isfinite() & (held.largest > _most(dtype) / (4 * keys.shape[1]))).any()):
+                raise NonFiniteValueError(
+                    f"values have norms up to {float(held.largest.max()):.3g}, so that sums of {keys.shape[1]} of them may "
+                    f"overflow {dtype}; expected at most {_most(dtype) / (4 * keys.shape[1]):.3g}."
+                )
             for start in range(0, tokens, rows):
                 part = slice(start, min(start + rows, tokens))
-                scores = factor * (queries[:, part] @ keys.mT)
-                scores = _masked(scores, attn_mask, is_causal, part, lead)
-                sizes = abs(factor) * norms(queries[:, part]) * held.longest[:, None]
+                scores = _masked(queries[:, part] @ keys.mT, attn_mask, is_causal, part, lead)
+                sizes = norms(queries[:, part]) * held.longest[:, None]
                 output[:, part], lse[:, part], bound[:, part] = _one_block(scores, sizes, held, error, threshold, width)
         shape = (*lead, tokens)
         return BlockAttention(output.to(q.dtype).reshape(*shape, v.shape[-1]), lse.reshape(shape), bound.reshape(shape))
