@@ -534,7 +534,7 @@ def test_reports_are_plain_data():
         (lambda: AT.KeepMask(np.ones((2, 2, 2, 2), bool)), pa.errors.ShapeError, "every sequence"),
         (lambda: AT.audit(Attention(), None, AT.TopK(1)), pa.errors.UnsupportedError, "inputs is None"),
         (lambda: AT.audit(Attention(), QKV, None), pa.errors.UnsupportedError, "rule is None"),
-        (lambda: AT.audit(Attention(), QKV, []), pa.errors.UnsupportedError, "rule is None"),
+        (lambda: AT.audit(Attention(), QKV, []), pa.errors.UnsupportedError, "rule is an empty list"),
         (lambda: AT.audit(nn.Linear(2, 2), QKV[0], AT.TopK(1)), pa.errors.UnsupportedError, "no attention"),
         (lambda: AT.audit(Attention(), QKV, AT.TopK(1), heads=[("x", 0)]), pa.errors.UnsupportedError, "did not run"),
         (
@@ -568,7 +568,7 @@ def test_reports_are_plain_data():
         (
             lambda: AT.audit(Attention(), QKV, AT.TopK(1)).queries("Attention", 0, rule="a"),
             pa.errors.DomainError,
-            "rule is 'a'; expected an integer from 0 to 0",
+            r"rule is 'a'; expected the number of a rule: 0 \(TopK\(1\)\)",
         ),
         (
             lambda: AT.audit(Attention(), QKV, AT.TopK(1)).of("Attention", 0, rule=1),
@@ -639,6 +639,26 @@ class Near(AT.DroppingRule):
 
     def keeps(self, scores, positions, head):
         return (positions[:, None] - torch.arange(scores.shape[-1])).abs() < self.most
+
+
+def test_a_rule_of_your_own_may_write_into_its_scores():
+    class Writes(AT.DroppingRule):
+        def keeps(self, scores, positions, head):
+            kept = scores - scores.amax(dim=-1, keepdim=True) > -1
+            positions.add_(7)
+            scores.mul_(3)
+            return kept
+
+    class Reads(AT.DroppingRule):
+        def keeps(self, scores, positions, head):
+            return scores - scores.amax(dim=-1, keepdim=True) > -1
+
+    given = tuple(torch.randn(3, 1, 2, 12, 4).unbind())
+    found = AT.audit(Attention(), given, [Reads(), Writes(), Reads(), AT.Window(1, 2)])
+    reads, writes, again, window = ([h.error for h in found.heads if h.rule is rule] for rule in found.rules)
+    alone = [h.error for h in AT.audit(Attention(), given, AT.Window(1, 2)).heads]
+    for wanted, other in ((reads, writes), (reads, again), (alone, window)):
+        assert all(np.array_equal(a, b) for a, b in zip(wanted, other, strict=True))
 
 
 def test_a_rule_of_your_own_may_be_a_dataclass():
@@ -868,3 +888,82 @@ def test_descending_tiles_are_ascending_tiles_of_the_keys_turned_round():
     )
     with pytest.raises(pa.PartitaError, match="expected True or False"):
         pa.inspect.SkipBlocks(0.2, descending="yes")
+
+
+def score_mods():
+    return {
+        "times 8": lambda s, b, h, i, j: 8 * s,
+        "capped": lambda s, b, h, i, j: 2 * torch.tanh(s / 2),
+        "shifted": lambda s, b, h, i, j: s + 0.1 * (i - j),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", score_mods())
+def test_fewer_bits_where_flex_attention_changes_the_scores(name, captured):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+        pytest.skip("flex attention is seen from torch 2.9 on")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mod, rule = score_mods()[name], AT.Quantized(4)
+
+    class Flex(nn.Module):
+        def forward(self, q, k, v):
+            return flex_attention(q, k, v, score_mod=mod)
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 32, 8, dtype=torch.float64)
+    i, j = torch.arange(32)[:, None], torch.arange(32)
+
+    def output(k, v):
+        return torch.softmax(mod(q @ k.mT / 8**0.5, 0, 0, i, j), dim=-1) @ v
+
+    change = (output(k, v) - output(rule.of(k), rule.of(v))).norm(dim=-1)[0, 0].numpy()
+    given = (Flex(), (q, k, v))
+    if captured:
+        with AT.capture() as heads:
+            Flex()(q, k, v)
+        given = (heads,)
+        if name != "shifted":
+            with pytest.raises(pa.errors.UnsupportedError, match="pass the model and its inputs"):
+                AT.audit(heads, rule=rule)
+            return
+    head = AT.audit(*given, rule=rule).heads[0]
+    np.testing.assert_allclose(head.error, change, atol=1e-13)
+    assert (change <= head.error_bound).all() and (head.error_bound < 10).all()
+
+
+def test_what_alibi_adds_and_a_mask_takes_away_is_rounded():
+    class First(AT.DroppingRule):
+        tile = (1, 1)
+
+        def keeps(self, scores, positions, head):
+            return torch.arange(scores.shape[-1]) == 0
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (64, 2, 2))
+    slopes = torch.tensor([1e15], dtype=torch.float64)
+    mask = slopes * (torch.arange(64)[:, None] - torch.arange(2)).abs()
+
+    class Cancels(nn.Module):
+        def forward(self, q):
+            AT.record(q, k, v, attn_mask=mask, slopes=slopes)
+
+    exact = torch.softmax((q @ k.mT)[0, 0] / 2, dim=-1) @ v[0, 0]
+    head = AT.audit(Cancels(), q, First()).heads[0]
+    assert ((exact - v[0, 0, 0]).norm(dim=-1).numpy() <= head.error_bound).all()
+
+
+def test_numbers_at_the_ends_of_the_range():
+    wide = torch.tensor([[1.7e308, -1.7e308], [1e308, 1e308]], dtype=torch.float64)[None, None]
+    q, v = torch.full((1, 1, 2, 2), 1e-308, dtype=torch.float64), torch.randn(1, 1, 2, 2, dtype=torch.float64)
+    with pytest.raises(NonFiniteValueError, match="keys of a head reach"):
+        AT.audit(Attention(), (q, wide, v), AT.Quantized(4))
+    scores = torch.tensor([0.0, -800.0, -900.0], dtype=torch.float64)  # the weights of two keys are 0 in float64
+    given = (torch.ones(1, 1, 1, 1).double(), scores[None, None, :, None], torch.randn(1, 1, 3, 2).double())
+    nothing = AT.audit(Attention(), given, AT.TopK(3)).heads[0]
+    assert nothing.mass_lost == 0 and nothing.skipped == 0 and nothing.oracle == 0
+    assert AT.audit(Attention(), given, AT.TopK(1, tile=(10**9, 10**9))).heads[0].skipped == pytest.approx(2 / 3)
+    with pytest.raises(NonFiniteValueError, match="NaN"):
+        AT.audit(Attention(), (*given, torch.full((1, 1, 1, 3), math.nan).double()), AT.TopK(1))

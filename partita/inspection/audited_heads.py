@@ -6,7 +6,6 @@ unchanged model.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,13 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from partita.arithmetic.arguments import require_count
-from partita.arithmetic.notebook_cards import card, counted
-from partita.errors import NonFiniteValueError, UnsupportedError
-from partita.functions.dropout import active_dropout
+from partita.arithmetic.notebook_cards import aligned, card, counted
+from partita.errors import DomainError, NonFiniteValueError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.inspection.calls import AttentionCall
-from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured, require_snapshots
+from partita.inspection.captured_heads import (
+    CapturedHeads,
+    DropoutWarning,
+    HeadRecord,
+    are_captured,
+    records_of,
+    require_snapshots,
+)
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.hardening import Answer, Which, base_loss, chosen_heads, loss_with
 from partita.inspection.interception import Reader, watching
@@ -48,7 +52,7 @@ __all__ = ["Audit", "AuditedHead", "answer_under", "audit"]
 
 _SCORES_AT_ONCE = 1 << 21
 _UNIT = 2.0**-53
-_LARGEST = 1e302  # of values
+_LARGEST = 1e302  # of keys and values
 _QUANTILES = (0.5, 0.9, 0.99)
 _PER_QUERY = ("skipped", "oracle", "mass_lost", "error_bound", "error", "output_norm")
 
@@ -137,7 +141,9 @@ class Audit:
             UnsupportedError: there is no such head.
             DomainError: there is no such rule.
         """
-        require_count("rule", rule, least=0, most=len(self.rules) - 1)
+        if not isinstance(rule, int) or not 0 <= rule < len(self.rules):
+            names = ", ".join(f"{k} ({one})" for k, one in enumerate(self.rules))
+            raise DomainError(f"rule is {rule!r}; expected the number of a rule: {names}.")
         for found in self.heads:
             if (found.layer, found.head) == (layer, head) and found.rule is self.rules[rule]:
                 return found
@@ -190,13 +196,7 @@ class Audit:
         return card(self._title(), columns=columns, rows=rows, note="; ".join(self._below()))
 
     def __str__(self) -> str:
-        table = list(self._shown())
-        widths = [max(len(row[k]) for row in table) + 2 for k in range(len(table[0]))]
-        lines = [
-            "".join(f"{x:<{w}}" if k == 0 else f"{x:>{w}}" for k, (x, w) in enumerate(zip(row, widths)))
-            for row in table
-        ]
-        return "\n".join([self._title(), *lines, *self._below()])
+        return "\n".join([self._title(), *aligned(self._shown()), *self._below()])
 
 
 _NOTE = "shares are means over queries; mass, bound and error are the largest of any query"
@@ -218,7 +218,8 @@ def audit(
     `Δo = Σ_j p_j(v_j − o)/(Z + Σ_j p_j)` over dropped keys j. It is bounded without exponentials of dropped scores, by
     `|Δo| ≤ Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` over tiles b with dropped keys, whose mass lies between L_b and U_b and whose
     values within r_b of c_b. *Theorem*: `dropped-keys`. `Quantized` has its own bound. *Theorem*: `quantized-keys`. The bounds
-    allow for rounding, including when you compute both outputs in float64.
+    allow for rounding, including when you compute both outputs in float64, but not for what a score_mod of flex attention makes of
+    rounded scores.
 
     Queries that see no key and padding are not counted. If a rule drops every key that a query sees, its output is 0.
 
@@ -276,7 +277,9 @@ def audit(
 
 def _rules(rule: Any) -> tuple[Rule, ...]:
     rules = tuple(rule) if isinstance(rule, (list, tuple)) else (rule,)
-    return tuple(copy(require_rule(one)) for one in rules or (None,))  # the same rule twice is two rules
+    if not rules:
+        raise UnsupportedError("rule is an empty list; expected a rule, or a list of rules.")
+    return tuple(copy(require_rule(one)) for one in rules)  # the same rule twice is two rules
 
 
 def _run(model: nn.Module, inputs: Any, held: _Tables, readers: Any, progress: Any) -> None:
@@ -286,15 +289,12 @@ def _run(model: nn.Module, inputs: Any, held: _Tables, readers: Any, progress: A
         )
     if inputs is None:
         raise UnsupportedError("inputs is None; pass model inputs, or pass captured heads as `model`.")
-    if dropout := active_dropout(model):
-        warnings.warn(
-            f"the model is in train mode: dropout is on in {dropout}, so the audited heads are random. Call model.eval() first.",
-            stacklevel=3,
-        )
+    dropout = DropoutWarning(model, "audited")
     runs = inputs if isinstance(inputs, list) else [inputs]
     for number, one in enumerate(runs):
 
         def seen(layer: str, call: AttentionCall, number: int = number) -> None:
+            dropout.of_call(layer, call.dropout)
             if progress is not None:
                 progress(layer, number, len(runs))
             for head in range(call.heads):
@@ -308,9 +308,7 @@ def _run(model: nn.Module, inputs: Any, held: _Tables, readers: Any, progress: A
 
 
 def _walk(heads: Any, inputs: Any, loss: Any, held: _Tables, progress: Any) -> None:
-    records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
-    if not all(isinstance(record, HeadRecord) for record in records):
-        raise UnsupportedError(f"model is {type(heads).__name__}; expected an nn.Module, or what `capture` recorded.")
+    records = records_of(heads, name="model", wanted="an nn.Module, or ")
     if inputs is not None or loss is not None:
         raise UnsupportedError("inputs and loss need the model; with captured heads give the rule alone, rule=….")
     require_snapshots(records)
@@ -333,6 +331,8 @@ def _with_loss(
     progress: Any,
 ) -> Audit:
     base, ran = base_loss(model, loss, readers)
+    if not ran.heads:
+        raise UnsupportedError("loss(model) ran no attention", "Call the model that is passed to loss.")
     if missing := [h for h in done if not 0 <= h.head < ran.heads.get(h.layer, 0) or h.layer in ran.reasons]:
         raise UnsupportedError(
             f"head {missing[0].head} of layer {missing[0].layer!r} cannot be replaced inside loss(model), or does not run there. "
@@ -433,6 +433,7 @@ class _Sequences:
     head: int
     positions: Tensor
     padding: Tensor | None  # (batch, queries)
+    fixed: bool = False  # flex attention changed the scores, and what it makes of other scores is not known
 
     @classmethod
     def of_call(cls, call: AttentionCall, head: int) -> _Sequences:
@@ -451,18 +452,19 @@ class _Sequences:
         """Recorded queries with all keys."""
         call = snapshot.as_call()
         padding = None if snapshot.padding is None else torch.from_numpy(np.ascontiguousarray(snapshot.padding))[None]
-        return cls(call, head, call.places, padding)
+        return cls(call, head, call.places, padding, snapshot.follows_scores)
 
     def checked(self) -> _Sequences:
         for name in ("queries", "keys", "values"):
             if not bool(torch.isfinite(getattr(self.call, name)).all()):
                 raise NonFiniteValueError(f"{name} of a head contain NaN or infinity; check the model's activations.")
-        values = self.call.values
-        largest = float(values.detach().abs().max()) if values.numel() else 0.0
-        if largest > _LARGEST:
-            raise NonFiniteValueError(
-                f"values of a head reach {largest:.3g}, so that sums of them overflow float64; expected at most {_LARGEST:g}."
-            )
+        for name in ("keys", "values"):
+            numbers = getattr(self.call, name)
+            largest = float(numbers.detach().abs().max()) if numbers.numel() else 0.0
+            if largest > _LARGEST:
+                raise NonFiniteValueError(
+                    f"{name} of a head reach {largest:.3g}, so that sums of them overflow float64; expected at most {_LARGEST:g}."
+                )
         return self
 
     def parts(self, height: int) -> Iterator[_Part]:
@@ -506,7 +508,8 @@ class _Part:
 
     def __init__(self, sequences: _Sequences, values: _Values, rows: slice) -> None:
         call = sequences.call
-        self.head, self.values, self.rows, self.positions = sequences.head, values, rows, sequences.positions[rows]
+        self.sequences, self.head, self.values = sequences, sequences.head, values
+        self.rows, self.positions = rows, sequences.positions[rows]
         self.queries, self.keys, self.scale = call.queries[:, 0, rows], call.keys[:, 0], call.scale
         self.scores, self.seen = call.scores(0, rows, torch.float64)
         top = self.scores.amax(dim=-1, keepdim=True)
@@ -517,6 +520,8 @@ class _Part:
         self.behind = self.scores - torch.where(top > -torch.inf, top, 0.0)
         self.masses = torch.exp(self.behind)
         sizes = abs(self.scale) * norms(self.queries) * norms(self.keys).amax(dim=-1)[:, None]
+        if call.slopes is not None:  # a mask may cancel what ALiBi adds
+            sizes = sizes + call.slopes.abs().double().max() * (1 + max(call.last_place, self.keys.shape[1]))
         highest = torch.where(self.seen, self.scores.abs(), 0.0).amax(dim=-1)
         self.drift = score_drift(sizes, highest, self.keys.shape[-1], _UNIT)
         self.terms = self.keys.shape[1] + values.moved.shape[-1] + 16
@@ -539,7 +544,7 @@ class _Part:
     def _dropped(self, rule: DroppingRule) -> dict[str, Tensor]:
         keep = kept_keys(rule, self.scores, self.positions, self.head) & self.seen
         drop = self.seen & ~keep
-        none, values, width = ~keep.any(dim=-1), self.values, rule.tile[1]
+        none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
         weights = torch.softmax(
             self.scores.masked_fill(~keep, -torch.inf), dim=-1
         )  # its own maximum: kept keys may trail far
@@ -566,7 +571,7 @@ class _Part:
         return {
             "change": change,
             "skipped": dropped / visible.clamp(min=1.0),
-            "oracle": self._most_at(lost, counts) / visible.clamp(min=1.0),
+            "oracle": torch.where(lost > 0, self._most_at(lost, counts), dropped) / visible.clamp(min=1.0),
             "mass_lost": lost / total,
             "error_bound": torch.where(drop.any(dim=-1), self._measurable(bound, farthest, values.largest), 0.0),
             "error": norms(change),
@@ -589,10 +594,10 @@ class _Part:
         keys, stored = rule.of(self.keys), rule.of(original)
         off_keys, off_values = norms(keys - self.keys)[:, None], norms(stored - original)[:, None]
         moved = stored - values.middle
-        scores = self.scores + self.scale * (self.queries @ (keys - self.keys).mT)
+        scores, added = self._with_keys(keys)
         before, after = (torch.nan_to_num(torch.softmax(s, dim=-1)) for s in (self.scores, scores))
         output, whole = after @ moved, before @ values.moved
-        shift = abs(self.scale) * norms(self.queries)[..., None] * off_keys + 2 * self.drift[..., None]
+        shift = abs(self.scale) * norms(self.queries)[..., None] * off_keys + added + 2 * self.drift[..., None]
         reach = distances(output, moved)
         # relative to the largest term of the denominator: weights that underflow matter if their keys may have moved far enough
         least = (scores - shift).amax(dim=-1, keepdim=True)
@@ -600,7 +605,7 @@ class _Part:
         found = grown.sum(dim=-1) / torch.exp(scores - shift - least).sum(dim=-1)
         farthest = values.balls(1)[2] + off_values.amax(dim=-1)
         largest = torch.maximum(values.largest, norms(stored).amax(dim=-1)[:, None])
-        changed = (self.seen & ((off_keys > 0) | (off_values > 0))).any(dim=-1)
+        changed = (self.seen & ~((off_keys == 0) & (off_values == 0))).any(dim=-1)
         nothing = torch.zeros_like(found)
         return {
             "change": whole - output,
@@ -611,6 +616,19 @@ class _Part:
             "error": norms(whole - output),
             "output_norm": self._norms(whole + values.middle),
         }
+
+    def _with_keys(self, keys: Tensor) -> tuple[Tensor, Tensor | float]:
+        """The scores with other keys, and how far they moved because a score_mod adds other numbers to them."""
+        scores, call = self.scores + self.scale * (self.queries @ (keys - self.keys).mT), self.sequences.call
+        if self.sequences.fixed:
+            raise UnsupportedError(
+                "flex attention changes the scores of these heads, and what it makes of other scores was not kept",
+                "For Quantized, pass the model and its inputs to pa.inspect.audit.",
+            )
+        if not call.changes_scores:
+            return scores, 0.0
+        found, _ = replace(call, keys=keys[:, None]).scores(0, self.rows, torch.float64)
+        return found, torch.where(self.seen, (found - scores).abs(), 0.0).nan_to_num(nan=torch.inf)
 
     def _norms(self, outputs: Tensor) -> Tensor:
         return torch.where(self.seen.any(dim=-1), norms(outputs), 0.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from partita.arithmetic.arguments import is_number, require_count, require_number
-from partita.arithmetic.notebook_cards import card, counted
+from partita.arithmetic.notebook_cards import aligned, card, counted
 from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead, audit
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured
@@ -132,8 +132,8 @@ class Calibration:
             for name in ("beyond", "beyond_bound")
         )
         return (
-            f"thresholds per {self.per} for an error of {self.error:g}: {skipped:.1%} of the tiles skipped on {self.held_out} "
-            f"held-out sequences, {beyond:.2%} of the queries beyond (by the proved bound {proved:.2%})"
+            f"thresholds per {self.per} for an error of {self.error:g}: {skipped:.1%} of the tiles skipped on "
+            f"{counted(self.held_out, 'held-out sequence')}, {beyond:.2%} of the queries beyond (by the proved bound {proved:.2%})"
         )
 
     def _shown(self) -> list[tuple[str, ...]]:
@@ -152,13 +152,7 @@ class Calibration:
         return card(self._title(), columns=columns, rows=rows)
 
     def __str__(self) -> str:
-        table = self._shown()
-        widths = [max(len(row[k]) for row in table) + 2 for k in range(len(table[0]))]
-        lines = [
-            "".join(f"{x:<{w}}" if k == 0 else f"{x:>{w}}" for k, (x, w) in enumerate(zip(row, widths)))
-            for row in table
-        ]
-        return "\n".join([self._title(), *lines])
+        return "\n".join([self._title(), *aligned(self._shown())])
 
 
 def calibrate(
@@ -223,6 +217,9 @@ def calibrate(
             "held_out are captured heads, and model is a module; expected inputs of the model, or captured heads as both."
         )
     pattern = rule if isinstance(rule, SkipBlocks) else SkipBlocks(0.0)
+    thresholds = list(thresholds)
+    if not thresholds:
+        raise UnsupportedError("thresholds is empty; expected numbers from 0 to 1.")
     grid = sorted({0.0, *(replace(pattern, threshold=t).threshold for t in thresholds)})
     rules = [replace(pattern, threshold=t) for t in grid]
     options: dict[str, Any] = {"heads": heads, "readers": readers, "progress": progress}

@@ -36,6 +36,7 @@ MASKED_BELOW = -9e3
 COLUMNS = 192
 _VISIBLE_AT_ONCE = 1 << 24  # pairs of a query and a key
 _SCORES_AT_ONCE = 1 << 21
+_ROWS_LOOKED_AT = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class AttentionCall:
         modify: what flex attention makes of the scores, or None. `modify(scores, element, heads, rows, keys)` takes
             `scale·q kᵀ`, `(heads, rows, keys)`, of a sequence with that number, with the numbers of the heads, rows and keys as
             tensors that broadcast to the same shape, and returns the scores that softmax sees, −∞ where masked.
+        dropout: share of the weights that the model drops at random here. It is not applied.
     """
 
     queries: Tensor
@@ -69,6 +71,7 @@ class AttentionCall:
     slopes: Tensor | None = None
     positions: Tensor | None = None
     modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor] | None = None
+    dropout: float = 0.0
 
     @property
     def heads(self) -> int:
@@ -222,7 +225,9 @@ class AttentionCall:
             mask = mask[heads] if mask.shape[0] > 1 else mask
             mask = mask[:, rows] if mask.shape[1] > 1 else mask
             mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
-            seen = mask if mask.dtype == torch.bool else mask > MASKED_BELOW
+            seen = (
+                mask if mask.dtype == torch.bool else ~(mask <= MASKED_BELOW)
+            )  # NaN is no mask: it shows in the scores
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
         if self.modify is not None:
             scores = scores + self._added(scores, element, heads, i, j).to(scores)
@@ -247,6 +252,27 @@ class AttentionCall:
         """Whether flex attention makes something of the scores besides masking them: what rounding does then is unknown."""
         return self.modify is not None and not getattr(self.modify, "only_masks", False)
 
+    def follows_scores(self, element: int, head: int) -> bool:
+        """Whether what flex attention adds to a score depends on the score, as in soft-capping: seen in some rows, at the call's
+        own scores and at 0.
+
+        Args:
+            element: number of the sequence.
+            head: number of the head.
+        """
+        if not self.changes_scores:
+            return False
+        heads, dtype = slice(head, head + 1), torch.promote_types(self.queries.dtype, torch.float32)
+        rows = slice(None, None, max(1, self.queries.shape[2] // _ROWS_LOOKED_AT))
+        columns, places = torch.arange(self.keys.shape[2], device=self.keys.device), self.places[rows][:, None]
+        plain = replace(self, mask=None, modify=None, window=None, slopes=None, causal=False)
+        scores = plain.tile(element, heads, rows, slice(None), dtype)
+        own = self._added(scores, element, heads, places, columns)
+        other = self._added(torch.zeros_like(scores), element, heads, places, columns)
+        seen = (own > -torch.inf) & (other > -torch.inf)
+        size = torch.where(seen, scores.abs() + own.abs(), 0.0).max() if seen.any() else 0.0
+        return bool((torch.where(seen, own - other, 0.0).abs() > 2.0**-12 * size).any())
+
     @property
     def is_masked(self) -> bool:
         """Whether anything but `causal` hides keys or is added to scores."""
@@ -266,14 +292,16 @@ class AttentionCall:
         heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
         free = replace(self, causal=False)
         plain = replace(free, mask=None, modify=None, window=None, slopes=None)
-        dtype = torch.promote_types(self.queries.dtype, torch.float32)
+        dtype = torch.promote_types(self.queries.dtype, torch.float32 if self.slopes is None else torch.float64)
         step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
         parts = []
         for start in range(0, max(self.queries.shape[2], 1), step):
             rows = slice(start, start + step)
             places = self.places[rows][:, None]
             if self.modify is None:
-                nothing = torch.zeros(1, len(places), len(columns), dtype=dtype, device=columns.device)
+                nothing = torch.zeros(
+                    1, len(places), len(columns), dtype=dtype, device=columns.device
+                )  # what is added is exact
                 parts.append(free._masked(nothing, element, heads, rows, places, columns)[0])
             else:
                 scores = plain.tile(element, heads, rows, slice(None), dtype)
@@ -463,7 +491,7 @@ def from_sdpa(
         raise ShapeError(f"slopes has shape {tuple(slopes.shape)}; expected ({q.shape[1]},), one per head.")
     if window is not None and window < 1:
         raise ShapeError(f"window is {window}; expected at least 1: a query sees the keys j with |i − j| < window.")
-    yield AttentionCall(q, k, v, used, mask, is_causal, window=window, slopes=slopes)
+    yield AttentionCall(q, k, v, used, mask, is_causal, window=window, slopes=slopes, dropout=dropout_p)
 
 
 def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -85,19 +85,21 @@ class HeadRecord:
         return f"HeadRecord({self.name}, queries × keys {shapes}{more}, R^{self.snapshots[0].keys.shape[1]})"
 
 
-def records_of(heads: Any, *, empty: bool = True) -> list[HeadRecord]:
+def records_of(heads: Any, *, empty: bool = True, name: str = "heads", wanted: str = "") -> list[HeadRecord]:
     """The records of captured heads. Raises an UnsupportedError for models and other things that are not records.
 
     Args:
         heads: from `capture`, or one or several of its records.
         empty: whether there may be none.
+        name: of the argument.
+        wanted: what else it may be.
     """
     records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
     if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
         kind = type(heads).__name__
         found = f"{'a model ' if isinstance(heads, nn.Module) else ''}of type {kind}"
         raise UnsupportedError(
-            f"heads is {found}; expected what `capture` recorded while the model ran on inputs",
+            f"{name} is {found}; expected {wanted}what `capture` recorded while the model ran on inputs",
             "Use: with pa.inspect.capture(model) as heads: model(inputs). Then pass heads.",
         )
     if not records and not empty:
@@ -126,6 +128,37 @@ def require_snapshots(records: Iterable[HeadRecord]) -> None:
         )
 
 
+class DropoutWarning:
+    """Warns, once, that heads are read while dropout is on.
+
+    Args:
+        model: whose modules are looked at now; what functions are called with is told later.
+        done: what is done with the heads, "recorded" or so.
+    """
+
+    def __init__(self, model: object, done: str) -> None:
+        self.done, self.given = done, False
+        if where := active_dropout(model):
+            self._warn(where, stacklevel=5)
+
+    def of_call(self, layer: str, share: float) -> None:
+        """An attention that drops out a share of its weights.
+
+        Args:
+            layer: the module path of its layer.
+            share: the argument `dropout_p`.
+        """
+        if share > 0 and not self.given:
+            self._warn(f"the attention of {layer!r} (p = {share:g})", stacklevel=3)
+
+    def _warn(self, where: str, stacklevel: int) -> None:
+        self.given = True
+        warnings.warn(
+            f"the model is in train mode: dropout is on in {where}, so the {self.done} heads are random. Call model.eval() first.",
+            stacklevel=stacklevel,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Limits:
     layers: tuple[str, ...] | None
@@ -151,6 +184,7 @@ class CapturedHeads:
     """
 
     _limits: _Limits
+    _dropout: DropoutWarning = field(repr=False)
     _kept: dict[str, dict[int, list[Snapshot]]] = field(default_factory=dict)
     _streamed: dict[str, dict[int, list[StreamedSequence]]] = field(default_factory=dict)
     _tokens: SeenTokens = field(default_factory=SeenTokens, repr=False)
@@ -199,6 +233,8 @@ class CapturedHeads:
 
     def _add(self, layer: str, call: AttentionCall) -> None:
         limits = self._limits
+        self._tokens.attention_seen()
+        self._dropout.of_call(layer, call.dropout)
         if limits.layers is not None and not any(fnmatchcase(layer, pattern) for pattern in limits.layers):
             return
         chosen = range(call.heads) if limits.heads is None else [h for h in limits.heads if h < call.heads]
@@ -232,6 +268,7 @@ class CapturedHeads:
                     dtype=str(call.queries.dtype).removeprefix("torch."),
                     same_tokens=call.is_square,
                     tokens=None if ids is None else ids[element],
+                    follows_scores=call.follows_scores(element, head),
                 )
                 self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
 
@@ -239,7 +276,6 @@ class CapturedHeads:
         """The numbers of the tokens of a call, `(batch, keys)`: those that were given, or those that reached an embedding."""
         first = self._passed.get(layer, 0)
         self._passed[layer] = first + batch
-        self._tokens.attention_seen()
         if not call.is_square:
             return None
         if self._limits.given is not None:
@@ -278,7 +314,7 @@ class CapturedHeads:
             copies = min(batch, call.mask.shape[0]) * min(heads, call.mask.shape[1])
             needed += copies * rows * keys * (1 if call.mask.dtype == torch.bool else width)
         if call.modify is not None or call.window is not None or call.slopes is not None:  # written out as a mask
-            needed += batch * heads * tokens * keys * width
+            needed += batch * heads * tokens * keys * (width if call.slopes is None else 8)
         self._require_room(layer, needed)
 
     def _require_room(self, layer: str, needed: int) -> None:
@@ -448,12 +484,8 @@ def capture(
                 "Add stream=True, or leave it out: without stream queries, keys and values are kept anyway.",
             )
     patterns, chosen = _patterns(layers), _numbers(heads)
-    if dropout := active_dropout(model):
-        warnings.warn(
-            f"the model is in train mode: dropout is on in {dropout}, so the recorded heads are random. Call model.eval() first.",
-            stacklevel=3,
-        )
+    dropout = DropoutWarning(model, "recorded")
     limits = _Limits(patterns, chosen, most, batch, max_bytes, given, stream, keep or not stream, null, seed, queries)
-    captured = CapturedHeads(limits, advice=advice_on_eager(model))
+    captured = CapturedHeads(limits, dropout, advice=advice_on_eager(model))
     with watching(model, captured._add, readers, on_tokens=captured._tokens.embedding_seen):
         yield captured

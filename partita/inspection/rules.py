@@ -57,8 +57,9 @@ class DroppingRule(Rule, ABC):
 def require_rule(rule: Any) -> Rule:
     """The rule. Raises an UnsupportedError for anything that is not one."""
     if not isinstance(rule, (DroppingRule, Quantized)):
+        found = repr(rule) if len(repr(rule)) < 80 else f"of type {type(rule).__name__}"
         raise UnsupportedError(
-            f"rule is {rule!r}; expected SkipBlocks(threshold), TopK(k), Window(sinks, recent), KeepMask(mask), Quantized(bits), "
+            f"rule is {found}; expected SkipBlocks(threshold), TopK(k), Window(sinks, recent), KeepMask(mask), Quantized(bits), "
             "a DroppingRule of your own, or a list of these."
         )
     if isinstance(rule, DroppingRule):
@@ -75,7 +76,8 @@ def kept_keys(rule: DroppingRule, scores: Tensor, positions: Tensor, head: int) 
         positions: `(rows,)`, ascending positions of the queries.
         head: number of the head within its layer.
     """
-    kept = rule.keeps(scores, positions, head)
+    built_in = isinstance(rule, (SkipBlocks, TopK, Window, KeepMask))
+    kept = rule.keeps(scores, positions, head) if built_in else rule.keeps(scores.clone(), positions.clone(), head)
     ends = zip(reversed(kept.shape), reversed(scores.shape)) if isinstance(kept, Tensor) else ()
     if (
         not isinstance(kept, Tensor)
@@ -135,7 +137,8 @@ class SkipBlocks(DroppingRule):
             positions: `(rows,)`, ascending.
             head: not used.
         """
-        heights = tiles_of(scores, self.tile[1], -torch.inf).amax(dim=-1)
+        width = min(self.tile[1], max(1, scores.shape[-1]))
+        heights = tiles_of(scores, width, -torch.inf).amax(dim=-1)
         needed = objecting(heights.flip(-1) if self.descending else heights, self.threshold)
         needed = needed.flip(-1) if self.descending else needed
         _, block = torch.unique_consecutive(positions // self.tile[0], return_inverse=True)
@@ -143,7 +146,7 @@ class SkipBlocks(DroppingRule):
             len(scores), int(block.max()) + 1 if len(block) else 0, needed.shape[-1], dtype=torch.int
         )
         kept = votes.index_add_(1, block, needed.int())[:, block] > 0
-        return kept.repeat_interleave(self.tile[1], dim=-1)[..., : scores.shape[-1]]
+        return kept.repeat_interleave(width, dim=-1)[..., : scores.shape[-1]]
 
 
 @final

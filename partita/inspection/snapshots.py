@@ -39,6 +39,7 @@ class Snapshot:
         same_tokens: whether queries and keys are the same tokens, so that distances between them mean something. By default
             they are if there are as many.
         tokens: `(keys,)`, numbers of the tokens, equal for equal tokens; None if they are unknown.
+        follows_scores: whether the mask is what flex attention added to these scores, and would add other numbers to others.
     """
 
     queries: NDArray[np.floating]
@@ -52,6 +53,10 @@ class Snapshot:
     dtype: str = "float32"
     same_tokens: bool | None = None
     tokens: NDArray[np.int64] | None = None
+    follows_scores: bool = False
+
+    def __repr__(self) -> str:
+        return f"Snapshot({len(self.queries)} queries × {len(self.keys)} keys, R^{self.keys.shape[1]}, {self.dtype})"
 
     def __post_init__(self) -> None:
         if self.same_tokens is None:
