@@ -277,3 +277,59 @@ def test_a_file_of_the_name_of_a_module_does_not_replace_it(here, tmp_path):
 def test_mistakes_on_the_command_line_get_one_line(here, arguments, words):
     code, _, errors = here(*arguments, "--out", "report")
     assert code == 64 and words in errors and "Traceback" not in errors
+
+
+class Dropping(nn.Module):
+    """Dropout that no module shows, as GPT-style code writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.project(x)[:, None].chunk(3, dim=-1)
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if self.training else 0.0)
+
+
+def test_dropout_that_no_module_shows_is_named():
+    model, x = Dropping().train(), torch.randn(2, 6, 8)
+
+    def loss(model):
+        return model(x).square().mean()
+
+    with pytest.raises(NotDeterministicError, match=r"returned .* and then .*model\.eval\(\)"):
+        pa.inspect.harden(model, loss)
+    words = r"dropout is on in the attention of 'Dropping' \(p = 0\.5\)"
+    with pytest.warns(UserWarning, match=words) as told, pa.inspect.capture(model) as heads:
+        model(x)
+        model(x)
+    assert len(told) == 1 and len(heads) == 1
+    with pytest.warns(UserWarning, match="the audited heads are random"):
+        pa.inspect.audit(model, x, pa.inspect.TopK(2))
+    model.eval()
+    pa.inspect.audit(model, x, pa.inspect.TopK(2), loss)
+    with pytest.raises(UnsupportedError, match=r"loss\(model\) ran no attention"):
+        pa.inspect.audit(model, x, pa.inspect.TopK(2), lambda other: 1.0)
+
+
+def test_readers_and_shapes_are_checked():
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    for wrong in ((q, k[..., :3], v), (q, k, v[:, :, :4])):
+        with pytest.raises(ShapeError, match="record got query"), pa.inspect.capture():
+            pa.inspect.record(*wrong)
+    model, x = Dropping().eval(), torch.randn(2, 6, 8)
+    for name, told, words in (
+        ("zzz", 3, "the pattern 'zzz' of readers matches no module"),
+        ("project", 3, "returned int"),
+        ("project", (1, 2), "a list with int"),
+    ):
+        readers = {name: lambda *_, told=told: told}
+        with pytest.raises(UnsupportedError, match=words), pa.inspect.capture(model, readers=readers):
+            model(x)
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(q, k, v)
+    with pytest.raises(UnsupportedError, match=r"expected report\[layer, head\], one of \('attention', 0\)"):
+        pa.inspect.read(heads)[0]
+    assert repr(heads["attention", 0].snapshots[0]) == "Snapshot(5 queries × 5 keys, R^4, float32)"
+    with pytest.raises(UnsupportedError, match="thresholds is empty"):
+        pa.inspect.calibrate(heads, error=0.1, thresholds=[])

@@ -384,7 +384,7 @@ def planted(kind, tokens=60, dim=64):
         ("previous", "Looks at the previous token: 100% of its weight"),
         ("back 15", "Looks at the token 15 back, where there is one: 100% of its weight (a random head at its own"),
         ("self", "Looks at its own token: 100%"),
-        ("first", "Looks at the first token, whatever the query: 100%"),
+        ("first", "Looks at the first token: 100%"),
         ("induction", "Looks at what followed other copies of its token (induction), where there are any: "),
         ("duplicate", "Looks at other copies of its token, where there are any: "),
         ("nothing", "Averages: its output is within 0%"),
@@ -738,3 +738,201 @@ def test_padding_is_the_same_in_both_readings(case):
                     want, got = getattr(a, field.name), getattr(b, field.name)
                     assert got == pytest.approx(want, rel=1e-4, abs=1e-5, nan_ok=True), field.name
         assert not math.isnan(streamed.roles.sink_mass)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [16, 24, 64])
+def test_random_heads_get_no_sentence_however_sharp(tokens, stream):
+    """Their scores make each query pick a key, but those of the random heads beside them do so as well."""
+    torch.manual_seed(3)
+    q, k, v = 10 * torch.randn(1, 100, tokens, 16), torch.randn(1, 100, tokens, 16), torch.randn(1, 100, tokens, 16)
+    with pa.inspect.capture(stream=stream, tokens=torch.randint(6, (tokens,)).tolist()) as heads:
+        pa.inspect.record(q, k, v, is_causal=True)
+    said = [h.sentence for h in pa.inspect.read(heads, budget=0).heads]
+    assert sum(map(bool, said)) <= 1, said  # of a hundred
+
+
+def looking_at(weights):
+    """The head whose queries divide their weight between keys as these rows say."""
+    logs, keys = torch.log(torch.as_tensor(weights) + 1e-9), torch.eye(len(weights), dtype=torch.float64)
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(logs[None, None], keys[None, None], keys[None, None], is_causal=True, scale=1.0)
+    return pa.inspect.read(heads, budget=0).heads[0].sentence
+
+
+def test_places_that_share_the_weight_are_all_named():
+    half = 0.5 * np.eye(80, k=-1)
+    half[:, 0] += 0.5
+    said = looking_at(half)
+    assert said.startswith("Looks at the ") and "the previous token: 5" in said and "the first token: 5" in said
+    said = looking_at((np.eye(80) + np.eye(80, k=-1) + np.eye(80, k=-2)) / 3)
+    assert all(words in said for words in ("its own token: 3", "the previous token: 3", "the token 2 back")), said
+    previous = np.eye(80, k=-1)
+    previous[0, 0] = 1
+    assert looking_at(previous).count("%") == 2  # its own, and that of the random head
+
+
+def test_a_head_that_picks_the_same_key_for_all_queries_says_so():
+    q, k = torch.ones(1, 1, 60, 4), torch.zeros(1, 1, 60, 4)
+    k[0, 0, 7] = 6.0
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(q, k, torch.randn(1, 1, 60, 4))
+    said = pa.inspect.read(heads, budget=0).heads[0].sentence
+    assert said.startswith("Picks one key, the same one for 100% of the queries: "), said
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+class Translator(nn.Module):
+    """Two sequences of one length, each with an embedding and an attention of its own."""
+
+    def __init__(self, upfront):
+        super().__init__()
+        self.source, self.target, self.upfront = nn.Embedding(50, 8), nn.Embedding(50, 8), upfront
+        self.encoder, self.decoder = Plain(), Plain()
+
+    def forward(self, a, b):
+        y = self.target(b) if self.upfront else None
+        x = self.encoder(self.source(a))
+        return x + self.decoder(self.target(b) if y is None else y)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("layers", [None, "decoder"])
+def test_tokens_are_those_of_the_right_sequence_or_unknown(layers, stream):
+    a, b = torch.randperm(40)[:12][None], torch.tensor([[7, 3] * 6])
+    for upfront, copies in ((False, 12.0), (True, math.nan)):
+        model = Translator(upfront)
+        with torch.no_grad(), pa.inspect.capture(model, layers=layers, stream=stream) as heads:
+            model(a, b)
+        assert pa.inspect.read(heads, budget=0)["decoder", 0].roles.copies == pytest.approx(copies, nan_ok=True)
+
+
+class Several(nn.Module):
+    """Something else is embedded before the tokens."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.given, self.attend = other, Plain()
+        self.other, self.words = nn.Embedding(int(other.max()) + 1, 8), nn.Embedding(100, 8)
+
+    def forward(self, ids):
+        return self.attend(self.other(self.given) + self.words(ids))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [[1, 1, 1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6, 7]],  # positions, padded on the left
+        [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]],  # on the right
+        [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]],  # segments
+        [[0, 1, 1, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 1, 0, 1]],  # anything, in a table of two rows
+    ],
+)
+def test_positions_and_segments_are_not_tokens(other):
+    ids = torch.tensor([[9, 8, 9, 7, 9, 8, 7, 6], [5, 5, 6, 7, 5, 6, 7, 8]])
+    model = Several(torch.tensor(other))
+    with torch.no_grad(), pa.inspect.capture(model) as heads:
+        model(ids)
+    assert np.array_equal([s.tokens for s in heads["attend", 0].snapshots], ids)
+
+
+def test_passes_without_attention_do_not_pile_up():
+    words = nn.Embedding(50, 8)
+    with pa.inspect.capture() as heads:
+        for _ in range(200):
+            words(torch.randperm(40)[:12][None])
+    assert len(heads._tokens._found) <= 64
+
+
+def test_heads_are_read_whatever_the_default_device():
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(*torch.randn(3, 1, 2, 20, 8))
+    wanted = str(pa.inspect.read(heads).rows())
+    with torch.device("meta"):
+        assert str(pa.inspect.read(heads).rows()) == wanted
+
+
+EXTREMES = {
+    "slopes, queries beyond the keys": (torch.float32, 1e-3, 1e-3, 1.0, 0.125),
+    "slopes in float64": (torch.float64, 1e-3, 1e-3, 1.0, 0.125),
+    "squares vanish": (torch.float32, 1e-24, 1e18, 1e6, 0.0),
+    "squares vanish in float64": (torch.float64, 1e-170, 1e150, 1e20, 0.0),
+    "squares vanish and overflow": (torch.float32, 1e-30, 1e30, 1.0, 0.0),
+    "products underflow": (torch.float32, 1.0, 1e18, 1e-42, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_the_error_of_the_scores_is_a_bound_for_all_sizes(name):
+    dtype, size, other, scale, slope = EXTREMES[name]
+    torch.manual_seed(0)
+    dim = 1 if slope else 3
+    q, k = ((s * torch.randn(1, 1, n, dim, dtype=torch.float64)).to(dtype) for s, n in ((size, 2000), (other, 10)))
+    slope = slope and float(np.float32(slope - 0.0015433))  # no power of two
+    with pa.inspect.capture(stream=True, queries=True, null=False) as heads:
+        pa.inspect.record(
+            q, k, torch.randn(1, 1, 10, 2, dtype=dtype), scale=scale, slopes=torch.tensor([slope]) if slope else None
+        )
+    head, each = pa.inspect.read(heads).heads[0], heads["attention", 0].queries()
+    a, b = (t[0, 0].double().numpy().astype(np.longdouble) for t in (q, k))
+    away = np.abs(np.arange(2000)[:, None] - np.arange(10))
+    scores = np.sort(np.longdouble(scale) * (a @ b.T) - np.longdouble(slope) * away, axis=1)
+    margins = scores[:, -1] - scores[:, -2]
+    relative = 2.0**-50 if dtype == torch.float64 else 2.0**-22
+    assert 0 < head.score_error < math.inf
+    assert (np.abs(each["margins"] - margins) <= 2 * each["score_error"] + relative * margins).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alibi_is_recorded_in_float64(dtype):
+    torch.manual_seed(0)
+    q, k, v = ((1e-3 * torch.randn(1, 1, n, 1)).to(dtype) for n in (2000, 10, 10))
+    slopes = torch.tensor([0.1234567])
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(q, k, v, scale=1.0, slopes=slopes)
+    a, b = (t[0, 0, :, 0].double().numpy() for t in (q, k))
+    away = np.abs(np.arange(2000)[:, None] - np.arange(10))
+    scores = np.sort(a[:, None] * b - slopes.double().item() * away, axis=1)
+    assert np.abs(heads["attention", 0].queries()["margins"] - (scores[:, -1] - scores[:, -2])).max() < 1e-12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_masks_that_are_not_finite_are_refused(wrong, stream):
+    mask = torch.zeros(20, 20)
+    mask[3, 4] = wrong
+    with pytest.raises(NonFiniteValueError, match="mask of a head"), pa.inspect.capture(stream=stream) as heads:
+        pa.inspect.record(*torch.randn(3, 1, 2, 20, 8), attn_mask=mask)
+        pa.inspect.read(heads)
+
+
+def test_scores_that_overflow_are_refused():
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    with pytest.raises(NonFiniteValueError, match="overflow"), pa.inspect.capture(stream=True):
+        pa.inspect.record(1e25 * q, 1e25 * k, v)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("stream", [False, True])
+def test_random_heads_beside_flex_attention_that_changes_the_scores(stream):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+        pytest.skip("flex attention is seen from torch 2.9 on")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def capped(score, b, h, i, j):
+        return 5 * torch.tanh(score / 5)
+
+    q, k, v = 4 * torch.randn(3, 1, 2, 100, 16)
+    for mod, known in ((capped, stream), (lambda score, b, h, i, j: score - (i - j), True)):
+        with pa.inspect.capture(stream=stream) as heads:
+            flex_attention(q, k, v, score_mod=mod)
+        report = pa.inspect.read(heads, budget=0)
+        null = report.heads[0].null
+        assert (null.queries > 0) == known and str(report)
+        assert math.isnan(null.effective_keys) != known
+        if mod is capped and known:
+            assert null.effective_keys > 1.5  # its own scores are capped

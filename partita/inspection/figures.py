@@ -383,9 +383,9 @@ def measured(
 
 def _summary(snapshot: Snapshot, tokens: NDArray[np.int64] | None) -> Summary:
     visible = np.flatnonzero(snapshot.visible_keys)
-    counted = torch.zeros(1, len(snapshot.queries), dtype=torch.bool)
+    counted = torch.zeros(1, len(snapshot.queries), dtype=torch.bool, device="cpu")
     counted[0, snapshot.counted] = True
-    repeated = torch.tensor([_copies(snapshot, visible)])
+    repeated = torch.tensor([_copies(snapshot, visible)], device="cpu")
     found = gathered(read_all(snapshot, tokens), counted, snapshot.as_call(), slice(0, 1), repeated)
     return summarised(found, keys=[len(visible)], square=bool(snapshot.same_tokens))[0]
 

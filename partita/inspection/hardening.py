@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 Which = tuple[str, int]
+_SAME = 1e-5  # relative difference of two losses: some kernels of GPUs add in any order
 BY_HAND = "Attention written by hand is replaced only if you report it with pa.inspect.record(q, k, v) or readers=."
 Answer = Callable[[AttentionCall, int, Tensor], Tensor]  # a call, a head, what it says: what it says instead
 
@@ -242,7 +243,7 @@ def _passing(
 ) -> Iterator[_Replacing]:
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"model is of type {type(model).__name__}; expected an nn.Module.")
-    mode = _Replacing(model, answers, require_readers(readers))
+    mode = _Replacing(model, answers, require_readers(readers, model))
     with listening(mode.written), listening_to_flex(mode.replace_flex, mode), mode.names, mode:
         yield mode
 
@@ -369,7 +370,7 @@ def base_loss(
 
     Raises:
         NonFiniteValueError: the loss is NaN or infinite.
-        NotDeterministicError: dropout is on, and two calls differ.
+        NotDeterministicError: two calls differ, because of dropout, for example.
         ShapeError: loss returned a vector, or nothing.
         UnsupportedError: loss is not a function.
     """
@@ -380,10 +381,13 @@ def base_loss(
     base, ran = loss_with(model, loss, {}, readers)
     if not math.isfinite(base):
         raise NonFiniteValueError(f"loss(model) is {base}; expected a finite number. Check the model and its inputs.")
-    if (dropout := active_dropout(model)) and loss_with(model, loss, {}, readers)[0] != base:
+    again, dropout = loss_with(model, loss, {}, readers)[0], active_dropout(model)
+    rounded = not dropout and any(p.device.type != "cpu" for p in model.parameters())
+    if not abs(again - base) <= (_SAME * max(abs(base), abs(again)) if rounded else 0.0):
+        why = f": the model is in train mode, and dropout is on in {dropout}" if dropout else ""
         raise NotDeterministicError(
-            f"loss(model) returned two different numbers: the model is in train mode, and dropout is on in {dropout}",
-            "Call model.eval() first.",
+            f"loss(model) returned {base!r} and then {again!r}{why}; expected the same number twice",
+            "Call model.eval() first, and compute the loss on the same data every time.",
         )
     return base, ran
 
@@ -415,7 +419,7 @@ def harden(
 
     Raises:
         NonFiniteValueError: the loss of the unchanged model is NaN or infinite.
-        NotDeterministicError: dropout is on, and two calls of loss differ. The message names the module.
+        NotDeterministicError: two calls of loss differ. If dropout is on, the message names the module.
         ShapeError: loss returned a vector, or nothing.
         UnsupportedError: no head can be replaced, a head does not exist, factor is negative, or loss is not a function.
 

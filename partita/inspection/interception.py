@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.errors import UnsupportedError
+from partita.errors import ShapeError, UnsupportedError
 from partita.inspection.calls import (
     AttentionCall,
     from_encoder_layer,
@@ -119,7 +119,7 @@ class _FunctionMode(TorchFunctionMode):
             if func is functional.embedding:
                 ids = args[0] if args else kwargs.get("input")
                 self.watch.require_integers(ids)
-                self.watch.see_tokens(ids)
+                self.watch.see_tokens(ids, args[1] if len(args) > 1 else kwargs.get("weight"))
             out = func(*args, **kwargs)
             self.watch.see_eager(func, args, kwargs, out)
             return out
@@ -178,7 +178,7 @@ class _Watch:
         model: nn.Module | None,
         on_call: Callable[[str, AttentionCall], None],
         readers: Mapping[str, Reader],
-        on_tokens: Callable[[Tensor], None] | None = None,
+        on_tokens: Callable[[Tensor, int], None] | None = None,
     ) -> None:
         self.on_call, self.readers, self.away = on_call, dict(readers), 0
         self.on_tokens = on_tokens
@@ -230,11 +230,11 @@ class _Watch:
         self.see(lambda: [call()])
         return out
 
-    def see_tokens(self, ids: Any) -> None:
+    def see_tokens(self, ids: Any, table: Any) -> None:
         """Ids that reach an embedding: whoever wants to know which tokens are equal is told."""
-        if self.on_tokens is not None and isinstance(ids, Tensor) and not self.away:
+        if self.on_tokens is not None and isinstance(ids, Tensor) and isinstance(table, Tensor) and not self.away:
             with self.looking_away(), torch.no_grad():
-                self.on_tokens(ids)
+                self.on_tokens(ids, len(table))
 
     def require_integers(self, ids: Any) -> None:
         """Raises an UnsupportedError for token ids that are not integers."""
@@ -320,7 +320,13 @@ def read_with(
     """The attentions that a reader tells of after its module has run."""
     allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa", "window", "slopes")
     told = reader(module, args, kwargs, output)
-    for given in [told] if isinstance(told, Mapping) else told:
+    several = [told] if isinstance(told, Mapping) else list(told) if isinstance(told, Iterable) else [told]
+    for given in several:
+        if not isinstance(given, Mapping):
+            raise UnsupportedError(
+                f"a reader returned {'' if given is told else 'a list with '}{type(given).__name__}; expected a dict with query, "
+                "key and value, or a list of such."
+            )
         if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
             raise UnsupportedError(
                 f"a reader returned {sorted(given)}; expected query, key, value and optionally {', '.join(allowed[3:])}."
@@ -328,14 +334,27 @@ def read_with(
         yield from from_sdpa(**given)
 
 
-def require_readers(readers: Any) -> Mapping[str, Reader]:
-    """The readers, none for None. Raises an UnsupportedError for anything but functions by pattern."""
+def require_readers(readers: Any, model: nn.Module | None) -> Mapping[str, Reader]:
+    """The readers, none for None.
+
+    Args:
+        readers: functions by pattern.
+        model: whose modules they read; None for any.
+
+    Raises:
+        UnsupportedError: they are something else, or a pattern matches no module.
+    """
     readers = {} if readers is None else readers
-    if isinstance(readers, Mapping) and all(isinstance(p, str) and callable(r) for p, r in readers.items()):
-        return readers
-    raise UnsupportedError(
-        f"readers is {readers!r}; expected {{pattern: f}}, where f(module, args, kwargs, output) returns query, key and value."
-    )
+    if not isinstance(readers, Mapping) or not all(isinstance(p, str) and callable(r) for p, r in readers.items()):
+        raise UnsupportedError(
+            f"readers is {readers!r}; expected {{pattern: f}}, where f(module, args, kwargs, output) returns query, key and value."
+        )
+    paths = [] if model is None else [path for path, _ in model.named_modules()]
+    for pattern in readers if paths else ():
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            some = ", ".join(path or "'' (the model itself)" for path in paths[:8]) + (", …" if len(paths) > 8 else "")
+            raise UnsupportedError(f"the pattern {pattern!r} of readers matches no module; the modules are {some}.")
+    return readers
 
 
 @contextmanager
@@ -343,16 +362,16 @@ def watching(
     model: nn.Module | None,
     on_call: Callable[[str, AttentionCall], None],
     readers: Mapping[str, Reader] | None = None,
-    on_tokens: Callable[[Tensor], None] | None = None,
+    on_tokens: Callable[[Tensor, int], None] | None = None,
 ) -> Iterator[None]:
     """Inside the `with`, `on_call(layer, call)` is called for every attention that the model computes in this thread.
 
     Args:
         model: None for whatever is computed.
         readers: module pattern to a function that returns q, k and v where attention is written out by hand.
-        on_tokens: called with the ids that reach an embedding.
+        on_tokens: called with the ids that reach an embedding, and the number of rows of its table.
     """
-    watch = _Watch(model, on_call, require_readers(readers), on_tokens)
+    watch = _Watch(model, on_call, require_readers(readers, model), on_tokens)
     with (
         listening(watch),
         listening_to_flex(watch.see_flex, watch.dispatch_mode, watch.function_mode),
@@ -440,7 +459,7 @@ def record(
         `output`, with other answers where a head is hardened; None without `output`.
 
     Raises:
-        ShapeError: output has another shape. Raised inside `capture` and `hardened` only.
+        ShapeError: output, or one of the others, has another shape. Raised inside `capture` and `hardened` only.
 
     >>> import partita as pa
     >>> with pa.inspect.capture() as heads:
@@ -457,6 +476,11 @@ def record(
             "window": window,
             "slopes": slopes,
         }
+        if query.shape[-1] != key.shape[-1] or (not key.is_nested and key.shape[-2] != value.shape[-2]):
+            raise ShapeError(
+                f"record got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; expected "
+                "(…, queries, dim), (…, keys, dim) and (…, keys, value_dim)."
+            )
         for call in from_sdpa(query, key, value, attn_mask, **options):
             if output is not None and not output.is_nested:
                 require_output(call, output)

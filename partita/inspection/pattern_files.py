@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic.arguments import require_number
 from partita.errors import ShapeError, SizeError, UnsupportedError
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of, require_snapshots
 from partita.inspection.json_schemas import described_object, finish
@@ -126,6 +127,7 @@ def export_patterns(
         raise UnsupportedError(f"{path}: expected a file name that ends in .json.")
     if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 17:
         raise UnsupportedError(f"digits is {digits!r}; expected a whole number from 1 to 17.")
+    require_number("max_bytes", max_bytes)
     records = records_of(heads, empty=False)
     require_snapshots(records)
     entries = sum(len(s.queries) * len(s.keys) for r in records for s in r.snapshots)
@@ -158,10 +160,14 @@ def _labels(records: list[HeadRecord], tokens: Any, tokenizer: Any) -> tuple[tup
         counts = [len(s.keys) for s in record.snapshots]
         if [len(sequence) for sequence in labels] != counts:
             raise ShapeError(
-                f"tokens has {[len(sequence) for sequence in labels]} tokens per sequence; {record.name} has {counts} keys",
-                "Give one list of tokens per recorded sequence. Export layers whose keys are other tokens by themselves.",
+                f"the sequences have {_listed(map(len, labels))} tokens; {record.name} has {_listed(counts)} keys",
+                "Give one list of tokens per recorded sequence. Export layers with different key tokens separately.",
             )
     return labels
+
+
+def _listed(counts: Iterable[int]) -> str:
+    return ", ".join(map(str, counts)) or "no"
 
 
 def _matrix(sequence: int, snapshot: Snapshot, digits: int) -> _Matrix:

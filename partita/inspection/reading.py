@@ -7,6 +7,7 @@ grows with the tokens, not with their square.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from partita.errors import NonFiniteValueError
 from partita.geometry.domains import Array
 from partita.inspection.calls import MASKED_BELOW, AttentionCall
 from partita.inspection.row_sums import RowSums, pair_scores, row_sums, runs_on_device
@@ -138,7 +140,7 @@ def read_all(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) -> Rea
     call = snapshot.as_call()
     first = int(np.flatnonzero(snapshot.visible_keys)[0]) if snapshot.visible_keys.any() else 0
     padding = None if snapshot.padding is None else torch.from_numpy(snapshot.padding)[None]
-    known = Padding(torch.tensor([[first]]), padding)
+    known = Padding(torch.tensor([[first]], device="cpu"), padding)
     ((_, _, reading),) = read_call(call, dtype=torch.float64, tokens=ids, known=known)
     return reading
 
@@ -257,28 +259,43 @@ def _score_rounding(call: AttentionCall, element: int, heads: slice, dtype: torc
     """How far each query's scores may be from those of the given numbers, `(heads, tokens)`: `(d + 4)u` times the sum of the
     sizes of the terms, which is at most `scale·|q|·max|k|` and what is added."""
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-22 if runs_on_device(call, dtype) else 2.0**-24
+    least = (call.keys.shape[3] + 4) * torch.finfo(dtype).tiny  # of products that underflow
     if not call.keys.shape[2]:
         return call.queries.new_zeros(len(range(call.heads)[heads]), call.queries.shape[2], dtype=torch.float64)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    lengths = torch.linalg.vector_norm(call.queries[element, heads], dim=-1, dtype=wide)
-    longest = torch.linalg.vector_norm(call.keys[element], dim=-1, dtype=wide).amax(dim=-1)
+    lengths, longest = _lengths(call.queries[element, heads]), _lengths(call.keys[element]).amax(dim=-1)
     numbers = torch.arange(heads.start, heads.stop, device=longest.device)  # a list of numbers would be waited for
     shared = numbers * call.keys.shape[1] // call.heads
-    terms = abs(call.scale) * lengths.double() * longest.double()[shared][:, None]
+    terms = abs(call.scale) * lengths * longest[shared][:, None]
     if call.mask is not None and call.mask.dtype != torch.bool:
         terms = terms + _largest_bias(call)
     if call.slopes is not None:
-        terms = terms + (call.slopes[heads].abs().double() * call.keys.shape[2])[:, None]
+        terms = terms + (call.slopes[heads].abs().double() * max(call.last_place + 1, call.keys.shape[2]))[:, None]
     if call.changes_scores:
         return torch.full_like(terms, torch.inf)  # a score_mod may magnify any error
-    bound: Tensor = (call.keys.shape[3] + 4) * unit * terms * (1 + 1e-4)
+    bound: Tensor = (call.keys.shape[3] + 4) * unit * terms * (1 + 1e-4) + least * (1 + longest[shared][:, None])
     return bound
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    """Euclidean norms in float64, or what is a little larger where squares overflow or vanish. No copy of the vectors is made."""
+    if not vectors.shape[-1]:
+        return vectors.new_zeros(vectors.shape[:-1], dtype=torch.float64)
+    least, most = vectors.aminmax(dim=-1)
+    size, wide = torch.maximum(-least, most).double(), torch.promote_types(vectors.dtype, torch.float32)
+    safe = torch.finfo(wide).tiny ** 0.4  # its square, and that of its inverse, are far from the ends of the range
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).double()
+    return torch.where((size > safe) & (size < 1 / safe), lengths, math.sqrt(vectors.shape[-1]) * size)
 
 
 def _largest_bias(call: AttentionCall) -> float:
     assert call.mask is not None
     parts = list(call.mask.flatten(0, 1)) if call.mask.numel() else []
-    return max((float(torch.where(p > MASKED_BELOW, p, 0.0).abs().max()) for p in parts), default=0.0)
+    sizes = [float(torch.where(p <= MASKED_BELOW, 0.0, p).abs().max()) for p in parts]
+    if not all(map(math.isfinite, sizes)):
+        raise NonFiniteValueError(
+            "the mask of a head contains NaN or +infinity; expected finite numbers, and −infinity to mask."
+        )
+    return max(sizes, default=0.0)
 
 
 def _changes(call: AttentionCall, element: int, heads: slice, sums: RowSums, dtype: torch.dtype) -> dict[str, Tensor]:

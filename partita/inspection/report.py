@@ -58,7 +58,8 @@ class HeadReport:
         dtype: dtype of the model.
         per_position: whether the bias depends on the query's position, so that every position has its own diagram.
         figures: the head's figures.
-        null: the figures of the random head.
+        null: the figures of the random head; NaN, and 0 queries, if none was read: with `null=False`, and where flex attention's
+            score_mod depends on the scores and was not kept (`stream=True` reads it).
         cells: the cells that queries fell into, with their values; the 64 largest of each sequence if it was read while the model
             ran.
         roles: where the head looks.
@@ -201,9 +202,10 @@ class ModelReport:
 
     def __getitem__(self, which: tuple[str, int]) -> HeadReport:
         for head in self.heads:
-            if (head.layer, head.head) == tuple(which):
+            if (head.layer, head.head) == which:
                 return head
-        raise UnsupportedError(f"no head {which} in the report; it has {', '.join(h.name for h in self.heads[:6])}, ….")
+        some = ", ".join(repr((h.layer, h.head)) for h in self.heads[:6]) + (", …" if len(self.heads) > 6 else "")
+        raise UnsupportedError(f"the index is {which!r}; expected report[layer, head], one of {some}.")
 
     def _shown(self) -> Iterator[tuple[str, ...]]:
         """The rows that are shown: names, then figures with those of the random head in brackets."""
@@ -312,8 +314,13 @@ def _read_head(
             for k, (n, own) in enumerate(zip(counts, same))
         ]
     found = measured(snapshots, reach=reach, budget=budget, tokens=ids)
-    random = [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)]
-    null = measured(random, reach=reach, budget=budget, tokens=ids)
+    if any(
+        s.follows_scores for s in snapshots
+    ):  # the score_mod was not kept, and would do something else to other scores
+        null = put_together([])
+    else:
+        random = [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)]
+        null = measured(random, reach=reach, budget=budget, tokens=ids)
     about = (max(int(s.free.sum()) for s in used), used[0].values.shape[1], len(snapshots), used[0].dtype)
     return _head_report(record, about, any(s.offsets is None for s in used), found, null)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.partitions import MaxAffine
-from partita.inspection.captured_heads import HeadRecord, require_snapshots
+from partita.inspection.captured_heads import HeadRecord, records_of, require_snapshots
 from partita.inspection.reading import read_queries
 from partita.inspection.snapshots import Snapshot
 
@@ -223,5 +223,6 @@ def _first(given: Snapshot | HeadRecord) -> Snapshot:
     """A snapshot, or the first one of a record."""
     if isinstance(given, Snapshot):
         return given
-    require_snapshots([given])
-    return given.snapshots[0]
+    record = records_of([given])[0]
+    require_snapshots([record])
+    return record.snapshots[0]

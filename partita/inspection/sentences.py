@@ -14,15 +14,19 @@ _MUCH = 0.3  # then it does this among other things
 _ABOVE = 0.25  # more than a random head
 _LAG = 0.25  # of the queries: a lag that few of them have is not a pattern
 _QUERIES = 10  # of the head, and of those that see a copy of their token: fewer carry no sentence
+_ERRORS = 3  # standard errors by which a head must differ from the random one
+_OVERLAP = 1.1  # of the weight: places with more between them are partly the same keys
+_SAME_KEY = 0.9  # of the queries in one cell
 
 
 def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -> str:
     """What a head does. Empty if nothing stands out, if there are fewer than ten queries, or if no random head was read beside it.
 
     A place is named if it gets half of the weight (or nearly a third: "partly"), and a quarter more than from a random head of the
-    same shape.
-    Weights of a distance or of copies are means over the queries that see such a key. An average is named if the output is within a
-    tenth of the plain mean, or within a quarter of it and twice as near as that of the random head.
+    same shape, and three standard errors more: means of n weights in [0, 1] with the mean p vary by at most `√(p(1 − p)/n)`.
+    Further places are named if the weight is shared between them. Weights of a distance or of copies are means over the queries
+    that see such a key. An average is named if the output is within a tenth of the plain mean, or within a quarter of it and
+    twice as near as that of the random head.
 
     Args:
         figures: of the head.
@@ -32,17 +36,20 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
     """
     if null.queries < _QUERIES:
         return ""  # a sentence needs something to compare with, and more than a few queries
-    places = _places(roles, null_roles)
-    found = [place for place in places if place.own >= _MUCH and place.own - place.random >= _ABOVE]
+    places = _places(figures.queries, roles, null_roles)
+    found = [p for p in places if p.own >= _MUCH and _stands_out(p.own, p.random, p.queries)]
     if found:
-        best = max(found, key=lambda place: place.own - place.random)  # of equal ones the first
-        start = "Looks at" if best.own >= _MOST else "Partly looks at"
-        return f"{start} {best.words}: {best.own:.0%} of its weight ({best.beside}: {best.random:.0%})."
-    if figures.leakage <= 0.1 < null.leakage:
-        share = 1 - figures.leakage
-        return (
-            f"Picks one key for each query: {share:.0%} of its weight is on it (a random head: {1 - null.leakage:.0%})."
-        )
+        found.sort(key=lambda place: place.random - place.own)  # of equal ones the first
+        shared = [place for k, place in enumerate(found) if sum(p.own for p in found[: k + 1]) <= _OVERLAP] or found[:1]
+        start = "Looks at" if sum(place.own for place in shared) >= _MOST else "Partly looks at"
+        best, *others = shared
+        more = "".join(f", and at {p.words}: {p.own:.0%} ({p.random:.0%})" for p in others)
+        return f"{start} {best.words}: {best.own:.0%} of its weight ({best.beside}: {best.random:.0%}){more}."
+    share, random = 1 - figures.leakage, 1 - null.leakage
+    if share >= 0.9 and _stands_out(share, random, figures.queries):
+        same = figures.largest_cell >= _SAME_KEY and figures.effective_cells < null.effective_cells
+        which = f"the same one for {figures.largest_cell:.0%} of the queries" if same else "for each query"
+        return f"Picks one key{',' if same else ''} {which}: {share:.0%} of its weight is on it (a random head: {random:.0%})."
     nearest = max(0.1, min(0.25, null.mean_distance / 2))
     if figures.kind == "average" and figures.mean_distance <= nearest and figures.effective_keys >= 2:
         return (
@@ -52,31 +59,38 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
     return ""
 
 
+def _stands_out(own: float, random: float, queries: float) -> bool:
+    """Whether a mean of weights is larger than that of the random head by more than chance."""
+    middle = (own + random) / 2
+    return own - random >= max(_ABOVE, _ERRORS * math.sqrt(2 * middle * (1 - middle) / queries))
+
+
 class _Place(NamedTuple):
-    """A place to look at, its weight, and that of a random head."""
+    """A place to look at, its weight, that of a random head, and how many queries the means are over."""
 
     own: float
     random: float
+    queries: float
     words: str
     beside: str = "a random head"
 
 
-def _places(roles: Roles, null: Roles) -> list[_Place]:
+def _places(queries: int, roles: Roles, null: Roles) -> list[_Place]:
     """The places whose weights are known, the simplest first."""
     said = [
-        _Place(roles.on_previous, null.on_previous, "the previous token"),
-        _Place(roles.on_self, null.on_self, "its own token"),
-        _Place(roles.sink_mass, null.sink_mass, "the first token, whatever the query"),
+        _Place(roles.on_previous, null.on_previous, queries, "the previous token"),
+        _Place(roles.on_self, null.on_self, queries, "its own token"),
+        _Place(roles.sink_mass, null.sink_mass, queries, "the first token"),
     ]
     if roles.lag_share >= _LAG and roles.lag not in (0, 1):
         steps = abs(int(roles.lag))
         words = "the next token" if roles.lag == -1 else f"the token {steps} {'back' if roles.lag > 0 else 'ahead'}"
         own_distance = "a random head at its own most frequent distance"
-        said.append(_Place(roles.on_lag, null.on_lag, f"{words}, where there is one", own_distance))
+        said.append(_Place(roles.on_lag, null.on_lag, queries, f"{words}, where there is one", own_distance))
     if roles.copies >= _QUERIES:
         after, copies = "what followed other copies of its token (induction)", "other copies of its token"
         said += [
-            _Place(roles.induction, null.induction, f"{after}, where there are any"),
-            _Place(roles.duplicate_token, null.duplicate_token, f"{copies}, where there are any"),
+            _Place(roles.induction, null.induction, roles.copies, f"{after}, where there are any"),
+            _Place(roles.duplicate_token, null.duplicate_token, roles.copies, f"{copies}, where there are any"),
         ]
     return [place for place in said if not math.isnan(place.own) and not math.isnan(place.random)]

@@ -110,6 +110,7 @@ class _Heads:
         self.finite = on_host(torch.stack(finite))
         self.dimensions = on_host(torch.stack([_dimension(q) for q in call.queries[0]]))
         self.readings: list[tuple[Reading, Tensor]] = []
+        self.undefined: list[Tensor] = []
         self.offsets = [_offsets(call, head) for head in range(call.heads if call.tells_heads_apart else 1)]
         self.own = self._gathered(call, ids, most=_CELLS_KEPT)
         self.beside = None if random is None else self._gathered(random, ids, most=0)
@@ -134,6 +135,7 @@ class _Heads:
                         else counted.new_zeros((), dtype=torch.int64)
                     )
                 repeated.append(copies[group])
+            self.undefined.append(on_host((reading.margins.isnan() & counted).any()))
             made = gathered(reading, counted, call, heads, torch.stack(repeated), most=most, dtype=dtype)
             found.append(made.to_host())
             if self.queries and most:
@@ -148,6 +150,10 @@ class _Heads:
         for name, finite in zip(("queries", "keys", "values"), self.finite.tolist()):
             if not finite:
                 raise NonFiniteValueError(f"{name} of a head contain NaN or infinity; check the model's activations.")
+        if any(self.undefined):
+            raise NonFiniteValueError(
+                "scores of a head are NaN or overflow; check the model's activations and its mask."
+            )
         own, null = self._summaries(self.own), self.beside and self._summaries(self.beside)
         readings = [
             reading.head(place, counted[place].cpu().numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,10 @@ from partita.errors import ShapeError, UnsupportedError
 __all__ = ["SeenTokens", "TokenIds", "labels_of"]
 
 Ids = NDArray[np.int64]
+
+_MOST_TABLES = 64  # embedded before an attention
+_MUCH_SMALLER = 8  # times: tables of positions and segments, beside a vocabulary
+_FEW = 4  # tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,7 @@ class TokenIds:
             row = self.sequences[number] if number < len(self.sequences) else None
             if row is None or len(row) != count:
                 wrong = (
-                    f"there are tokens for {counted(len(self.sequences), 'sequence')}; expected at least {number + 1}"
+                    f"there are tokens for {counted(len(self.sequences), 'sequence')}; expected at least {which.stop}"
                     if row is None
                     else f"sequence {number} has {counted(len(row), 'token')}; expected {count}"
                 )
@@ -132,44 +137,64 @@ def _words(row: list[Any], tokenizer: Any) -> list[str]:
 @dataclass(eq=False)
 class SeenTokens:
     """Ids that reached an embedding in the pass that is running. Positions and segments are embedded, too: they are told apart
-    by being counted up, or all equal."""
+    by being counted up, or all equal, or by a table that is much smaller."""
 
-    _found: list[Ids] = field(default_factory=list)
+    _found: deque[tuple[int, Ids]] = field(default_factory=lambda: deque(maxlen=_MOST_TABLES))
     _attended: bool = False
 
-    def embedding_seen(self, ids: Tensor) -> None:
+    def embedding_seen(self, ids: Tensor, rows: int) -> None:
         """Called with what reaches an embedding.
 
         Args:
             ids: integers of any shape.
+            rows: how many the table has.
         """
         if self._attended:  # a new pass
-            self._found, self._attended = [], False
+            self._found.clear()
+            self._attended = False
         if ids.is_nested or ids.is_meta or ids.dim() not in (1, 2) or ids.dtype not in (torch.int64, torch.int32):
             return
         held = ids.detach().cpu().numpy().astype(np.int64)
-        self._found.append(held[None] if held.ndim == 1 else held)
+        self._found.append((rows, held[None] if held.ndim == 1 else held))
 
     def attention_seen(self) -> None:
         """Called at every attention: embeddings that follow belong to the next pass, or to nothing of interest."""
         self._attended = True
 
     def of(self, batch: int, tokens: int) -> Ids | None:
-        """The first ids of this shape that look like tokens, `(batch, tokens)`; None if there are none.
+        """The ids of this shape that look like tokens, `(batch, tokens)`; None if there are none, or several that differ.
 
         Args:
             batch: number of sequences.
             tokens: their length.
         """
-        for ids in self._found:
-            if ids.shape == (batch, tokens) and tokens > 1 and not _is_counted(ids):
-                return ids
-        return None
+        fitting = [(rows, ids) for rows, ids in self._found if ids.shape == (batch, tokens) and tokens > 1]
+        likely = [(rows, ids) for rows, ids in fitting if not _is_counted(ids)]
+        largest = max((rows for rows, _ in likely), default=0)
+        found = [ids for rows, ids in likely if rows * _MUCH_SMALLER >= largest]
+        return found[0] if found and all(np.array_equal(ids, found[0]) for ids in found) else None
 
 
 def _is_counted(ids: Ids) -> bool:
-    """Whether these are positions or segments: every sequence counts up by at most one at a time, or they are all the same."""
-    steps = np.diff(ids, axis=1)
-    return bool(((steps == 0) | (steps == 1)).all()) and (
-        len(ids) == 1 or bool((ids == ids[:1]).all()) or not steps.any()
-    )
+    """Whether these are positions or segments: every sequence counts up from the same number, by at most one at a time, but for
+    padding before or behind it that all has one number. Or each sequence has one number."""
+    if not np.diff(ids, axis=1).any():
+        return True
+    if ids.shape[1] < _FEW and not (ids == ids[:1]).all():
+        return False  # too short to tell
+    starts = {_start(row) for row in ids}
+    return len(starts) == 1 and starts != {None}
+
+
+def _start(row: Ids) -> int | None:
+    """The number from which a row counts up; None if it does not."""
+    for part in (row, row[: len(row) - _run(row[::-1])], row[_run(row) :]):
+        steps = np.diff(part)
+        if ((steps == 0) | (steps == 1)).all() and (len(part) > _FEW or len(part) == len(row)):
+            return int(part[0])
+    return None
+
+
+def _run(row: Ids) -> int:
+    """How many numbers at the beginning are the same."""
+    return int(np.argmax(row != row[0])) if (row != row[0]).any() else len(row)

@@ -406,6 +406,7 @@ def sum_rows(
         mask_strides = (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(1) if mask.shape[1] > 1 else 0)
     bm, bn, warps, stages = blocks or _blocks(queries.dtype, max(queries.shape[2], values.shape[2]))
     held = queries  # a pointer for what is not there
+    numbers = None if ids is None else torch.unique(ids, return_inverse=True)[1]  # any integers fit into 32 bits so
     launch(
         _rows,
         (triton.cdiv(count, bm), heads),
@@ -414,7 +415,7 @@ def sum_rows(
         values,
         held if mask is None else mask.view(torch.uint8) if kind == 1 else mask,
         held if slopes is None else slopes.to(queries.device, torch.float32).contiguous(),
-        held if ids is None else (ids - ids.min()).to(queries.device, torch.int32).contiguous(),  # −1 and −2: no token
+        held if numbers is None else numbers.to(queries.device, torch.int32).contiguous(),  # −1 and −2: no token
         reals,
         labels,
         output,
