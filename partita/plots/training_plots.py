@@ -38,8 +38,8 @@ def plot_training(
     """Draw how the heads of a model changed while it was trained: a panel per figure, a line per head, and the loss.
 
     Dotted lines are means of the random heads of the same shapes: up to three layers have a line each, in the colour of the layer's
-    first head; of more layers there is one line for all. Up to eight heads have a colour each; of more, each layer has one, from the
-    first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
+    first head; with more layers there is one line for all. Up to eight heads have a colour each; with more, each layer has one,
+    from the first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
 
     Args:
         watch: the `TrainingWatch` that recorded the training.
