@@ -59,7 +59,8 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, titl
     lines: dict[tuple[str, int, str], list[AuditedHead]] = {}
     for head in audit.heads:
         lines.setdefault((head.layer, head.head, _kind(head.rule)), []).append(head)
-    layers, kinds = (list(dict.fromkeys(key[k] for key in lines)) for k in (0, 2))
+    layers = list(dict.fromkeys(layer for layer, _, _ in lines))
+    kinds = list(dict.fromkeys(kind for _, _, kind in lines))
     several, thin = len(kinds) > 1, len({key[:2] for key in lines}) > 12
     entries = 2 + len(layers) * (len(layers) <= _MOST_LAYERS) + len(kinds) * several
     columns = 2 if entries < 6 else 3
