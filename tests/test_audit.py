@@ -877,6 +877,75 @@ def test_the_picture_shows_every_head_and_its_bound(tmp_path):
         pa.plots.plot_audit(3)
 
 
+def drawn_lines(panel):
+    return [line for line in panel.lines if len(line.get_xdata()) and type(line).__name__ == "Line2D"]
+
+
+def test_a_bound_that_is_one_point_is_drawn():
+    report = AT.audit(Attention(), sharp_inputs(1), AT.TopK(2, (8, 8)))
+    costs, _ = pa.plots.plot_audit(report).axes
+    lines = drawn_lines(costs)
+    assert [len(line.get_xdata()) for line in lines] == [1] * 4
+    assert all(line.get_marker() not in ("", "None", None) and line.get_markersize() > 0 for line in lines)
+    hollow = [line.get_markerfacecolor() != line.get_color() for line in lines]
+    assert hollow == [line.get_linestyle() == "--" for line in lines] and sum(hollow) == 2
+
+
+def test_rules_of_different_kinds_are_different_lines():
+    steps, tile = (0.1, 0.5, 0.9), (8, 8)
+    kinds = {
+        "SkipBlocks": [AT.SkipBlocks(t, tile) for t in steps],
+        "SkipBlocks, descending": [AT.SkipBlocks(t, tile, descending=True) for t in steps],
+        "TopK": [AT.TopK(k, tile) for k in (1, 4, 16)],
+    }
+    report = AT.audit(Attention(), sharp_inputs(1), [rule for rules in kinds.values() for rule in rules])
+    figure = pa.plots.plot_audit(report)
+    costs = figure.axes[0]
+    lines = [line for line in drawn_lines(costs) if line.get_linestyle() == "-"]
+    rows = report.rows()
+    expected = {
+        tuple(sorted(r["error"] for r in rows if r["head"] == head and r["rule"] in map(str, rules) and r["error"] > 0))
+        for head in (0, 1)
+        for rules in kinds.values()
+    }
+    assert {tuple(sorted(line.get_ydata().tolist())) for line in lines} == expected - {()}
+    entries = {handle.get_label(): handle for handle in figure.legends[0].legend_handles}
+    assert set(kinds) <= set(entries) and len({entries[kind].get_marker() for kind in kinds}) == 3
+    assert {line.get_marker() for line in lines} == {entries[kind].get_marker() for kind in kinds}
+
+
+def test_rules_that_change_the_output_without_skipping_stand_at_zero():
+    rules = [AT.Quantized(4), AT.SkipBlocks(0.0, (8, 8))]  # the second changes nothing
+    report = AT.audit(Attention(), sharp_inputs(1), rules)
+    costs, shares = pa.plots.plot_audit(report).axes
+    assert {x for line in drawn_lines(costs) for x in line.get_xdata()} == {0.0}
+    points = [line for line in drawn_lines(costs) if line.get_linestyle() == "-"]
+    assert sorted(y for line in points for y in line.get_ydata()) == sorted(
+        row["error"] for row in report.rows() if row["rule"] == "Quantized(4)"
+    )
+    assert sum(len(line.get_xdata()) for line in drawn_lines(shares)) == 2
+
+
+def test_a_rule_that_skips_at_no_cost_has_a_point_beside_the_oracle():
+    one = 100 * torch.eye(8, dtype=torch.float64)[None, None]  # the other weights underflow
+    report = AT.audit(Attention(), (one, one, one), AT.TopK(1, (8, 8)))
+    assert report.rows()[0]["error"] == 0
+    shares = pa.plots.plot_audit(report).axes[1]
+    (line,) = [line for line in drawn_lines(shares) if line.get_linestyle() == "None"]
+    assert line.get_ydata()[0] > 0.5
+
+
+def test_the_labels_of_the_audit_fit_and_no_line_covers_a_point():
+    figure = pa.plots.plot_audit(AT.audit(Attention(), sharp_inputs(1), AT.TopK(2, (8, 8))))
+    figure.canvas.draw()
+    for panel in figure.axes:
+        label, box = panel.xaxis.label.get_window_extent(), panel.get_window_extent()
+        assert box.x0 <= label.x0 and label.x1 <= box.x1
+    shares = figure.axes[1]
+    (diagonal,) = [line for line in shares.lines if type(line).__name__ == "AxLine"]
+    assert all(diagonal.get_zorder() < line.get_zorder() for line in shares.lines if line is not diagonal)
+
+
 def test_descending_tiles_are_ascending_tiles_of_the_keys_turned_round():
     torch.manual_seed(0)
     scores = 4 * torch.randn(2, 24, 32, dtype=torch.float64)

@@ -458,6 +458,8 @@ def test_pictures_of_patterns(tmp_path):
     assert len(plot_pattern(long).axes[0].get_xticklabels()) < 20
     with pytest.raises(ShapeError, match="label per row"):
         plot_pattern(SimpleNamespace(weights=weights, query_labels=words[:3], key_labels=words))
+    with pytest.raises(UnsupportedError, match="pattern is int without weights"):
+        plot_pattern(3)
 
 
 def test_a_page_of_heads_that_were_read_while_the_model_ran(tmp_path):

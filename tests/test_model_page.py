@@ -85,7 +85,11 @@ def test_axes_and_points(written: Written, visit: Any, screenshots: Path):
     page.get_by_test_id("nulls").uncheck()
     assert page.locator("#scatter .null").count() == 0
     page.get_by_test_id("y").select_option("dead")  # nothing is dead: zeros have no place on a logarithmic axis
-    assert "9 of the heads have no place" in page.get_by_test_id("meaning").inner_text()
+    said = page.get_by_test_id("meaning").inner_text()
+    assert "9 heads are not shown: a logarithmic axis needs positive values." in said
+    page.get_by_test_id("logy").uncheck()
+    assert "not shown" not in page.get_by_test_id("meaning").inner_text()
+    assert page.get_by_test_id("legend").inner_text().startswith("layers")
     page.screenshot(path=screenshots / "model.png")
 
 
@@ -153,8 +157,8 @@ def test_a_head_opens_with_its_plane_its_tokens_and_its_audit(written: Written, 
     first = [t for t in rows.locator("td:first-child").all_text_contents() if t.startswith("TopK")]
     assert first == ["TopK(16)", "TopK(8)", "TopK(4)", "TopK(2)", "TopK(1)"]
     titles = page.locator(".cards h3").all_inner_texts()
-    assert titles.index("Audit: what skipping keys costs") < titles.index("Most decided queries")
-    assert titles.index("Most decided queries") < titles.index("Figures")
+    assert titles.index("Audit: what skipping keys costs") < titles.index("Clearest queries")
+    assert titles.index("Clearest queries") < titles.index("Figures")
 
     page.get_by_test_id("query").fill("7")
     said = page.get_by_test_id("query-said").inner_text()
@@ -227,10 +231,111 @@ def test_an_audit_without_skipped_tiles_says_so_and_zeros_have_a_place(with_sent
     page = visit(with_sentences.address + "#head=block%3A0")
     audit = page.get_by_test_id("audit")
     assert audit.locator("svg.curve .zero").text_content() == "0"
+    assert audit.locator("svg.curve .break").count() == 2 and "(log; below the gap: 0)" in audit.inner_text()
     assert "Points on the line 0 change nothing." in audit.inner_text()
     heights = audit.locator("svg.curve circle").evaluate_all("(all) => all.map((c) => Number(c.getAttribute('cy')))")
     bottom = float(audit.locator("svg.curve .zero").get_attribute("y")) - 4
     assert heights.count(bottom) >= 5
+
+
+LABELS = """() => { const all = [], draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
+        const size = this.measureText(text), from = { left: 0, center: size.width / 2, right: size.width }[this.textAlign];
+        const move = this.getTransform(), corners = [];
+        for (const u of [x - from, x - from + size.width]) {
+            for (const v of [y - size.actualBoundingBoxAscent, y + size.actualBoundingBoxDescent]) {
+                const p = move.transformPoint({ x: u, y: v });
+                corners.push([p.x / devicePixelRatio, p.y / devicePixelRatio]);
+            }
+        }
+        const box = [0, 1].map((k) => [Math.min(...corners.map((c) => c[k])), Math.max(...corners.map((c) => c[k]))]);
+        all.push([text, ...box[0], ...box[1]]);
+        return draw.call(this, text, x, y, ...more);
+    };
+    const query = document.querySelector('[data-testid="query"]');
+    query.value = "0";
+    query.dispatchEvent(new Event("input"));
+    const canvas = document.querySelector('[data-testid="pattern"]');
+    return [all, canvas.clientWidth, canvas.clientHeight]; }"""
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("kind", ["words", "short words", "positions", "many positions"])
+def test_labels_of_the_pattern_neither_overlap_nor_leave_the_picture(
+    kind: str, width: int, visit: Any, tmp_path: Path, screenshots: Path
+):
+    """Nor do they leave much room for nothing."""
+    tokens = {"words": [f"unbelievable{i}" for i in range(32)], "short words": ["gjM"[i % 3] for i in range(32)]}.get(
+        kind
+    )
+    heads = records(1, 1, tokens=1200 if kind == "many positions" else 32)
+    given = None if tokens is None else [tokens, tokens]
+    page = visit(
+        Written(tmp_path, heads, tokens=given, audit=False).address + "#head=layers.0.attention%3A0", width=width
+    )
+    page.get_by_test_id("pattern").wait_for()
+    labels, wide, high = page.evaluate(LABELS)
+    assert len(labels) >= 8 and ("words" not in kind or len(labels) >= 2 * 11)
+    for k, (text, left, right, top, bottom) in enumerate(labels):
+        assert left >= 0 and right <= wide and top >= -4 and bottom <= high, text
+        for other in labels[:k]:
+            assert right < other[1] or other[2] < left or bottom < other[3] or other[4] < top, (text, other)
+    assert high - max(label[4] for label in labels) < 12
+    assert min(label[1] for label in labels) < 12
+    page.screenshot(path=screenshots / f"pattern-{kind.replace(' ', '-')}-{width}.png", full_page=True)
+
+
+def test_the_bars_of_a_query_say_what_the_other_keys_have(visit: Any, tmp_path: Path):
+    keys, values = np.eye(8), np.eye(8)
+    weights = np.array([0.999, 0.00053, 0.0004, 7e-05])
+    shares = [
+        np.full(8, 1 / 8),
+        np.concatenate([weights, np.full(4, 1e-9)]),
+        np.array([0.4, 0.3, 0.15, 0.1, *[0.0125] * 4]),
+    ]
+    queries = np.log(np.stack(shares))
+    heads = [HeadRecord("block", 0, (Snapshot(queries, keys, values, 1.0),))]
+    page = visit(Written(tmp_path, heads, audit=False).address + "#head=block%3A0&query=0", width=420)
+
+    def bars() -> list[list[str]]:
+        cells = page.locator(".bars > *").all_inner_texts()
+        return [[cells[k], cells[k + 2]] for k in range(0, len(cells), 3)]
+
+    page.get_by_test_id("other-keys").wait_for()
+    assert [number for _, number in bars()] == ["0.13"] * 4 + ["0.5"] and bars()[-1][0] == "all other keys"
+    page.get_by_test_id("query").fill("1")
+    assert bars() == [["key 0", ">0.99"], ["key 1", "0.00053"], ["key 2", "0.0004"]]
+    right = page.locator(".bars").evaluate("(box) => box.getBoundingClientRect().right")
+    assert page.locator(".bars .number").evaluate_all(
+        f"(all) => all.every((e) => e.getBoundingClientRect().left + e.scrollWidth <= {right} + 0.5)"
+    )
+    page.get_by_test_id("query").fill("2")
+    assert bars()[-1] == ["all other keys", "0.05"]
+
+
+def test_a_query_that_sees_one_key_gives_it_all_its_weight(with_sentences: Written, visit: Any):
+    page = visit(with_sentences.address + "#head=block%3A1&query=0")
+    page.locator(".bars .number").wait_for()
+    assert page.locator(".bars .number").all_inner_texts() == ["1"]
+
+
+@pytest.mark.parametrize("nulls", [0, 1])
+def test_names_cover_neither_each_other_nor_points(nulls: int, visit: Any, tmp_path: Path, screenshots: Path):
+    page = visit(
+        Written(tmp_path, records(18, 12, tokens=12), audit=False).address + f"#names=1&nulls={nulls}", width=1400
+    )
+    boxes, circles = page.evaluate("""() => ["name", "point, #scatter .null"].map((what) =>
+        [...document.querySelectorAll(`#scatter .${what}`)].map((e) => e.getBoundingClientRect())
+            .map((b) => [b.left, b.right, b.top, b.bottom]))""")
+    assert len(circles) == 216 * (1 + nulls) and 5 <= len(boxes) < 216
+    for k, (left, right, top, bottom) in enumerate(boxes):
+        for a, b, c, d in boxes[:k]:
+            assert right <= a or b <= left or bottom - 1 <= c or d - 1 <= top
+        for a, b, c, d in circles:
+            x, y, size = (a + b) / 2, (c + d) / 2, (b - a) / 2
+            near = (x - min(max(x, left), right)) ** 2 + (y - min(max(y, top + 1), bottom - 1)) ** 2
+            assert near >= (size - 0.5) ** 2
+    page.screenshot(path=screenshots / f"names-{nulls}.png")
 
 
 def test_pointing_at_a_head_lights_it_up_everywhere(written: Written, visit: Any):
@@ -329,6 +434,9 @@ def test_heads_that_were_streamed_have_no_empty_planes(visit: Any, tmp_path: Pat
     page = visit(Written(tmp_path, heads).address)
     assert page.get_by_test_id("planes").locator("button").count() == 2
     assert page.get_by_test_id("planes").locator("canvas").count() == 0
+    assert "were not computed (the keys were not kept)" in page.get_by_test_id("counts").inner_text()
+    page.get_by_test_id("y").select_option("dead")
+    assert "2 heads are not shown: a figure is not defined there." in page.get_by_test_id("meaning").inner_text()
 
 
 def test_names_and_tokens_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path):

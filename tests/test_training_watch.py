@@ -213,3 +213,25 @@ def test_the_picture(tmp_path):
         plot_training(watch, figures=["mood"])
     with pytest.raises(UnsupportedError, match="ends in"):
         plot_training(watch, tmp_path / "watch.txt")
+    with pytest.raises(UnsupportedError, match="watch is int"):
+        plot_training(3)
+    assert plot_training(silent, figures=["on_previous"]).axes  # a field of Roles
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_random_heads_of_few_layers_have_a_line_each(layers):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), layers)
+    watch = pa.inspect.TrainingWatch(model, torch.randn(2, 5, 8), every=1)
+    watch(0)
+    watch(1)
+    figure = plot_training(watch, figures=["margin"])
+    dotted = [line for line in figure.axes[0].get_lines() if line.is_dashed()]
+    names = list(dict.fromkeys(layer for layer, _ in watch.heads))
+    nulls = [np.mean([watch.series(n, h, "margin", null=True) for h in (0, 1)], axis=0) for n in names]
+    expected = nulls if layers == 3 else [np.mean(nulls, axis=0)]
+    assert np.allclose([line.get_ydata() for line in dotted], expected)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [t for t in labels if t.startswith("random")] == (
+        [f"random heads, {name}" for name in names] if layers == 3 else ["random heads, mean"]
+    )
+    assert len({line.get_color() for line in dotted}) == len(dotted)

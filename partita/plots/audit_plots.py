@@ -9,7 +9,8 @@ import numpy as np
 
 from partita.errors import UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead
-from partita.plots.colours import INK, SOFT
+from partita.inspection.rules import Rule
+from partita.plots.colours import BACKGROUND, INK, SOFT
 from partita.plots.style import clean, mark, new_figure, require_vector_or_pixels, save, styled
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ _MOST_LAYERS = 8  # that a legend names; as many colours and markers are told ap
 def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, title: str = "") -> Figure:
     """Draw what rules cost each head against what they skip, and the oracle beside it.
 
-    Left: the largest change of a head's output over queries, and its proved bound (dashed), against the mean share that is
-    skipped; a line per head, a point per rule. Rules that skip nothing in a head have no point there. Right: what is skipped
-    against the most that any rule could skip at the same lost mass; points on the diagonal are as good as the oracle.
+    Left: the largest change of a head's output over queries, and its proved bound (dashed, hollow marks), against the mean share
+    that is skipped. There is a line per head and kind of rule, and a point per rule; `SkipBlocks` from the first tile and from the
+    last are two kinds. Layers differ in colour. Kinds, where there are several, differ in the shape of their marks. Rules that
+    skip nothing in a head and do not change its output have no point there; rules that change it without skipping, such as
+    `Quantized`, are drawn at 0. Right: what is skipped against the most that any rule could skip at the same lost mass; points on
+    the diagonal are as good as the oracle.
 
     Args:
         audit: what `pa.inspect.audit` returned, best for several rules, such as `SkipBlocks` at several thresholds.
@@ -52,26 +56,40 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, titl
         require_vector_or_pixels(path)
     if not isinstance(audit, Audit):
         raise UnsupportedError(f"audit is {type(audit).__name__}; expected what pa.inspect.audit returned.")
-    lines: dict[tuple[str, int], list[AuditedHead]] = {}
+    lines: dict[tuple[str, int, str], list[AuditedHead]] = {}
     for head in audit.heads:
-        lines.setdefault((head.layer, head.head), []).append(head)
-    layers = list(dict.fromkeys(layer for layer, _ in lines))
+        lines.setdefault((head.layer, head.head, _kind(head.rule)), []).append(head)
+    layers = list(dict.fromkeys(layer for layer, _, _ in lines))
+    kinds = list(dict.fromkeys(kind for _, _, kind in lines))
+    several, thin = len(kinds) > 1, len({key[:2] for key in lines}) > 12
+    entries = 2 + len(layers) * (len(layers) <= _MOST_LAYERS) + len(kinds) * several
+    columns = 2 if entries < 6 else 3
     with styled():
-        figure, panels = new_figure(2, width=4.4, height=3.6)
+        figure, panels = new_figure(2, width=4.4, height=3.6 + 0.18 * max(0, -(-entries // columns) - 2))
         costs, shares = panels[0]
-        for (layer, _), heads in lines.items():
-            _draw_head(costs, shares, heads, layers.index(layer), thin=len(lines) > 12)
+        for (layer, _, kind), heads in lines.items():
+            color, marker = _look(layers.index(layer), kinds.index(kind) if several else None)
+            _draw_line(costs, shares, heads, color, marker, thin=thin)
         costs.set_yscale("log")
         clean(costs, x="share skipped, mean over queries", y="largest change of the output")
-        shares.axline((0, 0), slope=1, color=SOFT, lw=0.8)
+        shares.axline((0, 0), slope=1, color=SOFT, lw=0.8, zorder=1)
         shares.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-        clean(shares, x="the most any rule could skip at the same lost mass", y="share skipped, mean over queries")
-        kinds = (("error", "-"), ("proved bound", "--"))
-        handles = [costs.plot([], [], color=INK, lw=1.0, ls=dash, label=name)[0] for name, dash in kinds]
+        clean(shares, x="the most any rule could skip\nat the same lost mass", y="share skipped, mean over queries")
+        solid, hollow = {"markerfacecolor": INK}, {"markerfacecolor": BACKGROUND}
+        errors = (("error", "-", solid), ("proved bound", "--", hollow))
+        handles = [
+            costs.plot([], [], color=INK, lw=1.0, ls=dash, marker="o", ms=3.0, label=name, **fill)[0]
+            for name, dash, fill in errors
+        ]
         if len(layers) <= _MOST_LAYERS:
-            looks = [{**mark(n), "linestyle": ""} for n in range(len(layers))]
-            handles += [shares.plot([], [], label=layer, **look)[0] for layer, look in zip(layers, looks)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2 if len(layers) < 4 else 3)
+            for number, layer in enumerate(layers):
+                color, marker = _look(number, 0 if several else None)
+                dots = {"marker": "", "lw": 4.0} if several else {"marker": marker, "ls": ""}
+                handles += shares.plot([], [], color=color, label=layer, **dots)
+        if several:
+            for number, kind in enumerate(kinds):
+                handles += shares.plot([], [], color=INK, ls="", marker=_look(0, number)[1], label=kind)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
         if title:
             figure.suptitle(title, fontsize=10, color=INK)
         if path is not None:
@@ -79,14 +97,26 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, titl
     return figure
 
 
-def _draw_head(costs: Axes, shares: Axes, heads: list[AuditedHead], number: int, *, thin: bool) -> None:
-    """One head: its rules in the order of what they skip."""
+def _kind(rule: Rule) -> str:
+    """Rules of one kind differ in a number only, so a line through their points means something."""
+    return type(rule).__name__ + (", descending" if getattr(rule, "descending", False) else "")
+
+
+def _look(layer: int, kind: int | None) -> tuple[str, str]:
+    """Colour and marker of a line; the marker is the layer's where there is one kind only."""
+    return mark(layer)["color"], mark(layer if kind is None else kind)["marker"]
+
+
+def _draw_line(costs: Axes, shares: Axes, heads: list[AuditedHead], color: str, marker: str, *, thin: bool) -> None:
+    """One head under rules of one kind, in the order of what they skip."""
     rows = sorted((head.row() for head in heads), key=lambda row: float(row["skipped"]))
     skipped, oracle, error, bound = (
         np.array([row[k] for row in rows]) for k in ("skipped", "oracle", "error", "error_bound")
     )
-    look, some = mark(number), error > 0
+    some = (skipped > 0) | (error > 0)
     width, size = (0.6, 1.8) if thin else (1.2, 4.0)
-    for y, dash, marker in ((error, "-", look["marker"]), (bound, "--", "")):
-        costs.plot(skipped[some], y[some], color=look["color"], ls=dash, lw=width, marker=marker, ms=size)
-    shares.plot(oracle[some], skipped[some], color=look["color"], ls="", marker=look["marker"], ms=size)
+    for y, dash, fill, each in ((error, "-", color, size), (bound, "--", BACKGROUND, 0.75 * size)):
+        drawn = some & (y > 0)  # no place for 0 on a logarithmic axis
+        (line,) = costs.plot(skipped[drawn], y[drawn], color=color, ls=dash, lw=width, marker=marker, ms=each, mfc=fill)
+        line.set(markeredgewidth=min(width, 0.8), zorder=2.0 if dash == "-" else 1.9)
+    shares.plot(oracle[some], skipped[some], color=color, ls="", marker=marker, ms=size)

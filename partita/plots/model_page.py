@@ -58,7 +58,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
         "how much the output changes when softmax becomes the plain mean of the visible values, over the size of the output.",
     ),
     "margin": ("margin", "median of the largest minus the second largest score, in nats."),
-    "margin_low": ("margin, lowest tenth", "tenth percentile of the margin, in nats."),
+    "margin_low": ("margin, 10th percentile", "tenth percentile of the margin, in nats."),
     "leakage": ("leakage", "mean weight outside the cell of the query."),
     "leakage_bound": ("leakage bound", "upper bound on the leakage (Proposition 3.2), averaged over the queries."),
     "inverse_temperature": ("inverse temperature", "median standard deviation of a query's scores, in nats."),
@@ -66,8 +66,8 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "effective_keys": ("effective keys", "mean of 1/Σ w²: the number of keys that share the weight."),
     "sink_mass": ("weight on the first key", "mean weight on the first key."),
     "distance": ("attention distance", "mean distance in tokens between a query and what it attends to."),
-    "on_self": ("weight on itself", "mean weight of a query on the key at its own position."),
-    "on_previous": ("weight on the previous", "mean weight of a query on the key just before it."),
+    "on_self": ("weight on its own token", "mean weight of a query on the key at its own position."),
+    "on_previous": ("weight on the previous token", "mean weight of a query on the key just before it."),
     "lag": ("most frequent lag", "distance in tokens from a query to its cell's key that occurs most often."),
     "lag_share": ("queries at that lag", "share of the queries whose cell's key is at the most frequent lag."),
     "on_lag": ("weight at that lag", "mean weight at the most frequent lag."),
@@ -296,13 +296,17 @@ def _about(head: HeadReport) -> str:
 
 def _counts(report: ModelReport) -> str:
     whole = report.model()
-    why = "biases depend on positions" if any(h.per_position for h in report.heads) else "the keys were not kept"
-    dead = f"not computed ({why})" if math.isnan(whole["dead"]) else f"{whole['dead']:,.0f}"
+    unvisited = f"these queries did not reach {whole['unvisited']:,.0f}"
+    if math.isnan(whole["dead"]):
+        why = "biases depend on positions" if any(h.per_position for h in report.heads) else "the keys were not kept"
+        reached = f"{unvisited} of the keys; those that no query can reach were not computed ({why})"
+    else:
+        more = f" ({whole['undecided']:,.0f} undecided)" if whole["undecided"] else ""
+        reached = f"no query can reach {whole['dead']:,.0f} of the keys{more}, and {unvisited}"
     return (
         f"{counted(len(report.heads), 'head')} in {counted(len(report.layers()), 'layer')}, "
         f"{counted(max(h.figures.keys for h in report.heads), 'key')} in "
-        f"{counted(max(h.sequences for h in report.heads), 'sequence')}. "
-        f"Summed over heads, keys that no query can reach: {dead}; that these queries did not reach: {whole['unvisited']:,.0f}."
+        f"{counted(max(h.sequences for h in report.heads), 'sequence')}. Across all heads, {reached}."
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.errors import ShapeError
+from partita.errors import ShapeError, UnsupportedError
 from partita.plots.colours import colour_map
 from partita.plots.style import new_figure, require_vector_or_pixels, root_figure, save, styled
 
@@ -39,7 +39,7 @@ def plot_pattern(
         The figure, or that of `ax`.
 
     Raises:
-        UnsupportedError: another kind of file.
+        UnsupportedError: another kind of file, or something that is not a pattern.
         ShapeError: the labels are more or fewer than the queries and keys.
         MissingExtraError: matplotlib is not installed.
 
@@ -53,6 +53,11 @@ def plot_pattern(
     """
     if path is not None:
         require_vector_or_pixels(path)
+    lacks = [name for name in ("weights", "query_labels", "key_labels") if not hasattr(pattern, name)]
+    if lacks:
+        raise UnsupportedError(
+            f"pattern is {type(pattern).__name__} without {', '.join(lacks)}; expected what pa.inspect.pattern returned."
+        )
     weights = np.asarray(pattern.weights, dtype=np.float64)
     sides = (tuple(map(str, pattern.query_labels)), tuple(map(str, pattern.key_labels)))
     if weights.shape != (len(sides[0]), len(sides[1])):

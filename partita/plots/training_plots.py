@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["plot_training"]
 
 _ONE_BY_ONE = len(COLOURS)  # so many heads have a colour each; of more, each layer has one
+_LAYER_BY_LAYER = 3  # so many layers have a line of random heads each
+_DOTS: Any = (0, (1, 1.6))
 _WIDE = 100.0  # a series whose largest number is so many times its smallest is drawn on a logarithmic axis
 
 
@@ -35,13 +37,14 @@ def plot_training(
 ) -> Figure:
     """Draw how the heads of a model changed while it was trained: a panel per figure, a line per head, and the loss.
 
-    The dotted line is the mean of the random heads of the same shapes. Up to eight heads have a colour each; of more, each layer
-    has one, from the first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
+    Dotted lines are means of the random heads of the same shapes: up to three layers have a line each, in the colour of the layer's
+    first head; with more layers there is one line for all. Up to eight heads have a colour each; with more, each layer has one,
+    from the first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
 
     Args:
-        watch: what was recorded.
+        watch: the `TrainingWatch` that recorded the training.
         path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
-        figures: fields of `Figures`.
+        figures: fields of `Figures` or of `Roles`, such as `induction`.
         size: width and height of the figure in inches.
         titles: write titles.
         legend: explain the lines.
@@ -50,7 +53,7 @@ def plot_training(
         The figure.
 
     Raises:
-        UnsupportedError: nothing was recorded, another kind of file, or a figure that does not exist.
+        UnsupportedError: not a watch, nothing was recorded, another kind of file, or a figure that does not exist.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch, partita as pa
@@ -64,10 +67,12 @@ def plot_training(
     """
     if path is not None:
         require_vector_or_pixels(path)
+    if not isinstance(watch, TrainingWatch):
+        raise UnsupportedError(f"watch is {type(watch).__name__}; expected a pa.inspect.TrainingWatch.")
     if not watch.heads:
         raise UnsupportedError("nothing was recorded; call watch(step) in the training loop first.")
     if not figures:
-        raise UnsupportedError("figures is empty; name at least one field of Figures.")
+        raise UnsupportedError("figures is empty; name at least one field of Figures or of Roles.")
     drawn = {name: [watch.series(*head, name) for head in watch.heads] for name in figures}
     null = {name: [watch.series(*head, name, null=True) for head in watch.heads] for name in figures}
     losses = np.array(watch.losses)
@@ -103,12 +108,23 @@ def plot_training(
 def _draw(panel: Any, watch: TrainingWatch, lines: list[Array], null: list[Array]) -> None:
     for number, ((layer, head), line) in enumerate(zip(watch.heads, lines)):
         series(panel, watch.steps, line, number, f"{layer}:{head}", **_look(watch, number))
-    known = np.array(null, dtype=float)
-    some = np.isfinite(known).any(axis=0)
-    mean = np.full(known.shape[1], np.nan)
-    mean[some] = np.nanmean(np.where(np.isfinite(known), known, np.nan)[:, some], axis=0)
-    panel.plot(watch.steps, mean, color=MUTED, linestyle=(0, (1, 1.6)), linewidth=1.4, zorder=1.5, label="_random")
+    for name, color, members in _random_heads(watch):
+        known = np.array([null[k] for k in members], dtype=float)
+        some = np.isfinite(known).any(axis=0)
+        mean = np.full(known.shape[1], np.nan)
+        mean[some] = np.nanmean(np.where(np.isfinite(known), known, np.nan)[:, some], axis=0)
+        panel.plot(watch.steps, mean, color=color, linestyle=_DOTS, linewidth=1.4, zorder=1.5, label=f"_{name}")
     _scale(panel, lines)
+
+
+def _random_heads(watch: TrainingWatch) -> list[tuple[str, str, list[int]]]:
+    """Name, colour and heads of each dotted line. Layers differ in scale, so that a mean over them is close to none of them."""
+    layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
+    if not 1 < len(layers) <= _LAYER_BY_LAYER:
+        return [("random heads, mean", MUTED, list(range(len(watch.heads))))]
+    members = {layer: [k for k, (name, _) in enumerate(watch.heads) if name == layer] for layer in layers}
+    colour = {layer: {**mark(ks[0]), **_look(watch, ks[0])}["color"] for layer, ks in members.items()}
+    return [(f"random heads, {layer}", colour[layer], ks) for layer, ks in members.items()]
 
 
 def _look(watch: TrainingWatch, number: int) -> dict[str, Any]:
@@ -150,8 +166,8 @@ def _legend(figure: Figure, watch: TrainingWatch) -> None:
         shown = layers if len(layers) <= 8 else [layers[0], layers[len(layers) // 2], layers[-1]]
         firsts = {layer: next(k for k, (name, _) in enumerate(watch.heads) if name == layer) for layer in shown}
         marks = [Line2D([], [], **{**_look(watch, k), "linewidth": 2}, label=layer) for layer, k in firsts.items()]
-    dots: Any = (0, (1, 1.6))
-    marks.append(Line2D([], [], color=MUTED, linestyle=dots, linewidth=1.4, label="random heads, mean"))
+    for name, color, _ in _random_heads(watch):
+        marks.append(Line2D([], [], color=color, linestyle=_DOTS, linewidth=1.4, label=name))
     letters = sum(len(str(m.get_label())) + 8 for m in marks)
     rows = -(-letters // max(1, int(14 * figure.get_figwidth())))
     figure.legend(handles=marks, loc="outside lower center", ncols=max(1, -(-len(marks) // rows)), fontsize=8.5)

@@ -59,6 +59,14 @@ function contextOf(text, place) {
   return el("span", { className: "context", title: place }, before.length ? `${glue(before)} ` : "", el("b", {}, visible(token)), after.length ? ` ${glue(after)}` : "");
 }
 
+const ruler = document.createElement("canvas").getContext("2d");
+const fontOf = (pixels) => `${pixels}px ${getComputedStyle(document.body).fontFamily}`;
+/** Width of a text in pixels. */
+function widthOf(text, pixels) {
+  ruler.font = fontOf(pixels);
+  return ruler.measureText(text).width;
+}
+
 // ---- colours ----
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -293,7 +301,7 @@ function drawScatter() {
   scatter.setAttribute("viewBox", `0 0 ${width} ${height}`);
   scatter.setAttribute("height", height);
   const nulls = svg("g", { "aria-hidden": "true" }), points = svg("g"), names = svg("g", { "aria-hidden": "true" });
-  const taken = [];
+  const circles = [];
   spots = [];
   for (const h of heads) {
     const [vx, vy, nx, ny] = [h.figures[kx], h.figures[ky], h.null[kx], h.null[ky]];
@@ -301,24 +309,55 @@ function drawScatter() {
     if (!xs.takes(vx) || !ys.takes(vy)) continue;
     const inside = kept.has(h);
     if (inside) spots.push(spot);
-    if (state.nulls && known && inside) nulls.append(svg("circle", { class: "null", cx: spot.nx, cy: spot.ny, r: 3.5 }));
+    circles.push({ x: spot.x, y: spot.y, r: inside ? 5.5 : 3.5 });
+    if (state.nulls && known && inside) {
+      circles.push({ x: spot.nx, y: spot.ny, r: 4.5 });
+      nulls.append(svg("circle", { class: "null", cx: spot.nx, cy: spot.ny, r: 3.5 }));
+    }
     points.append(svg("circle", {
       class: inside ? "point" : "point faded", id: `point-${h.index}`, cx: spot.x, cy: spot.y, r: inside ? 5 : 3, fill: layerColour(h.layer),
       role: "option", "aria-selected": String(h.name === state.head), "aria-label": saidOf(h), "data-head": h.name,
     }));
-    if (state.names && inside && !taken.some((n) => Math.abs(n.y - spot.y) < 10 && Math.abs(n.x - spot.x) < 6 * Math.max(n.size, h.short.length))) {
-      taken.push({ x: spot.x, y: spot.y, size: h.short.length }); // names that would lie on others are left out
-      names.append(svg("text", { class: "name", x: spot.x + 6, y: spot.y + 3 }, h.short));
-    }
   }
+  if (state.names) names.append(...namesBeside(spots, circles, { left: box.left, right: width, top: box.top, bottom: box.bottom }));
   marks = svg("g", { "aria-hidden": "true" });
   scatter.replaceChildren(axesOf(xs, ys, { ...box, xName: name(kx, state.logx), yName: name(ky, state.logy) }), nulls, points, names, marks);
   drawMarks();
-  const hidden = rows.length - spots.length;
   $("meaning").replaceChildren(
     el("b", {}, figures[ky].label), ` (vertical): ${figures[ky].words} `, el("b", {}, figures[kx].label), ` (horizontal): ${figures[kx].words}`,
-    hidden ? ` ${hidden} of the heads have no place on these axes.` : "",
+    missingOf(kx, ky).join(""),
   );
+}
+
+/** How many heads the plot does not show, and why. */
+function missingOf(kx, ky) {
+  const count = { undefined: 0, infinite: 0, log: 0 };
+  for (const h of rows) {
+    const [x, y] = [h.figures[kx], h.figures[ky]];
+    if (Number.isNaN(x) || Number.isNaN(y)) count.undefined += 1;
+    else if (!Number.isFinite(x) || !Number.isFinite(y)) count.infinite += 1;
+    else if ((state.logx && x <= 0) || (state.logy && y <= 0)) count.log += 1;
+  }
+  const why = { undefined: "a figure is not defined there", infinite: "a figure is infinite there", log: "a logarithmic axis needs positive values" };
+  return Object.keys(why).filter((name) => count[name]).map((name) => ` ${count[name]} ${count[name] === 1 ? "head is" : "heads are"} not shown: ${why[name]}.`);
+}
+
+const NAME = 9.5; // pixels, as in the style
+
+/** Names beside their points, where they cover neither another name nor a point; the others are left out. */
+function namesBeside(spots, circles, box) {
+  const taken = [], out = [];
+  for (const { head, x, y } of spots) {
+    const size = widthOf(head.short, NAME);
+    const places = [[x + 7, y + 3], [x - 7 - size, y + 3], [x - size / 2, y - 9], [x - size / 2, y + 15]].map(([left, base]) => ({ left, right: left + size, top: base - 9, bottom: base + 3, base }));
+    const free = places.find((p) => p.left >= box.left && p.right <= box.right && p.top >= box.top && p.bottom <= box.bottom
+      && !taken.some((n) => p.left < n.right + 3 && n.left < p.right + 3 && p.top < n.bottom && n.top < p.bottom)
+      && !circles.some((c) => (c.x - Math.min(Math.max(c.x, p.left), p.right)) ** 2 + (c.y - Math.min(Math.max(c.y, p.top), p.bottom)) ** 2 < c.r ** 2));
+    if (!free) continue;
+    taken.push(free);
+    out.push(svg("text", { class: "name", x: free.left, y: free.base }, head.short));
+  }
+  return out;
 }
 
 const saidOf = (h) => `${h.name}${h.kind ? `, ${h.kind}` : ""}: ${figures[figureAt[state.x]].label} ${short(h.figures[figureAt[state.x]])}, ${figures[figureAt[state.y]].label} ${short(h.figures[figureAt[state.y]])}`;
@@ -394,7 +433,7 @@ function beside(here, [dx, dy]) {
 }
 
 function drawLegend() {
-  $("legend").replaceChildren(...data.layers.map((layer, k) => {
+  $("legend").replaceChildren(el("span", {}, data.layers.length === 1 ? "layer" : "layers"), ...data.layers.map((layer, k) => {
     const swatch = el("span", { className: "swatch" });
     swatch.style.background = layerColour(k);
     return el("button", { type: "button", title: `Show ${layer.name} only`, "data-testid": `layer-${k}`, onclick: () => update({ filter: state.filter === `${layer.name}:` ? "" : `${layer.name}:` }) }, swatch, shortLayers[k]);
@@ -552,41 +591,49 @@ function blocksOf(detail) {
   return { down, across, rows: Math.ceil(detail.x.length / down), columns: Math.ceil(detail.keys / across) };
 }
 
+const LABEL = 10.5, LINE = 13; // pixels: the font of labels, and the least distance between two of them
+const labelled = new WeakMap();
+
+/** The labels of all rows and columns of a pattern: tokens where there are few, positions otherwise. */
+function labelsOf(detail) {
+  if (labelled.has(detail)) return labelled.get(detail);
+  const { down, across, rows: r, columns: c } = blocksOf(detail), tokens = tokensOf(detail);
+  const words = r <= LABELLED && c <= LABELLED && (detail.queryTokens || detail.keyTokens);
+  const cut = (text) => (text.length > 9 ? `${text.slice(0, 8)}…` : text);
+  const label = (known, place) => (words && known ? cut(visible(tokens[place])) : String(place));
+  const rows = Array.from({ length: r }, (_, k) => label(detail.queryTokens, detail.position[k * down]));
+  const columns = Array.from({ length: c }, (_, k) => label(detail.keyTokens, k * across));
+  const [wide, deep] = [rows, columns].map((all) => Math.ceil(Math.max(...all.map((text) => widthOf(text, LABEL)))));
+  const found = { words, rows, columns, left: wide + 7, bottom: words ? deep + 6 : 18, apart: words ? LINE : deep + 8 };
+  labelled.set(detail, found);
+  return found;
+}
+
 function patternBox(detail, width, height) {
-  const { rows: r, columns: c } = blocksOf(detail);
-  const labelled = r <= LABELLED && c <= LABELLED;
-  const [left, bottom] = labelled && (detail.queryTokens || detail.keyTokens) ? [64, 58] : [34, 22];
-  return { labelled, left, top: 7, width: width - left - 2, height: height - bottom - 7, rows: r, columns: c };
+  const { rows: r, columns: c } = blocksOf(detail), { left, bottom } = labelsOf(detail);
+  return { left, top: 2, width: width - left - 2, height: height - bottom - 2, rows: r, columns: c };
 }
 
 function drawPattern(canvas, detail, query = -1) {
-  const { pen, width, height } = sized(canvas), box = patternBox(detail, width, height), { down, across } = blocksOf(detail);
+  const { pen, width, height } = sized(canvas), box = patternBox(detail, width, height), { down } = blocksOf(detail), labels = labelsOf(detail);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(image(detail.pattern, box.columns, 255), box.left, box.top, box.width, box.height);
   pen.strokeStyle = theme().rule;
   pen.strokeRect(box.left, box.top, box.width, box.height);
   pen.fillStyle = theme().muted;
-  pen.font = `10.5px ${getComputedStyle(document.body).fontFamily}`;
-  const cut = (text) => (text.length > 9 ? `${text.slice(0, 8)}…` : text);
-  const tokens = tokensOf(detail);
-  const every = box.labelled && (detail.queryTokens || detail.keyTokens) ? 1 : 8;
+  pen.font = fontOf(LABEL);
+  const usual = labels.words ? 1 : 8, every = (cell, apart) => usual * Math.max(1, Math.ceil(apart / (usual * cell))); // so that none overlap
   pen.textBaseline = "middle";
-  for (let r = 0; r < box.rows; r += every) {
-    const place = detail.position[r * down];
-    pen.textAlign = "right";
-    pen.fillText(every === 1 && detail.queryTokens ? cut(visible(tokens[place])) : String(place), box.left - 4, box.top + ((r + 0.5) / box.rows) * box.height);
+  pen.textAlign = "right";
+  for (let r = 0, step = every(box.height / box.rows, LINE); r < box.rows; r += step) {
+    pen.fillText(labels.rows[r], box.left - 4, box.top + ((r + 0.5) / box.rows) * box.height);
   }
-  for (let c = 0; c < box.columns; c += every) {
+  pen.textAlign = labels.words ? "right" : "center";
+  for (let c = 0, step = every(box.width / box.columns, labels.apart); c < box.columns; c += step) {
     pen.save();
     pen.translate(box.left + ((c + 0.5) / box.columns) * box.width, box.top + box.height + 4);
-    if (every === 1) {
-      pen.rotate(-Math.PI / 2);
-      pen.textAlign = "right";
-      pen.fillText(detail.keyTokens ? cut(visible(tokens[c])) : String(c), 0, 0);
-    } else {
-      pen.textAlign = "center";
-      pen.fillText(String(c * across), 0, 7);
-    }
+    if (labels.words) pen.rotate(-Math.PI / 2);
+    pen.fillText(labels.columns[c], 0, labels.words ? 0 : 7);
     pen.restore();
   }
   if (query >= 0) {
@@ -678,7 +725,7 @@ function drawn(cards, head, detail) {
   pattern.onpointermove = (event) => {
     const block = blockAt(event);
     if (!block) { patternSaid.textContent = patternWords; return; }
-    const [r, c] = block, weight = short((detail.pattern[r * columns + c] / 255) ** 2, 2);
+    const [r, c] = block, weight = weightOf((detail.pattern[r * columns + c] / 255) ** 2);
     const last = (first, size, end) => Math.min(first + size, end) - 1;
     if (down * across === 1) patternSaid.replaceChildren(queryName(detail, r), " → ", keyName(detail, c), `: ${weight}`);
     else patternSaid.replaceChildren(`queries ${detail.position[r * down]}–${detail.position[last(r * down, down, detail.x.length)]} on keys ${c * across}–${last(c * across, across, detail.keys)}: ${weight} of their weight`);
@@ -702,17 +749,26 @@ function drawn(cards, head, detail) {
     slider.value = Math.max(0, q);
     if (q < 0) { said.replaceChildren(el("p", { className: "note" }, "Choose a query: click on a dot, on a row of the pattern, or move the slider.")); return; }
     const most = detail.weight.length / detail.x.length, bars = el("div", { className: "bars" });
+    const bar = (name, weight, number) => {
+      const fill = el("div", { className: "fill" });
+      fill.style.width = `${100 * weight}%`;
+      bars.append(name, el("div", { className: "track" }, fill), el("span", { className: "number" }, number));
+    };
+    let rest = 1;
     for (let k = 0; k < most; k += 1) {
       const key = k ? detail.moreKey[q * (most - 1) + k - 1] : detail.cell[q], weight = detail.weight[q * most + k];
       if (weight === 0) continue;
-      const fill = el("div", { className: "fill" });
-      fill.style.width = `${100 * weight}%`;
-      bars.append(keyName(detail, key), el("div", { className: "track" }, fill), el("span", { className: "number" }, short(weight, 2)));
+      rest -= weight;
+      bar(keyName(detail, key), weight, Number.isFinite(detail.margin[q]) ? weightOf(weight) : "1");
     }
+    if (rest >= 0.005 && detail.keys > most) bar(el("span", { "data-testid": "other-keys" }, "all other keys"), rest, weightOf(Number(rest.toFixed(2))));
     const place = detail.position[q], near = detail.queryTokens ? el("p", { className: "said" }, contextOf([tokens.slice(Math.max(0, place - 12), place), tokens[place], tokens.slice(place + 1, place + 13)], `query ${place}`)) : null;
     said.replaceChildren(el("p", { className: "said" }, ...sayQuery(detail, q)), ...(near ? [near] : []), bars);
   };
 }
+
+/** A weight in two digits; it is known to 0.4 % only. */
+const weightOf = (weight) => (weight >= 0.99 ? ">0.99" : short(weight, 2));
 
 function sayQuery(detail, q) {
   const margin = Number.isFinite(detail.margin[q]) ? `margin ${short(detail.margin[q])} nats` : "it sees no other key";
@@ -733,12 +789,12 @@ function listCards(detail) {
     el("span", {}, where(`key ${row.key}`), row.keyText ? contextOf(row.keyText, place("key", row, row.key)) : ""), short(row.margin), short(row.leakage)]);
   const drawnOnly = many ? ` Only sequence ${detail.sequence} is drawn, so only its queries are links.` : "";
   const out = [];
-  if (detail.decided.length) out.push(card("Most decided queries", `Largest margins among queries that see more than one key.${drawnOnly}`, table("decided", ["query", "goes to", "margin", "leakage"], queries(detail.decided)), true));
+  if (detail.decided.length) out.push(card("Clearest queries", `Largest margins among queries that see more than one key.${drawnOnly}`, table("decided", ["query", "goes to", "margin", "leakage"], queries(detail.decided)), true));
   if (detail.cells.length) {
     out.push(card("Fullest cells", "Keys by the number of queries that fall into their cells.", table("cells", ["key", "queries", "margin", "|value|"],
       detail.cells.map((row) => [el("span", {}, where(place("key", row, row.key)), row.text ? contextOf(row.text, place("key", row, row.key)) : ""), String(row.queries), short(row.margin), short(row.value)])), true));
   }
-  if (detail.tokens.length) out.push(card("Tokens it goes to", "Queries in the cells of all keys with this token.", el("p", { className: "chips", "data-testid": "tokens" }, detail.tokens.map(([token, count]) => el("span", {}, tokenOf(token), ` ${count}`))), true));
+  if (detail.tokens.length) out.push(card("Tokens attended to", "Queries in the cells of all keys with this token.", el("p", { className: "chips", "data-testid": "tokens" }, detail.tokens.map(([token, count]) => el("span", {}, tokenOf(token), ` ${count}`))), true));
   if (detail.tied.length) out.push(card("Closest to a tie", drawnOnly.trim(), table("tied", ["query", "goes to", "margin", "leakage"], queries(detail.tied)), true));
   if (many) {
     out.push(card("Sequences with the clearest winners", "Smallest mean leakage first.", table("sequences", ["sequence", "queries", "median margin", "leakage"],
@@ -811,8 +867,11 @@ function auditCurves(drawn, kinds, zeros) {
   if (!drawn.some(({ p }) => ys.takes(p[2]) || ys.takes(p[3]))) ys.ticks = []; // zeros only
   const up = (v) => (v === 0 ? floor : ys.at(v));
   const picture = svg("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": "Bound and error against the share skipped; the table below holds the numbers" });
-  picture.append(axesOf(xs, ys, { ...box, xName: "share skipped", yName: "change / size of the output (log)" }));
-  if (zeros) picture.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: floor, y2: floor, "stroke-dasharray": "2 3" }), svg("text", { class: "zero", x: box.left - 5, y: floor + 4, "text-anchor": "end" }, "0"));
+  picture.append(axesOf(xs, ys, { ...box, xName: "share skipped", yName: `change / size of the output (log${zeros ? "; below the gap: 0" : ""})` }));
+  if (zeros) picture.append(
+    svg("rect", { class: "gap", x: box.left - 4, y: floor - 14, width: box.right - box.left + 8, height: 5 }),
+    ...[floor - 14, floor - 9].map((y) => svg("line", { class: "break", x1: box.left - 6, x2: box.left + 6, y1: y + 2, y2: y - 2 })),
+    svg("line", { class: "grid", x1: box.left, x2: box.right, y1: floor, y2: floor, "stroke-dasharray": "2 3" }), svg("text", { class: "zero", x: box.left - 5, y: floor + 4, "text-anchor": "end" }, "0"));
   const mark = (x, y, kind, colour) => (kinds.indexOf(kind) % 2 ? svg("rect", { x: x - 3, y: y - 3, width: 6, height: 6, fill: colour }) : svg("circle", { cx: x, cy: y, r: 3.2, fill: colour }));
   const key = el("p", { className: "key-line" });
   for (const { label, x, y, colour: name, dash = "", wide = 1.8 } of AUDIT_LINES.toReversed()) {
