@@ -303,10 +303,11 @@ def lost_digits(dim, size, dtype, gap, large_at=0):
     The first key seems to lead by `gap`, and leads by up to `2(dim − 1)u·size` less.
     """
     unit = torch.finfo(dtype).eps / 2
-    others = 0.98 * unit * size
-    k = torch.tensor([[-others], [others]], dtype=torch.float64).repeat(1, dim)
+    q, k = torch.full((1, dim), 2.0**-10), torch.tensor([[-1.0], [1.0]], dtype=torch.float64).repeat(1, dim)
+    k *= 0.98 * unit * size * 2**10
+    q[0, large_at] = 1.0
     k[0, large_at], k[1, large_at] = size + round(gap / (2 * unit * size)) * 2 * unit * size, size
-    return torch.ones(1, dim, dtype=dtype), k.to(dtype)
+    return q.to(dtype), k.to(dtype)
 
 
 LARGE = [*((torch.float32, 2.0**n) for n in (10, 20, 24)), *((torch.float64, 2.0**n) for n in (20, 49, 53))]
