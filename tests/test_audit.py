@@ -822,7 +822,12 @@ def test_a_threshold_counts_only_if_all_smaller_ones_are_safe():
     costs = [AT.audit(Attention(), (q, k, v), AT.SkipBlocks(t, tile=(2, 1))).heads[0] for t in grid]
     errors = [float(cost.error.max()) for cost in costs]
     assert errors[0] < 1e-12 and errors[1] > 0.1 and errors[2] < 1e-12
-    for taken, per, thresholds in ((0.05, "head", grid), (0.05, "layer", grid), (0.0, "head", grid[1:]), (0.3, "head", [0.3])):
+    for taken, per, thresholds in (
+        (0.05, "head", grid),
+        (0.05, "layer", grid),
+        (0.0, "head", grid[1:]),
+        (0.3, "head", [0.3]),
+    ):
         found = AT.calibrate(Attention(), (q, k, v), rule, error=0.05, per=per, thresholds=thresholds).heads[0]
         assert found.threshold == taken and found.skipped == {0.0: 0.0, 0.05: 0.25, 0.3: 0.75}[taken]
 

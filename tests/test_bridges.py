@@ -468,7 +468,11 @@ def test_models_are_compiled_again_after_a_capture(fails):
     try:
         compiled(x)
         assert (len(graphs), len(runs)) == (1, 1)
-        with contextlib.suppress(ZeroDivisionError), pa.inspect.capture() as outer, pa.inspect.capture(stream=True) as inner:
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            pa.inspect.capture() as outer,
+            pa.inspect.capture(stream=True) as inner,
+        ):
             compiled(x)
             if fails:
                 1 / 0  # noqa: B018

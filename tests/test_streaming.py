@@ -395,7 +395,9 @@ def test_random_heads_of_both_readings_are_of_one_kind():
                 found.setdefault((head.head, stream), []).append(head.null)
     for head in (0, 1):
         for name, off in {
-            **dict.fromkeys(("leakage", "entropy", "effective_keys", "table_distance", "table_distance_of_values"), 0.2),
+            **dict.fromkeys(
+                ("leakage", "entropy", "effective_keys", "table_distance", "table_distance_of_values"), 0.2
+            ),
             **dict.fromkeys(("margin", "inverse_temperature", "mean_distance"), 0.4),
         }.items():
             dense, streamed = (np.mean([getattr(null, name) for null in found[head, s]]) for s in (False, True))
@@ -468,7 +470,9 @@ def test_no_graph_is_kept(threads, loops):
         numbers = other.queries()
         for name, array in one.queries().items():
             np.testing.assert_array_equal(array, numbers[name], err_msg=name)
-    np.testing.assert_array_equal(*(np.array(figures_of(pa.inspect.read(h).heads), dtype=float) for h in (tracked, plain)))
+    np.testing.assert_array_equal(
+        *(np.array(figures_of(pa.inspect.read(h).heads), dtype=float) for h in (tracked, plain))
+    )
 
 
 @pytest.mark.parametrize("values", ["random", "equal"])
