@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 from torch.nn import functional
@@ -200,6 +202,25 @@ def test_nan_stays_where_it_is():
     assert found.output[1, 2].isnan().all() and not found.output[1, 3].isnan().any() and wanted[1, 2].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_never_skipped(bad, dtype):
+    """Also with a threshold that says to skip them: their bound would be NaN."""
+    q, k, v = sparse_heads(dtype)
+    v[0, 1, 70, 2] = v[0, 1, 3, 4] = v[1, 0, 41, 0] = bad
+    free = pa.attend_blocks(q, k, v.nan_to_num(0, 0, 0), error=1e6, threshold=0.5, tile=TILE)
+    assert (free.bound[0, 1] > 0).any() and (free.bound[1, 0] > 0).any()  # finite ones are skipped
+    wanted, _ = dense(q, k, v)
+    for threshold in (0.5, None):
+        found = pa.attend_blocks(q, k, v, error=1e6, threshold=threshold, tile=TILE)
+        assert not found.bound.isnan().any() and (found.bound <= 1e6).all() and (found.bound > 0).any()
+        assert torch.equal(found.output.isnan(), wanted.isnan())
+        assert torch.equal(found.output.isfinite(), wanted.isfinite()) and not wanted.isfinite().all()
+        off = torch.where(wanted.isfinite(), found.output.double() - wanted, 0.0).abs()
+        assert (off <= found.bound.double()[..., None] + (0.05 if dtype == torch.bfloat16 else 1e-4)).all()
+        assert torch.equal(found.output[wanted.isinf()].double(), wanted[wanted.isinf()])
+
+
 def test_huge_scores_and_far_values():
     q, k, v = sparse_heads(sharp=1e9)
     found = pa.attend_blocks(q, k, v, error=1e-3, tile=TILE)
@@ -260,6 +281,98 @@ def test_the_bound_allows_for_its_own_rounding():
     found = pa.attend_blocks(q, k, v, error=1e6, threshold=0.2, scale=1.0, tile=(1, 1))
     change = (dense(q, k[:, :2], v[:, :2], scale=1.0)[0] - dense(q, k, v, scale=1.0)[0]).norm(dim=-1)
     assert (found.bound > 0).sum() > 1900 and (change <= found.bound + 1e-9).all()  # float64 rounds 1e6, too
+
+
+def exactly(q, k, v, scale, biases=None):
+    """The scores of one query as fractions, and the mean of the values over some keys in 60 digits."""
+    biases = biases or [0.0] * len(k)
+    scores = [
+        Fraction(scale) * sum(Fraction(a) * Fraction(b) for a, b in zip(q, key)) + Fraction(bias)
+        for key, bias in zip(k, biases)
+    ]
+
+    def mean(chosen):
+        with mpmath.workdps(60):
+            gaps = [scores[j] - max(scores) for j in chosen]
+            p = [mpmath.exp(mpmath.mpf(g.numerator) / g.denominator) for g in gaps]
+            sums = [mpmath.fsum(x * mpmath.mpf(v[j][c]) for x, j in zip(p, chosen)) for c in range(len(v[0]))]
+            return [x / mpmath.fsum(p) for x in sums]
+
+    return scores, mean
+
+
+def distance(a, b):
+    with mpmath.workdps(60):
+        return mpmath.sqrt(mpmath.fsum((x - y) ** 2 for x, y in zip(a, b)))
+
+
+def lost_digits(dim, size, dtype, gap, large_at=0):
+    """One query and two keys: one number of a key is so large that the others vanish beside it if they are added to it one by one.
+
+    The first key seems to lead by `gap`, and leads by up to `2(dim − 1)u·size` less.
+    """
+    unit = torch.finfo(dtype).eps / 2
+    q, k = torch.full((1, dim), 2.0**-10), torch.tensor([[-1.0], [1.0]], dtype=torch.float64).repeat(1, dim)
+    k *= 0.98 * unit * size * 2**10
+    q[0, large_at] = 1.0
+    k[0, large_at], k[1, large_at] = size + round(gap / (2 * unit * size)) * 2 * unit * size, size
+    return q.to(dtype), k.to(dtype)
+
+
+LARGE = [*((torch.float32, 2.0**n) for n in (10, 20, 24)), *((torch.float64, 2.0**n) for n in (20, 49, 53))]
+
+
+@pytest.mark.parametrize(("dtype", "size"), LARGE)
+def test_the_bound_allows_for_rounded_scores(dtype, size):
+    """The change between exact softmaxes, by exact scores; the digits of scores that are lost decide what a dropped key weighs."""
+    v = torch.tensor([[0.0], [1.0]], dtype=dtype)
+    for dim in (1, 8, 64):
+        for large_at in {0, dim - 1}:
+            digits, most = (20 if dtype == torch.float32 else 40), 4 * dim * size * torch.finfo(dtype).eps
+            gap = math.ceil(digits + most / math.log(2)) * math.log(2)  # more than is lost; U is tight at powers of two
+            q, k = lost_digits(dim, size, dtype, gap, large_at)
+            found = pa.attend_blocks(q, k, v, error=1e6, threshold=0.5, scale=1.0, tile=(1, 1))
+            _, mean = exactly(q[0].tolist(), k.tolist(), v.tolist(), 1.0)
+            assert found.bound.item() > 0  # the second key was skipped
+            assert distance(mean([0, 1]), mean([0])) <= found.bound.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_bound_allows_for_rounded_exponents(dtype):
+    """Keys far behind a score of 0: no score is rounded, but what the dropped key weighs is."""
+    most = 120 if dtype == torch.float32 else 1000
+    behind = (-torch.arange(1, most, dtype=torch.float64) * math.log(2)).to(dtype)
+    mask = torch.stack([torch.zeros_like(behind), behind], dim=-1)[:, None]
+    q, k, v = (torch.zeros(len(behind), n, 1, dtype=dtype) for n in (1, 2, 2))
+    v[:, 1] = 1.0
+    found = pa.attend_blocks(q, k, v, error=1e6, threshold=0.7, attn_mask=mask, tile=(1, 1))
+    assert (found.bound > 0).all()
+    for bias, bound in zip(behind.tolist(), found.bound[:, 0].tolist()):
+        _, mean = exactly([0.0], [[0.0], [0.0]], [[0.0], [1.0]], 1.0, [0.0, bias])
+        assert mean([0, 1])[0] <= bound
+
+
+@pytest.mark.parametrize(("dtype", "size"), LARGE)
+def test_rounding_is_what_is_stated(dtype, size):
+    """Outputs of close ties at large scores against exact attention over all keys: the bound and the formula of the docstring."""
+    unit = torch.finfo(dtype).eps / 2
+    generator = torch.Generator().manual_seed(1)
+    for dim in (2, 8, 64):
+        q, k = lost_digits(dim, size, dtype, 0.0)
+        behind = k[:1] * torch.tensor([[0.75], [1 - 30 / size]], dtype=dtype)
+        near = k[:1] + 2 * unit * size * torch.randn(3, dim, generator=generator).to(dtype)
+        k = torch.cat([k, near, behind])
+        v = torch.randn(len(k), 2, generator=generator).to(dtype)
+        for scale in (1.0, 0.7, None):
+            found = pa.attend_blocks(q, k, v, error=1e-3, threshold=1e-3, scale=scale, tile=(1, 1))
+            used = 1 / math.sqrt(dim) if scale is None else scale
+            scores, mean = exactly(q[0].tolist(), k.tolist(), v.tolist(), used)
+            lengths = float(q.double().norm() * k.double().norm(dim=-1).max())
+            delta = (dim + 16) * unit * (used * lengths + float(max(map(abs, scores))))
+            spread, largest = float(torch.cdist(v.double(), v.double()).max()), float(v.double().norm(dim=-1).max())
+            stated = math.expm1(min(2 * delta, 700)) * spread + (2 * len(k) + 16) * unit * largest
+            off = distance([mpmath.mpf(x) for x in found.output[0].tolist()], mean(range(len(k))))
+            assert off <= found.bound.item() + stated
 
 
 def test_skipped_tiles_are_not_computed(monkeypatch):

@@ -246,6 +246,22 @@ def test_the_bound_covers_how_others_round():
     assert (change <= head.error_bound).all()
 
 
+@pytest.mark.parametrize("power", [20, 36, 46, 53])
+def test_the_bound_allows_for_rounded_scores(power):
+    """Terms of scores that vanish beside a large one: the dropped key seems to trail by 3, and in truth it may lead."""
+    size, dim = 2.0**power, 256
+    for large_at in (0, dim - 1):
+        q, k = np.full(dim, 2.0**-6), np.tile([[-1.0], [1.0]], dim) * 0.98 * 2.0**-43 * size
+        q[large_at] = 16.0  # scaled by 1/16
+        k[:, large_at] = size + max(3.0, 2.0**-51 * size), size
+        v, keep = np.array([[0.0], [1.0]]), np.array([True, False])
+        several = np.tile(q, (1, 8, 1))  # products of few rows are summed in another order
+        head = audited(several, k[None], v[None], None, keep, (1, 1))
+        exact = many_digits(q.tolist(), k.tolist(), v.tolist(), keep)
+        assert (head.error <= head.error_bound).all() and (exact <= head.error_bound).all()
+        assert power > 40 or (head.error_bound < 0.1).all()  # it says something, too
+
+
 def slow_skip(scores, threshold, rows, width):
     """Skip-softmax as it is described, in loops; True where kept. scores `(queries, keys)`, −∞ where masked."""
     keep = np.ones_like(scores, dtype=bool)
@@ -366,6 +382,50 @@ def test_quantised_keys_that_exchange_their_places(size, dtype):
             assert head.error[:40:4].min() > 0.1 * np.linalg.norm(v[:10, 0] - v[:10, 1], axis=-1).min()
 
 
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e9, 1e12])
+def test_the_bound_for_stored_keys_is_the_one_of_the_theorem(size):
+    """`quantized-keys` in many digits, from exact scores; in floats each a_j grows by 2δ, and the terms of an audit are added."""
+    rng = np.random.default_rng(5)
+    dim, scale = 3, 1 / math.sqrt(3)
+    k = np.repeat(rng.standard_normal((20, 1, dim)), 2, axis=1)
+    k[:, 0, 1] += 1e-3 / size  # the middle coordinates differ, and are stored as the same number or another one
+    q, v = size * rng.standard_normal((20, 1, dim)), rng.standard_normal((20, 2, 2))
+    for bits in (4, 12, 16):
+        rule = AT.Quantized(bits)
+        stored_k, stored_v = rule.of(torch.from_numpy(k)).numpy(), rule.of(torch.from_numpy(v)).numpy()
+        head = AT.audit(Attention(), tuple(torch.from_numpy(t)[:, None] for t in (q, k, v)), rule).heads[0]
+        for n in range(20):
+            with mpmath.workdps(60):
+                query, keys, kept, values, moved = (mpmath.matrix(t[n].tolist()) for t in (q, k, stored_k, v, stored_v))
+                before, after = (mpmath.mpf(scale) * keys * query.T for keys in (keys, kept))
+
+                def norm(x):
+                    return mpmath.sqrt(mpmath.fsum(c * c for c in x))
+
+                lengths = norm(query) * max(norm(keys[j, :]) for j in (0, 1))
+                delta = (dim + 16) * mpmath.mpf(2) ** -53 * (scale * lengths + max(abs(s) for s in before))
+                weights = [1 / (1 + mpmath.exp(after[1 - j] - after[j])) for j in (0, 1)]
+                answer = weights[0] * moved[0, :] + weights[1] * moved[1, :]
+                a = [scale * norm(query) * norm(keys[j, :] - kept[j, :]) for j in (0, 1)]
+                e = [norm(values[j, :] - moved[j, :]) for j in (0, 1)]
+                reach = [norm(moved[j, :] - answer) for j in (0, 1)]
+                spread = norm(values[0, :] - values[1, :])
+
+                def bound(grown, a=a, e=e, reach=reach, weights=weights, spread=spread):
+                    above = (mpmath.exp(x + grown) * (y + r) - r for x, y, r in zip(a, e, reach))
+                    found = mpmath.fsum(w * x for w, x in zip(weights, above))
+                    found /= mpmath.fsum(w * mpmath.exp(-x - grown) for w, x in zip(weights, a))
+                    return min(found, spread + max(e))
+
+                stated = bound(2 * delta) + mpmath.expm1(4 * delta) * spread
+                truth = [1 / (1 + mpmath.exp(before[1 - j] - before[j])) for j in (0, 1)]
+                change = norm(truth[0] * values[0, :] + truth[1] * values[1, :] - answer)
+                assert change <= bound(0) * (1 + mpmath.mpf(10) ** -40)  # the theorem itself
+                assert change <= head.error_bound[n] and head.error[n] <= head.error_bound[n]
+                stated = min(stated, spread + max(e))  # of rounded scores, which are off by less than δ/8 here
+                assert stated - min(delta / 4, 1e-9) * spread <= head.error_bound[n]
+
+
 def test_values_whose_sums_overflow_are_refused():
     q, k, v = torch.randn(3, 1, 1, 8, 4, dtype=torch.float64)
     AT.audit(Attention(), (q, k, 1e299 * v), AT.TopK(2))
@@ -432,6 +492,28 @@ def test_some_positions_of_a_causal_head():
         found, whole = some.heads[rule], every.heads[rule]
         np.testing.assert_allclose(found.error, whole.error[found.positions], atol=1e-14)
         np.testing.assert_allclose(found.error_bound, whole.error_bound[found.positions], rtol=1e-9, atol=1e-13)
+
+
+def test_blocks_of_some_positions_consist_of_those():
+    """A block holds the recorded queries of its positions, however many they are."""
+    torch.manual_seed(6)
+    q, k, v = torch.randn(3, 1, 1, 40, 4, dtype=torch.float64)
+    with AT.capture(tokens=9) as heads:
+        Attention()(5 * q, k, v, None, True)
+    tile = (8, 5)
+    found = AT.audit(heads, rule=AT.SkipBlocks(0.2, tile=tile)).heads[0]
+    assert len(found.positions) == 9 and len(set(found.positions // 8)) == 5
+    scores = (5 * q @ k.mT)[0, 0].numpy() / 2
+    scores[np.triu_indices(40, 1)] = -np.inf
+    for block in range(5):
+        rows = found.positions[found.positions // 8 == block]
+        keep = slow_skip(scores[rows], 0.2, len(rows), 5)
+        p = np.exp(scores[rows] - scores[rows].max(axis=1, keepdims=True))
+        lost = (p * ~keep).sum(axis=1) / p.sum(axis=1)
+        np.testing.assert_allclose(found.mass_lost[found.positions // 8 == block], lost, atol=1e-15)
+    by_rows = slow_skip(scores[found.positions], 0.2, 8, 5)  # negative control: rows of blocks are not counted
+    p = np.exp(scores[found.positions] - scores[found.positions].max(axis=1, keepdims=True))
+    assert not np.allclose(found.mass_lost, (p * ~by_rows).sum(axis=1) / p.sum(axis=1))
 
 
 def test_parts_do_not_matter(monkeypatch):
@@ -748,6 +830,26 @@ def test_a_head_that_skips_nothing_does_not_hold_its_layer_back():
     alone = AT.calibrate(Attention(), (q, k, v), rule, error=0.02)
     assert [h.threshold for h in found.heads] == [alone.heads[0].threshold] * 2
     assert alone.heads[0].threshold > 0 and alone.heads[1].threshold == 0  # nothing is known of larger ones
+
+
+def test_a_threshold_counts_only_if_all_smaller_ones_are_safe():
+    """Two keys whose values cancel: skipping one of them moves the output, skipping both does not."""
+    masses = torch.tensor([1.0, 0.01, 0.1, 0.2], dtype=torch.float64)
+    k = masses.log()[:, None].expand(3, 1, 4, 1)
+    v = torch.tensor([0.0, 0.0, 2.0, -1.0], dtype=torch.float64)[:, None].expand(3, 1, 4, 1)
+    q, rule = torch.ones(3, 1, 2, 1, dtype=torch.float64), AT.SkipBlocks(0, tile=(2, 1))
+    grid = [0.05, 0.15, 0.3]
+    costs = [AT.audit(Attention(), (q, k, v), AT.SkipBlocks(t, tile=(2, 1))).heads[0] for t in grid]
+    errors = [float(cost.error.max()) for cost in costs]
+    assert errors[0] < 1e-12 and errors[1] > 0.1 and errors[2] < 1e-12
+    for taken, per, thresholds in (
+        (0.05, "head", grid),
+        (0.05, "layer", grid),
+        (0.0, "head", grid[1:]),
+        (0.3, "head", [0.3]),
+    ):
+        found = AT.calibrate(Attention(), (q, k, v), rule, error=0.05, per=per, thresholds=thresholds).heads[0]
+        assert found.threshold == taken and found.skipped == {0.0: 0.0, 0.05: 0.25, 0.3: 0.75}[taken]
 
 
 class ByHand(nn.Module):

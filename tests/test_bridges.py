@@ -1,5 +1,6 @@
 """Attention by hand and flex attention, recorded and replaced; names of TransformerLens; exports. Oracles are plain torch."""
 
+import contextlib
 import json
 import math
 
@@ -447,6 +448,59 @@ def test_compiled_flex_attention_is_seen_uncompiled(x):
         model.attend = torch.compile(flex_attention, backend="eager")
         with pa.inspect.capture(model) as heads:
             assert torch.equal(model(x), before) and len(heads) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("fails", [False, True])
+def test_models_are_compiled_again_after_a_capture(fails):
+    """A compiled model runs uncompiled while it is recorded, compiled afterwards, and new shapes are compiled, too."""
+    graphs, runs = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lambda *args: runs.append(1) or graph(*args)
+
+    def attend(x):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    torch._dynamo.reset()
+    compiled, x = torch.compile(attend, backend=backend, dynamic=False), torch.randn(1, 2, 5, 4)
+    try:
+        compiled(x)
+        assert (len(graphs), len(runs)) == (1, 1)
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            pa.inspect.capture() as outer,
+            pa.inspect.capture(stream=True) as inner,
+        ):
+            compiled(x)
+            if fails:
+                1 / 0  # noqa: B018
+        assert len(outer) == len(inner) == 2 and (len(graphs), len(runs)) == (1, 1)
+        compiled(x)
+        assert (len(graphs), len(runs)) == (1, 2)
+        compiled(torch.randn(1, 2, 6, 4))
+        assert (len(graphs), len(runs)) == (2, 3)
+    finally:
+        torch._dynamo.reset()
+
+
+def test_the_stance_of_the_compiler_is_put_back():
+    """Also one that was set before the capture, and after captures inside each other."""
+    from torch._dynamo import eval_frame
+
+    def stance():
+        return eval_frame._stance.stance
+
+    plain = stance()
+    with torch.compiler.set_stance("eager_on_recompile"):
+        with pa.inspect.capture():
+            assert stance() == "force_eager"
+            with pa.inspect.capture(stream=True):
+                assert stance() == "force_eager"
+            assert stance() == "force_eager"
+        assert stance() == "eager_on_recompile"
+    assert stance() == plain != "force_eager"
 
 
 def test_the_size_of_flex_masks_is_counted(x):

@@ -17,6 +17,7 @@ from partita.inspection.calls import AttentionCall
 from partita.inspection.reading import Reading, read_call
 from partita.inspection.sentences import sentence
 from partita.kernels import native
+from partita.kernels.plain_arithmetic import product_setting
 
 INF = math.inf
 
@@ -216,6 +217,82 @@ def test_native_loops_agree_with_torch(case, dtype, tiles, monkeypatch):
         assert bool(found[0].after_same[0, i] > 0) <= any(follows[seen])
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_of_equal_scores_the_earlier_keys_come_first(causal, tiles, loops):
+    """In one tile and in several: the cell, then the runner-up. Scores are small integers, so that there are many ties."""
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randint(-1, 2, (1, 2, n, 3), generator=generator).float() for n in (100, 100))
+    call = AttentionCall(q, k, torch.randn(1, 2, 100, 2), 1.0, causal=causal)
+    scores = (q @ k.mT)[0]
+    scores = scores.masked_fill(torch.ones(100, 100, dtype=torch.bool).triu(1), -INF) if causal else scores
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :2]
+    ((_, heads, reading),) = read_call(call)
+    assert heads == slice(0, 2) and torch.equal(reading.cells, order[..., 0])
+    several = slice(1, None) if causal else slice(None)  # the first query sees one key
+    assert torch.equal(reading.runner_up[:, several], order[:, several, 1])
+    assert not causal or (reading.runner_up[:, 0] == -1).all()
+
+
+def test_runners_up_of_long_sequences_are_those_of_the_dense_reading():
+    """More keys than a tile has; all of them are copies of a few."""
+    generator = torch.Generator().manual_seed(4)
+    q = torch.randn(1, 1, 9, 4, generator=generator)
+    few, which = torch.randn(1, 1, 7, 4, generator=generator), torch.randint(0, 7, (5000,), generator=generator)
+    k = few[:, :, which]
+    found = []
+    for stream in (False, True):
+        with pa.inspect.capture(stream=stream, queries=stream) as heads:
+            pa.inspect.record(q, k, k)
+        found.append(heads["attention", 0].queries())
+    order = (q @ few.mT)[0, 0][:, which].sort(dim=-1, descending=True, stable=True).indices
+    for each in found:
+        assert np.array_equal(each["cells"], order[:, 0]) and np.array_equal(each["runner_up"], order[:, 1])
+        assert not each["margins"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [30.0, 3e3, 1e5])
+def test_the_bound_of_leakage_allows_for_rounded_scores(size, dtype, loops):
+    """Large scores and tiny margins: what is nearer than rounding may be the other way round."""
+    generator = torch.Generator().manual_seed(int(size))
+    q = size * torch.ones(1, 1, 300, 64)  # so that keys with the same coordinates in another order tie
+    sizes = size * 2.0 ** torch.randint(-6, 2, (64,), generator=generator)  # digits of products that sums lose
+    k = (sizes * torch.randn(1, 1, 1, 64, generator=generator)).expand(1, 1, 3, 64).clone()
+    k[:, :, 1], k[:, :, 2] = k[:, :, 0].roll(29, dims=-1), k[:, :, 0].flip(-1)
+    if dtype == torch.float32:
+        q += 0.1 * torch.randn(q.shape, generator=generator) / size
+    q *= torch.rand(1, 1, 300, 1, generator=generator) + 0.5
+    q, k = q.to(dtype), k.to(dtype)
+    with pa.inspect.capture(stream=True, queries=True, null=False) as heads:
+        pa.inspect.record(q, k, torch.randn(1, 1, 3, 2).to(dtype), scale=0.125)
+    found = heads["attention", 0].queries()
+    weights = torch.softmax(0.125 * (q.double() @ k.double().mT)[0, 0], dim=-1).numpy()  # 1e-5 nats off at most
+    exact = 1 - weights[np.arange(300), found["cells"]]
+    assert (exact * (1 - 1e-4) <= found["leakage_bound"]).all()
+    assert size < 1e5 or (exact > 2.2 * np.exp(-found["margins"])).any()  # rounded margins alone are not enough
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_stated_error_covers_biases_that_grow_with_the_distance(dtype, loops):
+    """ALiBi beside products that are nearly 0: what rounding does to the scores is what it does to the slopes."""
+    torch.manual_seed(0)
+    q, k = (1e-3 * torch.randn(1, 3, 700, 4, dtype=dtype) for _ in range(2))
+    slopes = torch.tensor([0.1, 0.7, -0.3], dtype=torch.float64)
+    apart = (torch.arange(700)[:, None] - torch.arange(700)).abs()
+    far = apart >= 350  # near keys, whose biases are small, are hidden
+    with pa.inspect.capture(stream=True, queries=True, null=False) as heads:
+        pa.inspect.record(q, k, k, attn_mask=far, slopes=slopes, scale=1.0)
+    exact = (q.double() @ k.double().mT)[0] - slopes[:, None, None] * apart
+    for number, head in enumerate(pa.inspect.read(heads, budget=0).heads):
+        found = heads["attention", number].queries()
+        rows = np.arange(700)
+        best, second = (exact[number].numpy()[rows, found[name]] for name in ("cells", "runner_up"))
+        several = found["seen"] > 1
+        off = np.abs(found["margins"] - (best - second))[several] - 2.0**-22 * found["margins"][several]
+        assert off.max() <= 2 * head.score_error < 1e-2
+        assert off.max() > 1e-6  # rounding is seen
+
+
 def test_a_wrong_row_would_be_noticed():
     call, allowed, bias = case("causal")
     ((_, _, reading), *_) = read_call(dataclasses.replace(call, causal=False), dtype=torch.float64)
@@ -302,6 +379,100 @@ def test_streamed_figures_are_those_of_the_dense_reading_within_the_stated_error
         for n in ("leakage", "entropy", "effective_keys")
     ]
     assert all(b == pytest.approx(a, rel=0.4) for a, b in both)  # other random heads of the same kind
+
+
+def test_random_heads_of_both_readings_are_of_one_kind():
+    """Means over several random heads; queries, keys and values are far from 0, each by an offset of its own."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([0.5, 2.0])[:, None, None]
+    q, k, v = (sizes * torch.randn(1, 2, 40, 4) + offset for offset in (1.0, 3.0, 20.0))
+    found = {}
+    for stream in (False, True):
+        for seed in range(10):
+            with pa.inspect.capture(stream=stream, seed=seed) as heads:
+                pa.inspect.record(q, k, v, is_causal=True)
+            for head in pa.inspect.read(heads, budget=0, seed=seed).heads:
+                found.setdefault((head.head, stream), []).append(head.null)
+    for head in (0, 1):
+        for name, off in {
+            **dict.fromkeys(
+                ("leakage", "entropy", "effective_keys", "table_distance", "table_distance_of_values"), 0.2
+            ),
+            **dict.fromkeys(("margin", "inverse_temperature", "mean_distance"), 0.4),
+        }.items():
+            dense, streamed = (np.mean([getattr(null, name) for null in found[head, s]]) for s in (False, True))
+            assert streamed == pytest.approx(dense, rel=off), (head, name)
+
+
+def figures_of(heads):
+    return [[*vars(h.figures).values(), *vars(h.roles).values(), *vars(h.null).values()] for h in heads]
+
+
+@pytest.mark.parametrize("setting", ["autocast", "medium"])
+def test_settings_of_torch_change_no_figure(setting, loops, monkeypatch):
+    """Under autocast, and where float32 products may be cut to bfloat16, the same bits are read."""
+    q, k, v = torch.randn(3, 1, 2, 600, 24, generator=torch.Generator().manual_seed(0))
+    mask, seen, matmul = torch.rand(1, 2, 600, 600, generator=torch.Generator().manual_seed(1)) > 0.3, [], torch.matmul
+
+    def watched(*args, **kwargs):
+        seen.append((torch.is_autocast_enabled("cpu"), product_setting("cpu")[0]))
+        return matmul(*args, **kwargs)
+
+    def taken():
+        with pa.inspect.capture(stream=True, queries=True) as heads:
+            pa.inspect.record(q, k, v, is_causal=True)
+            pa.inspect.record(q, k, v, attn_mask=mask)
+        readings = [head.queries() for head in heads]
+        return readings, figures_of(pa.inspect.read(heads, budget=0).heads)
+
+    plain, figures = taken()
+    monkeypatch.setattr(torch, "matmul", watched)
+    before = torch.get_float32_matmul_precision()
+    try:
+        if setting == "medium":
+            torch.set_float32_matmul_precision("medium")
+            outside = product_setting("cpu")[0]
+            changed, same = taken()
+            assert product_setting("cpu")[0] == outside
+        else:
+            with torch.autocast("cpu", torch.bfloat16):
+                changed, same = taken()
+                assert torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen and all(not cast and products in ("none", "ieee", "highest") for cast, products in seen)
+    for one, other in zip(plain, changed, strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
+    np.testing.assert_array_equal(np.array(figures, dtype=float), np.array(same, dtype=float))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_graph_is_kept(threads, loops):
+    """Also if the model is trained meanwhile, and in threads of our own, whose gradients torch has switched on."""
+    made = [torch.randn(1, 2, 600, 4, requires_grad=True) for _ in range(3)]
+    call, before = AttentionCall(*made, 0.5, causal=True), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert native.each_on_one_thread([0, 1, 2, 3], lambda _: torch.is_grad_enabled()) == [False] * 4
+        for _, _, sums in row_sums_module.row_sums(call):
+            assert not any(tensor.requires_grad for tensor in vars(sums).values())
+        ((_, _, reading),) = read_call(call)
+        assert not any(tensor.requires_grad for tensor in vars(reading).values())
+        with pa.inspect.capture(stream=True, queries=True) as tracked:
+            pa.inspect.record(*made, is_causal=True, scale=0.5)
+        with pa.inspect.capture(stream=True, queries=True) as plain:
+            pa.inspect.record(*(t.detach() for t in made), is_causal=True, scale=0.5)
+        assert torch.get_num_threads() == threads and torch.is_grad_enabled()
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(tracked, plain, strict=True):
+        numbers = other.queries()
+        for name, array in one.queries().items():
+            np.testing.assert_array_equal(array, numbers[name], err_msg=name)
+    np.testing.assert_array_equal(
+        *(np.array(figures_of(pa.inspect.read(h).heads), dtype=float) for h in (tracked, plain))
+    )
 
 
 @pytest.mark.parametrize("values", ["random", "equal"])

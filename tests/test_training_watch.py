@@ -69,6 +69,52 @@ def test_training_with_a_watch_gives_the_same_bits(options):
     assert flags == same_flags and flags[0] and not all(flags)  # the frozen module is still frozen
 
 
+class Twice(nn.Module):
+    """One attention layer, used twice: autocast casts its weights once, and adds up their gradients in few digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def trained_under_autocast(watched=False, *, cache=True):
+    """The weights after training, with a watch at three places of the block or without, and the cache's state in the probe."""
+    torch.manual_seed(0)
+    model, found = Twice(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def probe(m):
+        found.append(torch.is_autocast_cache_enabled())
+        m(torch.ones(1, 4, 8))
+
+    watch = pa.inspect.TrainingWatch(model, probe, every=1)
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+            for part in range(2):
+                if watched:
+                    watch(3 * step + part)
+                model(torch.randn(4, 5, 8)).square().mean().backward()
+                assert torch.is_autocast_cache_enabled() == cache
+            if watched:
+                watch(3 * step + 2)
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()], found
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_cache_of_autocast_is_what_it_was(cache):
+    plain, _ = trained_under_autocast(cache=cache)
+    watched, found = trained_under_autocast(True, cache=cache)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert found == [False] * 12  # older torch keeps casts that were made without gradients
+    other, _ = trained_under_autocast(cache=not cache)
+    assert not all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))  # the cache decides about bits here
+
+
 def test_a_probe_that_is_run_carelessly_changes_the_training():
     """The control: the same comparison notices a plain forward pass."""
     plain, _, _ = trained()
