@@ -167,7 +167,7 @@ class Audit:
         return {"rules": rules, "loss": self.loss, "together": list(self.together), "heads": self.rows()}
 
     def _shown(self) -> Iterator[tuple[str, ...]]:
-        losses = ("loss",) if self.loss is not None else ()
+        losses = ("loss change",) if self.loss is not None else ()
         several = len(self.rules) > 1
         yield "", *(("rule",) if several else ()), "skipped", "oracle", "mass lost", "bound", "error", *losses
         for head in self.heads:

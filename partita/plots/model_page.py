@@ -116,17 +116,33 @@ def write_inspection(
     """`report.json` with its schema, `heads.csv`, `heads.svg`, `heads.png` and a self-contained `index.html` in a folder.
 
     Args:
+        heads: from `capture`, or some of its records.
+        folder: where the files go. It is created; files of the same names are replaced.
+        title: of the page.
         figures: draw heads.svg and heads.png; needs the extra 'plot'.
         tokens: the tokens of each recorded sequence, as strings or as ids, padding included. By default the ids that reached the
             model's embedding tell which tokens are equal, and with a tokenizer they are shown.
         tokenizer: converts ids to strings; see `pa.inspect.pattern`.
         audit: what `pa.inspect.audit` returned, for the curves of the heads. By default `TopK` and `SkipBlocks` with a few
             numbers and thresholds, on the sequence that is drawn. False: no curves.
+        progress: called as `progress(name, done, of)`.
         options: of `pa.inspect.read`.
+
+    Returns:
+        The report, and the files, the page first.
 
     Raises:
         ShapeError: the length of tokens does not match a recorded sequence.
         UnsupportedError: nothing was recorded, or tokens is given for heads that were read while the model ran.
+
+    >>> import tempfile, torch, partita as pa
+    >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with pa.inspect.capture(attention) as heads, torch.no_grad():
+    ...     _ = attention(*[torch.randn(1, 12, 8)] * 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = write_inspection(heads, folder, figures=False)
+    ...     [file.name for file in page.files]
+    ['index.html', 'report.json', 'report.schema.json', 'heads.csv']
     """
     given = _recorded_tokens(heads) if tokens is None and tokenizer is not None else tokens
     labels = [] if given is None else labels_of(given, tokenizer)
