@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ class Audit:
             UnsupportedError: there is no such head.
             DomainError: there is no such rule.
         """
-        if not isinstance(rule, int) or not 0 <= rule < len(self.rules):
+        if isinstance(rule, bool) or not isinstance(rule, Integral) or not 0 <= rule < len(self.rules):
             names = ", ".join(f"{k} ({one})" for k, one in enumerate(self.rules))
             raise DomainError(f"rule is {rule!r}; expected the number of a rule: {names}.")
         for found in self.heads:

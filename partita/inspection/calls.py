@@ -225,9 +225,8 @@ class AttentionCall:
             mask = mask[heads] if mask.shape[0] > 1 else mask
             mask = mask[:, rows] if mask.shape[1] > 1 else mask
             mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
-            seen = (
-                mask if mask.dtype == torch.bool else ~(mask <= MASKED_BELOW)
-            )  # NaN is no mask: it shows in the scores
+            # NaN is above: it shows in the scores
+            seen = mask if mask.dtype == torch.bool else ~(mask <= MASKED_BELOW)
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
         if self.modify is not None:
             scores = scores + self._added(scores, element, heads, i, j).to(scores)
@@ -292,6 +291,7 @@ class AttentionCall:
         heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
         free = replace(self, causal=False)
         plain = replace(free, mask=None, modify=None, window=None, slopes=None)
+        # slopes in float64: readings of recorded heads have no rounding of the scores but their own
         dtype = torch.promote_types(self.queries.dtype, torch.float32 if self.slopes is None else torch.float64)
         step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
         parts = []
@@ -299,9 +299,7 @@ class AttentionCall:
             rows = slice(start, start + step)
             places = self.places[rows][:, None]
             if self.modify is None:
-                nothing = torch.zeros(
-                    1, len(places), len(columns), dtype=dtype, device=columns.device
-                )  # what is added is exact
+                nothing = torch.zeros(1, len(places), len(columns), dtype=dtype, device=columns.device)
                 parts.append(free._masked(nothing, element, heads, rows, places, columns)[0])
             else:
                 scores = plain.tile(element, heads, rows, slice(None), dtype)

@@ -476,7 +476,8 @@ def record(
             "window": window,
             "slopes": slopes,
         }
-        if query.shape[-1] != key.shape[-1] or (not key.is_nested and key.shape[-2] != value.shape[-2]):
+        nested = any(t.is_nested for t in (query, key, value))
+        if not nested and (query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]):
             raise ShapeError(
                 f"record got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; expected "
                 "(…, queries, dim), (…, keys, dim) and (…, keys, value_dim)."

@@ -314,10 +314,8 @@ def _read_head(
             for k, (n, own) in enumerate(zip(counts, same))
         ]
     found = measured(snapshots, reach=reach, budget=budget, tokens=ids)
-    if any(
-        s.follows_scores for s in snapshots
-    ):  # the score_mod was not kept, and would do something else to other scores
-        null = put_together([])
+    if any(s.follows_scores for s in snapshots):
+        null = put_together([])  # the score_mod was not kept, and would do something else to other scores
     else:
         random = [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)]
         null = measured(random, reach=reach, budget=budget, tokens=ids)

@@ -23,7 +23,7 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
     """What a head does. Empty if nothing stands out, if there are fewer than ten queries, or if no random head was read beside it.
 
     A place is named if it gets half of the weight (or nearly a third: "partly"), and a quarter more than from a random head of the
-    same shape, and three standard errors more: means of n weights in [0, 1] with the mean p vary by at most `√(p(1 − p)/n)`.
+    same shape, and three standard errors more, which are at most `√(p(1 − p)/n)` for a mean p of n weights in [0, 1].
     Further places are named if the weight is shared between them. Weights of a distance or of copies are means over the queries
     that see such a key. An average is named if the output is within a tenth of the plain mean, or within a quarter of it and
     twice as near as that of the random head.
@@ -61,7 +61,7 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
 
 def _stands_out(own: float, random: float, queries: float) -> bool:
     """Whether a mean of weights is larger than that of the random head by more than chance."""
-    middle = (own + random) / 2
+    middle = min(1.0, (own + random) / 2)  # rounding may exceed 1
     return own - random >= max(_ABOVE, _ERRORS * math.sqrt(2 * middle * (1 - middle) / queries))
 
 
