@@ -299,7 +299,7 @@ def test_dropout_that_no_module_shows_is_named():
 
     with pytest.raises(NotDeterministicError, match=r"returned .* and then .*model\.eval\(\)"):
         pa.inspect.harden(model, loss)
-    words = r"dropout is on in the attention of 'Dropping' \(p = 0\.5\)"
+    words = r"dropout is on in the attention of 'Dropping' \(dropout_p = 0\.5\)"
     with pytest.warns(UserWarning, match=words) as told, pa.inspect.capture(model) as heads:
         model(x)
         model(x)

@@ -949,7 +949,7 @@ def test_a_head_that_picks_the_same_key_for_all_queries_says_so():
     with pa.inspect.capture() as heads:
         pa.inspect.record(q, k, torch.randn(1, 1, 60, 4))
     said = pa.inspect.read(heads, budget=0).heads[0].sentence
-    assert said.startswith("Picks one key, the same one for 100% of the queries: "), said
+    assert said.startswith("Picks one key, the same one for 100% of a sequence's queries: "), said
 
 
 class Plain(nn.Module):
@@ -985,10 +985,10 @@ def test_tokens_are_those_of_the_right_sequence_or_unknown(layers, stream):
 class Several(nn.Module):
     """Something else is embedded before the tokens."""
 
-    def __init__(self, other):
+    def __init__(self, other, rows):
         super().__init__()
         self.given, self.attend = other, Plain()
-        self.other, self.words = nn.Embedding(int(other.max()) + 1, 8), nn.Embedding(100, 8)
+        self.other, self.words = nn.Embedding(rows or int(other.max()) + 1, 8), nn.Embedding(100, 8)
 
     def forward(self, ids):
         return self.attend(self.other(self.given) + self.words(ids))
@@ -1001,14 +1001,19 @@ class Several(nn.Module):
         [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]],  # on the right
         [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]],  # segments
         [[0, 1, 1, 0, 1, 0, 0, 1], [1, 0, 0, 0, 1, 1, 0, 1]],  # anything, in a table of two rows
+        [[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 1, 2]],  # positions of packed documents
+        [[1, 1, 1, 1, 1, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]],  # few tokens, padded
     ],
 )
 def test_positions_and_segments_are_not_tokens(other):
     ids = torch.tensor([[9, 8, 9, 7, 9, 8, 7, 6], [5, 5, 6, 7, 5, 6, 7, 8]])
-    model = Several(torch.tensor(other))
-    with torch.no_grad(), pa.inspect.capture(model) as heads:
-        model(ids)
-    assert np.array_equal([s.tokens for s in heads["attend", 0].snapshots], ids)
+    for rows in (None, 1024):  # tables of positions may be larger than the vocabulary
+        model = Several(torch.tensor(other), rows)
+        with torch.no_grad(), pa.inspect.capture(model) as heads:
+            model(ids)
+        found = [s.tokens for s in heads["attend", 0].snapshots]
+        if rows is None or max(map(max, other)) > 1:  # numbers without order in a large table may be tokens
+            assert np.array_equal(found, ids)
 
 
 def test_passes_without_attention_do_not_pile_up():
@@ -1107,3 +1112,27 @@ def test_random_heads_beside_flex_attention_that_changes_the_scores(stream):
         assert math.isnan(null.effective_keys) != known
         if mod is capped and known:
             assert null.effective_keys > 1.5  # its own scores are capped
+
+
+@pytest.mark.parametrize("share", [0.36, 0.45, 0.54])
+def test_one_key_is_not_named_twice(share):
+    """In text that repeats, what followed the other copy is also at one distance."""
+    ids, rng = np.tile(np.random.default_rng(0).permutation(16), 3), np.random.default_rng(1)
+    weights = np.full((48, 48), (1 - share) / 48)
+    weights[np.arange(16, 48), np.arange(1, 33)] += share
+    logs = torch.from_numpy(np.log(weights))[None, None]
+    keys, values = torch.eye(48, dtype=torch.float64)[None, None], torch.from_numpy(rng.normal(size=(1, 1, 48, 4)))
+    with pa.inspect.capture(tokens=ids.tolist()) as heads:
+        pa.inspect.record(logs, keys, values, is_causal=True, scale=1.0)
+    head = pa.inspect.read(heads, budget=0).heads[0]
+    assert head.sentence.count("%") == 2 and head.sentence.startswith("Looks") == (head.roles.induction >= 0.5)
+
+
+def test_a_distance_that_few_queries_have_is_not_named():
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, 12, 12)
+    q[0, 0, :4] = 60 * torch.eye(12)[8:]  # eight ahead, where there is one
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(q, torch.eye(12)[None, None], torch.randn(1, 1, 12, 4), scale=1.0)
+    head = pa.inspect.read(heads, budget=0).heads[0]
+    assert head.roles.lag == -8 and head.roles.on_lag > 0.99 and "ahead" not in head.sentence

@@ -295,7 +295,8 @@ def _run(model: nn.Module, inputs: Any, held: _Tables, readers: Any, progress: A
     for number, one in enumerate(runs):
 
         def seen(layer: str, call: AttentionCall, number: int = number) -> None:
-            dropout.of_call(layer, call.dropout)
+            if any(held.wants(layer, head) for head in range(call.heads)):
+                dropout.of_call(layer, call.dropout)
             if progress is not None:
                 progress(layer, number, len(runs))
             for head in range(call.heads):
@@ -453,7 +454,7 @@ class _Sequences:
         """Recorded queries with all keys."""
         call = snapshot.as_call()
         padding = None if snapshot.padding is None else torch.from_numpy(np.ascontiguousarray(snapshot.padding))[None]
-        return cls(call, head, call.places, padding, snapshot.follows_scores)
+        return cls(call, head, call.places, padding, snapshot.follows_scores).checked()
 
     def checked(self) -> _Sequences:
         for name in ("queries", "keys", "values"):

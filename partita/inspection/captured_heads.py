@@ -139,7 +139,7 @@ class DropoutWarning:
     def __init__(self, model: object, done: str) -> None:
         self.done, self.given = done, False
         if where := active_dropout(model):
-            self._warn(where, stacklevel=5)
+            self._warn(f"the model is in train mode: dropout is on in {where}", "Call model.eval() first.", 5)
 
     def of_call(self, layer: str, share: float) -> None:
         """An attention that drops out a share of its weights.
@@ -149,14 +149,15 @@ class DropoutWarning:
             share: the argument `dropout_p`.
         """
         if share > 0 and not self.given:
-            self._warn(f"the attention of {layer!r} (p = {share:g})", stacklevel=3)
+            self._warn(
+                f"dropout is on in the attention of {layer!r} (dropout_p = {share:g})",
+                "Call model.eval() first, and pass dropout_p=0 in evaluation mode.",
+                3,
+            )
 
-    def _warn(self, where: str, stacklevel: int) -> None:
+    def _warn(self, found: str, hint: str, stacklevel: int) -> None:
         self.given = True
-        warnings.warn(
-            f"the model is in train mode: dropout is on in {where}, so the {self.done} heads are random. Call model.eval() first.",
-            stacklevel=stacklevel,
-        )
+        warnings.warn(f"{found}, so the {self.done} heads are random. {hint}", stacklevel=stacklevel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,12 +235,12 @@ class CapturedHeads:
     def _add(self, layer: str, call: AttentionCall) -> None:
         limits = self._limits
         self._tokens.attention_seen()
-        self._dropout.of_call(layer, call.dropout)
         if limits.layers is not None and not any(fnmatchcase(layer, pattern) for pattern in limits.layers):
             return
         chosen = range(call.heads) if limits.heads is None else [h for h in limits.heads if h < call.heads]
         if not len(chosen):
             return
+        self._dropout.of_call(layer, call.dropout)
         batch = call.batch if limits.batch is None else min(call.batch, limits.batch)
         ids = self._ids_of(layer, call, batch)
         if limits.stream:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, overload
@@ -334,6 +334,12 @@ def read_with(
         yield from from_sdpa(**given)
 
 
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    if min(t.dim() for t in (query, key, value)) < 2:
+        return False
+    return query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2]
+
+
 def require_readers(readers: Any, model: nn.Module | None) -> Mapping[str, Reader]:
     """The readers, none for None.
 
@@ -476,13 +482,20 @@ def record(
             "window": window,
             "slopes": slopes,
         }
-        nested = any(t.is_nested for t in (query, key, value))
-        if not nested and (query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]):
+        for name, given in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(given, Tensor):
+                raise UnsupportedError(f"{name} is of type {type(given).__name__}; expected a tensor.")
+        made: list[AttentionCall] = []
+        if any(t.is_nested for t in (query, key, value)) or _fit(query, key, value):
+            with suppress(RuntimeError):  # leading axes that do not broadcast
+                made = list(from_sdpa(query, key, value, attn_mask, **options))
+        if not made:
             raise ShapeError(
                 f"record got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; expected "
-                "(…, queries, dim), (…, keys, dim) and (…, keys, value_dim)."
+                "(…, heads, queries, dim), (…, heads, keys, dim) and (…, heads, keys, value_dim). For fewer key heads than query "
+                "heads use enable_gqa=True."
             )
-        for call in from_sdpa(query, key, value, attn_mask, **options):
+        for call in made:
             if output is not None and not output.is_nested:
                 require_output(call, output)
             yield call

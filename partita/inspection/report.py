@@ -202,7 +202,7 @@ class ModelReport:
 
     def __getitem__(self, which: tuple[str, int]) -> HeadReport:
         for head in self.heads:
-            if (head.layer, head.head) == which:
+            if (head.layer, head.head) == (tuple(which) if isinstance(which, list) else which):
                 return head
         some = ", ".join(repr((h.layer, h.head)) for h in self.heads[:6]) + (", …" if len(self.heads) > 6 else "")
         raise UnsupportedError(f"the index is {which!r}; expected report[layer, head], one of {some}.")

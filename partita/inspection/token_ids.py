@@ -19,7 +19,7 @@ __all__ = ["SeenTokens", "TokenIds", "labels_of"]
 Ids = NDArray[np.int64]
 
 _MOST_TABLES = 64  # embedded before an attention
-_MUCH_SMALLER = 8  # times: tables of positions and segments, beside a vocabulary
+_FEW_ROWS, _MUCH_SMALLER = 16, 8  # tables of segments, and how many times as large a vocabulary beside them is
 _FEW = 4  # tokens
 
 
@@ -137,7 +137,7 @@ def _words(row: list[Any], tokenizer: Any) -> list[str]:
 @dataclass(eq=False)
 class SeenTokens:
     """Ids that reached an embedding in the pass that is running. Positions and segments are embedded, too: they are told apart
-    by being counted up, or all equal, or by a table that is much smaller."""
+    by being counted up, or all equal, or by a table of a few rows."""
 
     _found: deque[tuple[int, Ids]] = field(default_factory=lambda: deque(maxlen=_MOST_TABLES))
     _attended: bool = False
@@ -171,28 +171,37 @@ class SeenTokens:
         fitting = [(rows, ids) for rows, ids in self._found if ids.shape == (batch, tokens) and tokens > 1]
         likely = [(rows, ids) for rows, ids in fitting if not _is_counted(ids)]
         largest = max((rows for rows, _ in likely), default=0)
-        found = [ids for rows, ids in likely if rows * _MUCH_SMALLER >= largest]
+        likely = [(rows, ids) for rows, ids in likely if rows > _FEW_ROWS or rows * _MUCH_SMALLER > largest]
+        found = [ids for _, ids in likely if not _is_counted(ids, restarts=True)] or [ids for _, ids in likely]
         return found[0] if found and all(np.array_equal(ids, found[0]) for ids in found) else None
 
 
-def _is_counted(ids: Ids) -> bool:
+def _is_counted(ids: Ids, *, restarts: bool = False) -> bool:
     """Whether these are positions or segments: every sequence counts up from the same number, by at most one at a time, but for
-    padding before or behind it that all has one number. Or each sequence has one number."""
+    padding before or behind it that all has one number. Or each sequence has one number.
+
+    With `restarts`, whether they count up by one and start again from that number, as positions of packed documents do.
+    """
     if not np.diff(ids, axis=1).any():
         return True
     if ids.shape[1] < _FEW and not (ids == ids[:1]).all():
         return False  # too short to tell
-    starts = {_start(row) for row in ids}
-    return len(starts) == 1 and starts != {None}
+    counting = [_counting_parts(row, restarts) for row in ids]
+    starts = set.intersection(*({int(part[0]) for part in parts} for parts in counting))
+    long = any(len(part) > _FEW and part[0] in starts for parts in counting for part in parts)
+    whole = all(len(part) == ids.shape[1] for parts in counting for part in parts[:1])
+    return bool(starts) and (long or whole)
 
 
-def _start(row: Ids) -> int | None:
-    """The number from which a row counts up; None if it does not."""
-    for part in (row, row[: len(row) - _run(row[::-1])], row[_run(row) :]):
-        steps = np.diff(part)
-        if ((steps == 0) | (steps == 1)).all() and (len(part) > _FEW or len(part) == len(row)):
-            return int(part[0])
-    return None
+def _counting_parts(row: Ids, restarts: bool) -> list[Ids]:
+    """Of the row, and of the row without what is constant at one of its ends, those that count up."""
+    parts = [row, row[: len(row) - _run(row[::-1])], row[_run(row) :]]
+    return [part for part in parts if len(part) and _counts_up(part, restarts)]
+
+
+def _counts_up(part: Ids, restarts: bool) -> bool:
+    steps = np.diff(part)
+    return bool(((steps == 1) | ((part[1:] == part[0]) if restarts else (steps == 0))).all())
 
 
 def _run(row: Ids) -> int:
