@@ -180,8 +180,12 @@ class TopK(DroppingRule):
             positions: not used.
             head: not used.
         """
-        first = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, first, True)
+        if self.k >= scores.shape[-1]:
+            return torch.ones_like(scores, dtype=torch.bool)
+        last = scores.topk(self.k, sorted=False).values.amin(dim=-1, keepdim=True)
+        above, equal = scores > last, scores == last
+        rest = self.k - above.sum(dim=-1, keepdim=True)
+        return above | (equal & (equal.cumsum(dim=-1) <= rest))
 
 
 @final
