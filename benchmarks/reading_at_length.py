@@ -1,12 +1,12 @@
-"""What reading heads at length costs: all figures of a layer against the attention itself, time and memory.
+"""The cost of reading heads on long inputs: time and memory of all figures of a layer, against the attention itself.
 
     python benchmarks/reading_at_length.py                # 32,768 tokens, 4 heads of 64, on the CPU: minutes on two cores
     python benchmarks/reading_at_length.py --gpu          # 131,072 tokens, 32 heads of 128, bfloat16, causal: seconds on a GPU
     python benchmarks/reading_at_length.py --tokens 8192  # other lengths
 
 One call of `F.scaled_dot_product_attention` is timed by itself (on a GPU with the flash kernel; cuDNN's beside it), then inside
-`capture(stream=True)` without and with the random heads, and the attention's own time is subtracted. Repeats are interleaved; the
-fastest counts on a CPU, the median on a GPU. The figures are compared with the dense float64 reading of the first 512 tokens.
+`capture(stream=True)` without and with the random heads, and the attention's own time is subtracted. Repeats are interleaved. The
+fastest is used on a CPU, the median on a GPU. The figures are compared with the dense float64 reading of the first 512 tokens.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def streamed(q, k, v, causal, null):
 
 
 class Memory:
-    """The largest memory in use while it is open, beyond what was in use before: of the device, or of the process."""
+    """Peak memory inside the `with`, beyond what was in use before: of the device, or of the process."""
 
     def __init__(self, device):
         self.device, self.bytes = device, 0
@@ -125,7 +125,7 @@ def main():
         for repeat in range(given.repeats + given.gpu):
             for name, run in runs.items():
                 taken = seconds(run, device)
-                if repeat or not given.gpu:  # the first time compiles
+                if repeat or not given.gpu:  # the first run compiles
                     times[name].append(taken)
         with Memory(device) as memory:
             streamed(q, k, v, causal, True)

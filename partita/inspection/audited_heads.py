@@ -66,10 +66,10 @@ class AuditedHead:
         layer: the module path of the layer.
         head: its number within the layer.
         rule: the rule.
-        skipped: share of the visible tiles that were skipped; of the visible keys for rules that drop single keys.
+        skipped: share of the visible tiles that were skipped; for rules that drop single keys, share of the visible keys.
         oracle: the largest such share that any rule could skip at the same lost mass.
         mass_lost: softmax weight of the dropped keys.
-        error_bound: proved bound of the change of the output.
+        error_bound: proved upper bound on the change of the output.
         error: Euclidean norm of the change of the output.
         output_norm: norm of the unchanged output.
         positions: positions of the queries.
@@ -96,7 +96,7 @@ class AuditedHead:
         return f"{self.layer}:{self.head}"
 
     def row(self) -> dict[str, Any]:
-        """One flat row: means of shares, largest of mass and errors, and their quantiles as `…_q50`, `…_q90`, `…_q99`."""
+        """One flat row: means of the shares, maxima of mass and errors, and quantiles of these as `…_q50`, `…_q90`, `…_q99`."""
         out: dict[str, Any] = {"layer": self.layer, "head": self.head, "rule": str(self.rule)}
         out |= {"queries": len(self.error), "skipped": float(self.skipped.mean()), "oracle": float(self.oracle.mean())}
         for name in ("mass_lost", "error_bound", "error"):
@@ -152,7 +152,7 @@ class Audit:
         raise UnsupportedError(f"head {head} of layer {layer!r} was not audited. Audited: {names}, ….")
 
     def queries(self, layer: str, head: int, *, rule: int = 0) -> dict[str, NDArray[Any]]:
-        """The arrays of one head by name, `(queries,)` each: those of `AuditedHead`.
+        """The arrays of one `AuditedHead` by name, `(queries,)` each.
 
         Args:
             layer: the module path of the layer.
@@ -185,7 +185,7 @@ class Audit:
         return f"{rules} on {counted(heads, 'head')}{losses}"
 
     def _below(self) -> list[str]:
-        """What stands below the table: the loss with each of several rules on all heads, and a note."""
+        """The lines below the table: the loss with each rule on all heads if there are several rules, and a note."""
         several = zip(self.rules, self.together) if len(self.together) > 1 else ()
         return [*(f"{rule} on all heads: loss {change:+.3g}" for rule, change in several), _NOTE]
 
@@ -217,12 +217,12 @@ def audit(
 
     For a rule that drops keys, o and Z are the output and the mass of the keys that are kept. The change is
     `Δo = Σ_j p_j(v_j − o)/(Z + Σ_j p_j)` over dropped keys j. It is bounded without exponentials of dropped scores, by
-    `|Δo| ≤ Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` over tiles b with dropped keys, whose mass lies between L_b and U_b and whose
-    values within r_b of c_b. *Theorem*: `dropped-keys`. `Quantized` has its own bound. *Theorem*: `quantized-keys`. The bounds
-    allow for rounding, including when you compute both outputs in float64, but not for what a score_mod of flex attention makes of
-    rounded scores.
+    `|Δo| ≤ Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` over tiles b with dropped keys, whose masses lie between L_b and U_b and
+    whose values lie within r_b of c_b. *Theorem*: `dropped-keys`. `Quantized` has its own bound. *Theorem*: `quantized-keys`.
+    The bounds include rounding, also for two outputs that you compute in float64 and subtract. They do not cover how a score_mod
+    of flex attention amplifies rounded scores.
 
-    Queries that see no key and padding are not counted. If a rule drops every key that a query sees, its output is 0.
+    Padding and queries that see no key are not counted. If a rule drops every key that a query sees, the output is 0.
 
     Args:
         model: the module; or what `capture` recorded, and then no inputs are needed.
@@ -280,7 +280,7 @@ def _rules(rule: Any) -> tuple[Rule, ...]:
     rules = tuple(rule) if isinstance(rule, (list, tuple)) else (rule,)
     if not rules:
         raise UnsupportedError("rule is an empty list; expected a rule, or a list of rules.")
-    return tuple(copy(require_rule(one)) for one in rules)  # the same rule twice is two rules
+    return tuple(copy(require_rule(one)) for one in rules)  # copies, so that a rule given twice counts as two
 
 
 def _run(model: nn.Module, inputs: Any, held: _Tables, readers: Any, progress: Any) -> None:
@@ -355,7 +355,7 @@ def _with_loss(
 
 
 def answer_under(rule: Rule) -> Answer:
-    """Output of a head under a rule: the original output minus the change. Nothing is rounded where nothing changes.
+    """Output of a head under a rule: the original output minus the change, so that unchanged outputs stay exact.
 
     Args:
         rule: the rule.
@@ -372,7 +372,7 @@ def answer_under(rule: Rule) -> Answer:
 
 
 def _height(rule: Rule) -> int:
-    """How many positions must stay together for the rule."""
+    """How many consecutive positions the rule must see at once."""
     return rule.tile[0] if isinstance(rule, DroppingRule) and rule.whole_tiles else 1
 
 
@@ -381,8 +381,8 @@ class _Tables:
 
     def __init__(self, rules: tuple[Rule, ...], wanted: set[Which] | None) -> None:
         self.rules, self.wanted = rules, wanted
-        self.ran: dict[Which, None] = {}  # also those that are not wanted, in order
-        self.heads: dict[Which, int] = {}  # and how many sequences
+        self.ran: dict[Which, None] = {}  # all heads in order, also those that are not audited
+        self.heads: dict[Which, int] = {}  # number of sequences of each audited head
         self._parts: dict[tuple[int, Which], list[dict[str, np.ndarray]]] = {}
 
     def wants(self, layer: str, head: int) -> bool:
@@ -394,7 +394,7 @@ class _Tables:
         which, (batch, _, tokens, _) = (layer, head), sequences.call.queries.shape
         first = self.heads.get(which, 0)
         self.heads[which] = first + batch
-        # made before the first part: small arrays that stay, between large ones that go, would break up the memory
+        # allocated before the first part: small arrays kept between large temporary ones would fragment the memory
         tables = np.zeros((len(self.rules), len(_PER_QUERY), batch, tokens))
         counted = np.zeros((batch, tokens), dtype=bool)
         heights = sorted({_height(rule) for rule in self.rules} - {1}) or [1]
@@ -429,17 +429,17 @@ class _Tables:
 
 @dataclass(frozen=True, eq=False)
 class _Sequences:
-    """One head on a batch of sequences of one length: a call with one head, and where its queries stand."""
+    """One head on a batch of sequences of one length: a call with one head, and the positions of its queries."""
 
     call: AttentionCall
     head: int
     positions: Tensor
     padding: Tensor | None  # (batch, queries)
-    fixed: bool = False  # flex attention changed the scores, and what it makes of other scores is not known
+    fixed: bool = False  # flex attention changed the scores, and its effect on other scores is unknown
 
     @classmethod
     def of_call(cls, call: AttentionCall, head: int) -> _Sequences:
-        device = "cpu" if call.queries.device.type == "mps" else call.queries.device  # which has no float64
+        device = "cpu" if call.queries.device.type == "mps" else call.queries.device  # mps has no float64
         alone = call.subset(None, [head])
         queries, keys, values = (t.to(device, torch.float64) for t in (alone.queries, alone.keys, alone.values))
         mask = None if alone.mask is None else alone.mask.to(device)
@@ -470,7 +470,7 @@ class _Sequences:
         return self
 
     def parts(self, height: int) -> Iterator[_Part]:
-        """Some queries and all keys at a time; blocks of so many positions stay together."""
+        """Some queries and all keys at a time. Blocks of `height` positions are never split."""
         batch, keys = len(self.call.queries), self.call.keys.shape[2]
         if not keys or not batch:
             return
@@ -488,10 +488,10 @@ class _Sequences:
 
 
 class _Values:
-    """The values of a batch of sequences relative to their mean, so that nothing cancels where they are far from the origin."""
+    """The values of a batch of sequences relative to their mean, to avoid cancellation where they are far from the origin."""
 
     def __init__(self, values: Tensor) -> None:
-        self.original = values  # what is rounded to fewer bits: adding the mean to `moved` again would break ties
+        self.original = values  # for rounding to fewer bits; adding the mean back to `moved` would change ties
         self.middle = values.mean(dim=1, keepdim=True)
         self.moved = values - self.middle
         self.largest = norms(values).amax(dim=-1)[:, None]
@@ -522,7 +522,7 @@ class _Part:
         self.behind = self.scores - torch.where(top > -torch.inf, top, 0.0)
         self.masses = torch.exp(self.behind)
         sizes = abs(self.scale) * norms(self.queries) * norms(self.keys).amax(dim=-1)[:, None]
-        if call.slopes is not None:  # a mask may cancel what ALiBi adds
+        if call.slopes is not None:  # a mask may cancel the ALiBi bias
             sizes = sizes + call.slopes.abs().double().max() * (1 + max(call.last_place, self.keys.shape[1]))
         highest = torch.where(self.seen, self.scores.abs(), 0.0).amax(dim=-1)
         self.drift = score_drift(sizes, highest, self.keys.shape[-1], _UNIT)
@@ -549,7 +549,7 @@ class _Part:
         none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
         weights = torch.softmax(
             self.scores.masked_fill(~keep, -torch.inf), dim=-1
-        )  # its own maximum: kept keys may trail far
+        )  # relative to the kept maximum: kept scores may be far below the overall one
         output = torch.where(none[..., None], -values.middle, torch.nan_to_num(weights) @ values.moved)
         gone = self.masses * drop
         kept, lost = (self.masses * keep).sum(dim=-1), gone.sum(dim=-1)
@@ -581,7 +581,7 @@ class _Part:
         }
 
     def _most_at(self, lost: Tensor, width: int) -> Tensor:
-        """The largest number of visible tiles whose mass is at most the lost one."""
+        """The largest number of visible tiles whose total mass is at most the lost mass."""
         if width not in self._orders:
             unseen = tiles_of(self.seen.double(), width, 0.0).amax(dim=-1) == 0
             masses = tile_sums(self.masses, width).masked_fill(unseen, torch.inf)
@@ -601,7 +601,7 @@ class _Part:
         output, whole = after @ moved, before @ values.moved
         shift = abs(self.scale) * norms(self.queries)[..., None] * off_keys + added + 2 * self.drift[..., None]
         reach = distances(output, moved)
-        # relative to the largest term of the denominator: weights that underflow matter if their keys may have moved far enough
+        # relative to the largest term of the denominator: weights that underflow still matter if their scores may have moved far
         least = (scores - shift).amax(dim=-1, keepdim=True)
         grown = torch.exp(scores + shift - least) * (off_values - torch.expm1(-shift) * reach)
         found = grown.sum(dim=-1) / torch.exp(scores - shift - least).sum(dim=-1)
@@ -620,11 +620,11 @@ class _Part:
         }
 
     def _with_keys(self, keys: Tensor) -> tuple[Tensor, Tensor | float]:
-        """The scores with other keys, and how far they moved because a score_mod adds other numbers to them."""
+        """The scores with other keys, and how far they moved because the score_mod changes with them."""
         scores, call = self.scores + self.scale * (self.queries @ (keys - self.keys).mT), self.sequences.call
         if self.sequences.fixed:
             raise UnsupportedError(
-                "flex attention changes the scores of these heads, and what it makes of other scores was not kept",
+                "flex attention changes the scores of these heads, and its effect on other scores was not recorded",
                 "For Quantized, pass the model and its inputs to pa.inspect.audit.",
             )
         if not call.changes_scores:
@@ -636,7 +636,7 @@ class _Part:
         return torch.where(self.seen.any(dim=-1), norms(outputs), 0.0)
 
     def _measurable(self, bound: Tensor, farthest: Tensor, largest: Tensor) -> Tensor:
-        """The bound and what rounding adds when both outputs are computed in float64 and subtracted, scores twice included."""
+        """The bound plus the rounding of two outputs that are computed in float64, each from its own scores, and subtracted."""
         rounding = 4 * self.terms * _UNIT
         found = torch.fmin(bound * (1 + rounding) + torch.expm1(4 * self.drift) * farthest, farthest * (1 + rounding))
         return found + rounding * largest + torch.finfo(found.dtype).tiny

@@ -1,4 +1,4 @@
-"""Thresholds for skipping blocks, chosen head by head for a wanted error, checked on inputs that were held out, kept as JSON."""
+"""Thresholds for skipping blocks: chosen per head for a wanted error, checked on held-out inputs, saved as JSON."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _GRID = tuple(2.0**-k for k in range(20, -1, -1))
 
 @dataclass(frozen=True)
 class CalibratedHead:
-    """The threshold of one head, and what it did on held-out inputs.
+    """The threshold of one head, and its effect on held-out inputs.
 
     Attributes:
         layer: the module path of the layer.
         head: its number within the layer.
-        threshold: of `SkipBlocks`; 0 skips nothing.
+        threshold: threshold of `SkipBlocks`; 0 skips nothing.
         skipped: mean share of tiles that it skipped.
         mass_lost: largest lost mass.
         error: largest change of the output.
-        error_bound: largest proved bound of the change.
+        error_bound: largest proved bound on the change.
         beyond: share of the queries whose output changed by more than the wanted error.
         beyond_bound: share of the queries for which the proved bound exceeds the wanted error.
         queries: number of queries.
@@ -67,12 +67,12 @@ class CalibratedHead:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Thresholds per head or layer for a wanted error, with what they did on inputs that were held out.
+    """Thresholds per head or layer for a wanted error, with their effect on held-out inputs.
 
     Attributes:
         error: the wanted error of a head's output, as a Euclidean norm.
         per: "head" or "layer".
-        by: "error" if thresholds were chosen by the change itself, "error_bound" if by its proved bound.
+        by: "error" if thresholds were chosen by the measured change, "error_bound" if by its proved bound.
         tile: queries and keys of a block.
         sequences: how many sequences the thresholds were chosen on.
         held_out: how many sequences they were checked on.
@@ -171,21 +171,21 @@ def calibrate(
 ) -> Calibration:
     """Find the largest threshold of `SkipBlocks` for each head that keeps every output within `error`.
 
-    The largest of `thresholds` is taken for which it and all smaller ones keep the change of every query of the calibration
-    sequences at most `error`; 0 if none does. If smaller ones skip as much, the smallest of them is taken, as nothing is known
-    about what else the larger ones would skip. Other inputs may exceed the error: the shares of queries beyond it are measured on
-    sequences that were held out. `pa.attend_blocks` guarantees an error at run time.
+    A threshold qualifies if it and all smaller ones in `thresholds` change every query of the calibration sequences by at most
+    `error`. The largest that qualifies is taken, or 0 if none does. If smaller ones skip exactly as much, the smallest of these is
+    taken, because the calibration did not test what else the larger ones would skip. Other inputs may exceed the error; the share
+    of queries beyond it is measured on held-out sequences. `pa.attend_blocks` guarantees an error at run time.
 
     Args:
         model: the module; or what `capture` recorded, and then no inputs are needed.
         inputs: as for `audit`: a list of inputs, or inputs with a batch axis. Every fourth sequence is held out, and the last one
             if there are fewer than four, unless `held_out` is given.
-        rule: `SkipBlocks`, or an instance whose tile and order are used.
+        rule: `SkipBlocks`, or an instance of it, of which only tile and order are used.
         error: the wanted error of a head's output, as a Euclidean norm.
         per: "head", or "layer" for one threshold per layer.
-        by: "error" to choose by the change itself, "error_bound" to choose by its proved bound, which skips less.
-        held_out: inputs to check on, or captured heads if `model` is that.
-        thresholds: what to choose from; 2⁻²⁰, 2⁻¹⁹, …, 1 by default.
+        by: "error" to choose by the measured change, "error_bound" to choose by its proved bound, which skips less.
+        held_out: inputs to check on; captured heads if `model` is captured heads.
+        thresholds: the candidates; 2⁻²⁰, 2⁻¹⁹, …, 1 by default.
         heads: `(layer, head)` as `capture` names them, or records. All by default.
         readers: as for `capture`, for attention written out by hand.
         progress: called as `progress(name, done, of)`.
@@ -245,7 +245,7 @@ def calibrate(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """For each head what each threshold did, on the sequences that are used."""
+    """For each head the effect of each threshold, on the sequences that are used."""
 
     heads: dict[Which, tuple[AuditedHead, ...]]
     used: NDArray[np.int64]
@@ -261,10 +261,10 @@ class _Table:
         return len(self.used)
 
     def split(self) -> tuple[_Table, _Table]:
-        """Three of four sequences, and the fourth."""
+        """The table on three quarters of the sequences, and on every fourth."""
         if self.sequences < 2:
             raise UnsupportedError(
-                "there is one sequence, so none can be held out; give several inputs, or held_out= with others."
+                "there is one sequence, so none can be held out; give several inputs, or other inputs as held_out=."
             )
         out = self.used[3::4] if self.sequences > 3 else self.used[-1:]
         return _Table(self.heads, np.setdiff1d(self.used, out)), _Table(self.heads, out)
@@ -309,9 +309,9 @@ def load_calibration(path: str | Path) -> Calibration:
         path: the JSON file.
 
     Raises:
-        TruncatedFileError: nothing is there.
-        FormatError: it is not such a file, cannot be read, or something in it is out of range.
-        NewerVersionError: it is in a newer format.
+        TruncatedFileError: the file does not exist.
+        FormatError: the file is not a calibration, cannot be read, or contains a value out of range.
+        NewerVersionError: the file has a newer format.
 
     >>> import torch, tempfile, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -361,9 +361,7 @@ def _from_json(data: dict[str, Any]) -> Calibration:
             raise DomainError(f"{head.name}: expected layer to be text and head an integer ≥ 0.")
         require_count("queries", head.queries)
         if head.error > head.error_bound or head.beyond > head.beyond_bound:
-            raise DomainError(
-                f"{head.name}: the error is above its bound, or more queries are beyond it than by the bound."
-            )
+            raise DomainError(f"{head.name}: the error is above its bound, or beyond is larger than beyond_bound.")
         heads.append(head)
     if not heads or len({h.name for h in heads}) < len(heads):
         raise DomainError("heads is empty or names a head twice.")

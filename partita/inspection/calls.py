@@ -31,8 +31,8 @@ __all__ = [
 # Masks are written as −∞, the least number of the dtype, −1e9 or −10000: no weight survives any of them. −10000 is −9984 in
 # bfloat16, and a position bias may have been added to it.
 MASKED_BELOW = -9e3
-# Products treat so many columns alike: a multiple of what kernels take at once (4 to 48). The columns that are left over at the
-# end of a product may be summed in another order.
+# Matrix products treat this many columns alike: a multiple of what kernels take at once (4 to 48). The columns left over at the
+# end of a product may be summed in a different order.
 COLUMNS = 192
 _VISIBLE_AT_ONCE = 1 << 24  # pairs of a query and a key
 _SCORES_AT_ONCE = 1 << 21
@@ -50,13 +50,13 @@ class AttentionCall:
             grouped-query attention: head h uses key head `h·key_heads // heads`.
         mask: None, or `(batch or 1, heads or 1, tokens or 1, keys)`: boolean (True may be attended to) or added to the scores.
         causal: position i sees keys 0 … i only.
-        crosses: queries are known to be of another sequence than keys.
+        crosses: queries and keys are known to come from different sequences.
         window: position i sees the keys j with `|i − j| < window` only.
         slopes: `(heads,)`, `−slope·|i − j|` is added to the scores (ALiBi), or None.
         positions: `(tokens,)`, positions of the queries; `0 … tokens − 1` by default.
-        modify: what flex attention makes of the scores, or None. `modify(scores, element, heads, rows, keys)` takes
-            `scale·q kᵀ`, `(heads, rows, keys)`, of a sequence with that number, with the numbers of the heads, rows and keys as
-            tensors that broadcast to the same shape, and returns the scores that softmax sees, −∞ where masked.
+        modify: how flex attention changes the scores, or None. `modify(scores, element, heads, rows, keys)` takes
+            `scale·q kᵀ`, `(heads, rows, keys)`, of sequence number `element`. `heads`, `rows` and `keys` are their numbers, as
+            tensors that broadcast to that shape. It returns the scores that softmax sees, −∞ where masked.
         dropout: share of the weights that the model drops at random here. It is not applied.
     """
 
@@ -97,7 +97,7 @@ class AttentionCall:
 
     @property
     def is_square(self) -> bool:
-        """Whether queries and keys are the same tokens, as far as shapes tell: distances between them mean something."""
+        """Whether queries and keys are the same tokens, as far as shapes tell, so that distances between them have a meaning."""
         tokens, keys = self.queries.shape[2], self.keys.shape[2]
         return not self.crosses and (tokens == keys or self.positions is not None)
 
@@ -125,7 +125,7 @@ class AttentionCall:
         even = len(chosen) % len(apart) == 0 and shared == [
             apart[i * len(apart) // len(chosen)] for i in range(len(chosen))
         ]
-        used = apart if even else shared  # groups of one size can go on sharing their keys
+        used = apart if even else shared  # groups of equal size can still share their keys
         mask = self.mask
         if mask is not None:
             mask = mask[which] if mask.shape[0] > 1 else mask
@@ -152,7 +152,7 @@ class AttentionCall:
         return self.mask[element if self.mask.shape[0] > 1 else 0, head if self.mask.shape[1] > 1 else 0]
 
     def scores(self, head: int, rows: slice = slice(None), dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Scores of one head, `(batch, rows, keys)`, −∞ where masked, and where they are not.
+        """Scores of one head, `(batch, rows, keys)`, −∞ where masked, and a mask of those that are not.
 
         Args:
             head: number of the head.
@@ -175,10 +175,10 @@ class AttentionCall:
             rows: which queries.
             keys: which keys.
             dtype: to compute in.
-            memory: of that dtype, to write the scores to, if there is room.
+            memory: of that dtype; the scores are written to it if it is large enough.
         """
         held = self.of_heads(self.keys[:, :, keys], element, heads).to(dtype)
-        # the last columns of a product are summed in another order unless they are many: equal keys shall have equal scores
+        # a few leftover columns would be summed in a different order, but equal keys must have equal scores
         count = held.shape[1]
         held = functional.pad(held, (0, 0, 0, -count % COLUMNS))
         queries = self.scale * self.queries[element, heads, rows].to(dtype)
@@ -197,14 +197,14 @@ class AttentionCall:
     def pairs(
         self, element: int, heads: slice, partners: Tensor, dtype: torch.dtype, products: Tensor | None = None
     ) -> Tensor:
-        """The score of each query with one key of its own, `(heads, tokens)`, −∞ where masked.
+        """The score of each query with one key, `(heads, tokens)`, −∞ where masked.
 
         Args:
             element: number of the sequence.
             heads: which heads.
             partners: `(tokens,)` or `(heads, tokens)`, the key of each query. A number that no key has counts as masked.
             dtype: to compute in.
-            products: `scale·q·k` of the pairs, if they are known.
+            products: `scale·q·k` of the pairs, if already computed.
         """
         count = self.keys.shape[2]
         shape = (len(range(self.heads)[heads]), self.queries.shape[2])
@@ -219,13 +219,13 @@ class AttentionCall:
         return scores[..., 0].masked_fill((partners < 0) | (partners >= count), -torch.inf)
 
     def _masked(self, scores: Tensor, element: int, heads: slice, rows: slice, i: Tensor, j: Tensor) -> Tensor:
-        """Scores `(heads, rows, n)` of queries at the positions i with the keys j, which broadcast, with all that is added."""
+        """Scores `(heads, rows, n)` of queries at positions i with keys j (broadcast), with masks and biases applied."""
         if self.mask is not None:
             mask = self.mask[element if self.mask.shape[0] > 1 else 0]
             mask = mask[heads] if mask.shape[0] > 1 else mask
             mask = mask[:, rows] if mask.shape[1] > 1 else mask
             mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
-            # NaN is above: it shows in the scores
+            # NaN counts as above, so that it shows in the scores
             seen = mask if mask.dtype == torch.bool else ~(mask <= MASKED_BELOW)
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
         if self.modify is not None:
@@ -248,12 +248,12 @@ class AttentionCall:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether flex attention makes something of the scores besides masking them: what rounding does then is unknown."""
+        """Whether flex attention does more to the scores than mask them. The effect of rounding is then unknown."""
         return self.modify is not None and not getattr(self.modify, "only_masks", False)
 
     def follows_scores(self, element: int, head: int) -> bool:
-        """Whether what flex attention adds to a score depends on the score, as in soft-capping: seen in some rows, at the call's
-        own scores and at 0.
+        """Whether what flex attention adds to a score depends on the score, as in soft-capping. Tested in some rows, by
+        comparing what it adds at the call's own scores with what it adds at 0.
 
         Args:
             element: number of the sequence.
@@ -279,19 +279,19 @@ class AttentionCall:
 
     @property
     def tells_heads_apart(self) -> bool:
-        """Whether heads may see other keys than each other, or other biases."""
+        """Whether heads may differ in the keys they see or in their biases."""
         own = self.mask is not None and self.mask.shape[1] > 1
         return own or self.modify is not None or self.slopes is not None
 
     def whole_mask(self, element: int, head: int) -> Tensor | None:
-        """All but `causal` as one mask, `(tokens or 1, keys)`: boolean, or numbers to add. What `modify` adds is taken at the
+        """Everything but `causal` as one mask, `(tokens or 1, keys)`: boolean, or numbers to add. `modify` is evaluated at the
         call's own scores."""
         if self.modify is None and self.window is None and self.slopes is None:
             return self.mask_of(element, head)
         heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
         free = replace(self, causal=False)
         plain = replace(free, mask=None, modify=None, window=None, slopes=None)
-        # slopes in float64: readings of recorded heads have no rounding of the scores but their own
+        # slopes in float64, so that reading a recorded head adds no rounding to its scores
         dtype = torch.promote_types(self.queries.dtype, torch.float32 if self.slopes is None else torch.float64)
         step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
         parts = []
@@ -310,7 +310,7 @@ class AttentionCall:
         return whole if (whole[seen] != 0).any() else seen
 
     def range_of_keys(self, rows: slice) -> tuple[int, int]:
-        """The first key that one of these queries may see, and the last one plus 1. Keys outside are masked."""
+        """The first key that any of these queries may see, and the last one plus 1. Keys outside this range are masked."""
         first, last = 0, self.keys.shape[2]
         lowest, highest = self._extent(rows)
         if highest < lowest:
@@ -323,7 +323,7 @@ class AttentionCall:
         return first, max(first, last)
 
     def _extent(self, rows: slice) -> tuple[int, int]:
-        """The smallest and the largest position of these queries; (0, −1) if there are none. Waits for no device if it can."""
+        """The smallest and the largest position of these queries; (0, −1) if there are none. Avoids waiting for the device."""
         if self.positions is None:
             numbers = range(self.queries.shape[2])[rows]
             return (numbers[0], numbers[-1]) if len(numbers) else (0, -1)
@@ -341,15 +341,15 @@ class AttentionCall:
 
     @property
     def is_masked_by_rows(self) -> bool:
-        """Whether a mask has rows of its own for the queries, so that what each sees is known from looking only."""
+        """Whether a mask may differ between queries, so that it must be evaluated to know what each query sees."""
         return self.modify is not None or (self.mask is not None and self.mask.shape[2] > 1)
 
     def seen_keys(self, element: int, head: int) -> tuple[Tensor, bool]:
-        """Which keys some query sees, `(keys,)`, and whether some query sees the key at its own position."""
+        """Which keys are seen by any query, `(keys,)`, and whether any query sees the key at its own position."""
         tokens, keys = self.queries.shape[2], self.keys.shape[2]
         seen = torch.zeros(keys, dtype=torch.bool, device=self.keys.device)
         own = False
-        # without rows of a mask, the first and the last query reach as far as all of them
+        # if the mask has no rows, the first and the last query reach as far as all queries do
         step = max(1, _VISIBLE_AT_ONCE // max(keys, 1)) if self.is_masked_by_rows else max(tokens, 1)
         for start in range(0, tokens, step):
             rows = slice(start, min(start + step, tokens))
@@ -372,7 +372,7 @@ class AttentionCall:
 
     @property
     def _leaves_gaps(self) -> bool:
-        """Whether keys between those that some queries see may be seen by none: some positions, each with a window."""
+        """Whether a key between visible keys may be seen by no query: only some positions are there, each with a window."""
         return self.window is not None and self.positions is not None
 
     def _in_windows(self) -> Tensor:
@@ -394,7 +394,7 @@ class AttentionCall:
         return int(self.seen_keys(element, head)[0].sum())
 
     def padding(self, element: int, head: int) -> Tensor | None:
-        """Tokens that no query sees, in self-attention where tokens may see themselves: padding, as queries too; `(keys,)`."""
+        """Padding in self-attention, `(keys,)`: tokens that no query sees. None if nothing is masked or no token sees itself."""
         if (self.mask is None and self.modify is None) or not self.is_square:
             return None
         seen, own = self.seen_keys(element, head)
@@ -413,7 +413,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, eq=False)
 class _Renumbered:
-    """`modify` of a call for some of its heads and sequences: they keep the numbers that the model gave them."""
+    """`modify` of a call for some of its heads and sequences, which keep their numbers in the model."""
 
     modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor]
     element: int | None
@@ -429,7 +429,7 @@ class _Renumbered:
 
 
 def _picked(tensor: Tensor, heads: list[int]) -> Tensor:
-    """Some of the heads, `(batch, heads, …)`; a view if they follow each other."""
+    """Some of the heads, `(batch, heads, …)`; a view if they are consecutive."""
     return tensor[:, heads[0] : heads[-1] + 1] if heads and _consecutive(heads) else tensor[:, heads]
 
 
@@ -454,7 +454,7 @@ def from_sdpa(
     window: int | None = None,
     slopes: Tensor | None = None,
 ) -> Iterator[AttentionCall]:
-    """The call that these arguments of `F.scaled_dot_product_attention` make; one per sequence if they are nested.
+    """These arguments of `F.scaled_dot_product_attention` as a call; one call per sequence if they are nested.
 
     `(…, heads, tokens, dim)`; three axes are read as (batch, tokens, dim) with one head. `window` and `slopes` are those of
     `AttentionCall`.

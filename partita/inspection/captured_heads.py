@@ -39,8 +39,8 @@ class HeadRecord:
     Attributes:
         layer: the module path of the layer, as in `model.named_modules()`.
         head: its number within the layer, counted from 0.
-        snapshots: one `Snapshot` per sequence; none if the head was read while the model ran and nothing was kept.
-        streamed: what was read of each sequence while the model ran, with `capture(..., stream=True)`.
+        snapshots: one `Snapshot` per sequence; none with `capture(..., stream=True)`, unless `keep=True`.
+        streamed: with `capture(..., stream=True)`, what was read from each sequence while the model ran.
     """
 
     layer: str
@@ -54,12 +54,12 @@ class HeadRecord:
         return f"{self.layer}:{self.head}"
 
     def queries(self) -> dict[str, NDArray[Any]]:
-        """One number per counted query, `(queries,)` each, all sequences in a row.
+        """One number per counted query, `(queries,)` each; sequences are concatenated.
 
-        `sequence` and `positions` say which query it is, and `cells` and `runner_up` which keys have the largest and second
+        `sequence` and `positions` identify the query; `cells` and `runner_up` are the keys with the largest and second
         largest score. The others are `margins`, `leakage`, `leakage_bound`, `spread`, `entropy`, `effective_keys`, `changed`,
         `averaged`, `answered`, `value_spread`, `seen`, `score_error`, `sink`, `distance`, `on_self`, `on_previous`, `lags`,
-        `on_lag`, `same_token`, `duplicate_token` and `induction`: what `Figures` and `Roles` are made of.
+        `on_lag`, `same_token`, `duplicate_token` and `induction`. `Figures` and `Roles` are computed from these.
 
         Raises:
             UnsupportedError: the head was streamed without `queries=True`.
@@ -86,13 +86,13 @@ class HeadRecord:
 
 
 def records_of(heads: Any, *, empty: bool = True, name: str = "heads", wanted: str = "") -> list[HeadRecord]:
-    """The records of captured heads. Raises an UnsupportedError for models and other things that are not records.
+    """The records of captured heads. Raises an UnsupportedError for anything else, such as a model.
 
     Args:
         heads: from `capture`, or one or several of its records.
-        empty: whether there may be none.
-        name: of the argument.
-        wanted: what else it may be.
+        empty: whether an empty list is allowed.
+        name: name of the argument, for the error message.
+        wanted: what else the argument may be, for the error message.
     """
     records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
     if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
@@ -110,7 +110,7 @@ def records_of(heads: Any, *, empty: bool = True, name: str = "heads", wanted: s
 
 
 def are_captured(given: Any) -> bool:
-    """Whether these are captured heads, where inputs of a model are expected."""
+    """Whether captured heads were passed where inputs of a model are expected."""
     several = given if isinstance(given, list | tuple) else [given]
     return isinstance(given, CapturedHeads) or any(isinstance(one, HeadRecord) for one in several)
 
@@ -129,11 +129,11 @@ def require_snapshots(records: Iterable[HeadRecord]) -> None:
 
 
 class DropoutWarning:
-    """Warns, once, that heads are read while dropout is on.
+    """Warns once if heads are read while dropout is on.
 
     Args:
-        model: whose modules are looked at now; what functions are called with is told later.
-        done: what is done with the heads, "recorded" or so.
+        model: its modules are checked now; dropout passed to functions is checked later, by `of_call`.
+        done: what happens to the heads, such as "recorded", for the message.
     """
 
     def __init__(self, model: object, done: str) -> None:
@@ -142,7 +142,7 @@ class DropoutWarning:
             self._warn(f"the model is in train mode: dropout is on in {where}", "Call model.eval() first.", 5)
 
     def of_call(self, layer: str, share: float) -> None:
-        """An attention that drops out a share of its weights.
+        """Checks the dropout of one attention.
 
         Args:
             layer: the module path of its layer.
@@ -274,7 +274,7 @@ class CapturedHeads:
                 self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
 
     def _ids_of(self, layer: str, call: AttentionCall, batch: int) -> np.ndarray | None:
-        """The numbers of the tokens of a call, `(batch, keys)`: those that were given, or those that reached an embedding."""
+        """The token ids of a call, `(batch, keys)`: those that were given, or those that reached an embedding."""
         first = self._passed.get(layer, 0)
         self._passed[layer] = first + batch
         if not call.is_square:
@@ -285,7 +285,7 @@ class CapturedHeads:
         return None if found is None else found[:batch]
 
     def _stream(self, layer: str, call: AttentionCall, heads: list[int], batch: int, ids: np.ndarray | None) -> None:
-        """Read the heads at once; only their figures stay."""
+        """Read the heads now and keep only their figures."""
         limits = self._limits
         count = call.queries.shape[2]
         rows = (
@@ -293,7 +293,7 @@ class CapturedHeads:
         )
         for element in range(batch):
             some, padding = call.subset(element, heads), None
-            if rows is not None:  # what is padding shows in the whole sequence only
+            if rows is not None:  # padding can only be told from the whole sequence
                 kept = rows.to(call.queries.device)
                 padding = padding_of(some, 0, slice(0, some.heads)).at(kept)
                 some = some.subset(0, range(some.heads), kept)
@@ -422,10 +422,10 @@ def capture(
 ) -> Iterator[CapturedHeads]:
     """Record queries, keys, values, scale, bias and mask of every attention that the model computes inside the `with`.
 
-    The model is not changed, and its outputs are bit for bit the same. Recorded are `F.scaled_dot_product_attention`,
-    `F.multi_head_attention_forward` and `nn.MultiheadAttention`, including torch's fused encoder layers, and the attention of
-    Hugging Face models, also with `attn_implementation="eager"`, and flex attention (from torch 2.9 on). Other attention written
-    out by hand is recorded if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Scripted models are recorded only
+    The model is not changed, and its outputs are bit for bit the same. This records `F.scaled_dot_product_attention`,
+    `F.multi_head_attention_forward`, `nn.MultiheadAttention` (including torch's fused encoder layers), Hugging Face models (even
+    with `attn_implementation="eager"`), and flex attention (torch 2.9 and later). Other attention written out by hand is recorded
+    if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Scripted models are recorded only
     where they call a fused operator. Compiled models run uncompiled inside the `with`.
 
     Args:
@@ -433,32 +433,32 @@ def capture(
         layers: a pattern of module paths (`"encoder.layers.0.*"`), or several. All by default.
         heads: head numbers within a layer. All by default.
         tokens: the largest number of queries per sequence, evenly spread. All by default. Keys are always kept in full,
-            because fewer keys would make another partition. Or the tokens themselves, ids or labels, one list per sequence,
-            so that repeated tokens can be recognised. By default they are the ids that reach an embedding.
+            because fewer keys would be a different partition. Or the tokens themselves, as ids or labels, one list per
+            sequence, so that repeated tokens can be recognised. By default these are the ids that reach an embedding.
         batch: the largest number of sequences per call. All by default.
         readers: `{pattern: f}`. After a module whose path matches has run, `f(module, args, kwargs, output)` returns
             `{"query": q, "key": k, "value": v}` (with `attn_mask`, `is_causal`, `scale`, `enable_gqa` as needed), or a list
             of these.
         max_bytes: largest size of the recorded arrays in bytes.
-        stream: read the heads while the model runs, tile by tile, and keep only what `read` needs for its figures: 16 bytes per
-            query and head, and 16 per cell with queries, instead of its vectors. Nothing as large as queries × keys is formed,
-            at any length. Float16 and bfloat16 models are read in float32. Dead keys are not looked for.
+        stream: read the heads while the model runs, tile by tile, and keep only what `read` needs for its figures, instead of the
+            vectors: 16 bytes per query and head, and 16 per cell with queries. No array of size queries × keys is formed. Float16
+            and bfloat16 models are read in float32. Dead keys are not looked for.
         keep: with `stream`, also keep queries, keys and values, and the numbers of every query.
         queries: with `stream`, also keep the numbers of every query (winner, runner-up, margin, leakage, …) for
             `heads[layer, head].queries()`: 184 bytes per query and head.
-        null: with `stream`, also read a random head of the same shape, which takes as long again.
+        null: with `stream`, also read a random head of the same shape, which doubles the time.
         seed: random seed of these random heads.
 
     Yields:
-        `CapturedHeads`, which fills while the model runs.
+        `CapturedHeads`, which is filled while the model runs.
 
     Raises:
         SizeError: the recording would exceed max_bytes. Raised in the forward pass, before more is copied.
         UnsupportedError: an argument is invalid, or floating-point token ids reach an embedding.
-        DomainError: max_bytes or seed is not such a number.
+        DomainError: max_bytes or seed is not a valid number.
 
     Warns:
-        UserWarning: dropout is on, so that the recorded heads are random. The warning names the module.
+        UserWarning: dropout is on, so the recorded heads are random. The warning names the module or the attention.
 
     >>> import partita as pa
     >>> attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -482,7 +482,7 @@ def capture(
         if wanted and not stream:
             raise UnsupportedError(
                 f"{name} is {wanted!r} without stream=True",
-                "Add stream=True, or leave it out: without stream queries, keys and values are kept anyway.",
+                "Add stream=True, or leave this argument out: without stream, queries, keys and values are kept anyway.",
             )
     patterns, chosen = _patterns(layers), _numbers(heads)
     dropout = DropoutWarning(model, "recorded")

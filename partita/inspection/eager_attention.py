@@ -1,8 +1,8 @@
 """Attention that a model writes out: q·kᵀ, scale, mask, softmax, times v, followed from tensor to tensor.
 
-Hugging Face models do so with `attn_implementation="eager"`, other models where `record` or a reader tells of it. A step that
-is not one of the five (a cap on the scores, an extra column of scores, a write into the scores) ends the trail, so that nothing
-is recorded or replaced that the model does not compute.
+This covers Hugging Face models with `attn_implementation="eager"`, and other models where `record` or a reader reports the
+attention. Any other step (a cap on the scores, an extra column of scores, a write into the scores) ends the trail, so that only
+attention that the model really computes is recorded or replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_STEP = {
     "expand",
     "detach",
     *_RESHAPED,
-}  # these explain no refusal
+}  # not named as the reason of a refusal
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class EagerAttention:
     """Follows the tensors of one run.
 
     Attributes:
-        ended: name of the last function of torch that was applied to a followed tensor but is not followed. May be empty.
+        ended: name of the last torch function that was applied to a followed tensor and could not be followed. May be empty.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class EagerAttention:
         self.ended = ""
 
     def follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Followed | None:
-        """The attention if this call was the last of the five steps, else None.
+        """The attention if this call is the last of the five steps, else None.
 
         Args:
             name: of the function or method of torch.
@@ -85,7 +85,7 @@ class EagerAttention:
             out: what it returned.
         """
         if args and isinstance(args[0], Tensor) and args[0].is_inference() and _writes(name):
-            kept, self._trails = self._trails, WeakTensorKeyDictionary()  # there are no versions: forget the rest
+            kept, self._trails = self._trails, WeakTensorKeyDictionary()  # no version counters: forget the rest
             if isinstance(out, Tensor) and (trail := kept.get(args[0])) is not None:
                 self._keep(out, _next(trail, *_normal(name, args, kwargs), kwargs, out))
             return None
@@ -134,13 +134,13 @@ class EagerAttention:
             self._trails[out] = replace(trail, version=_version(out))
 
     def _trail_of(self, tensor: Tensor, writes: int = 0) -> _Trail | None:
-        """What the tensor is, if nobody but this step (which `writes` into it, 0 or 1 times) has written into it."""
+        """What the tensor holds, if only this step has written into it (`writes` times, 0 or 1)."""
         trail: _Trail | None = self._trails.get(tensor)
         return trail if trail is not None and trail.version + writes == _version(tensor) else None
 
 
 def _version(tensor: Tensor) -> int:
-    """Writes into the tensor, or into views of it, change it. Tensors of inference mode have none."""
+    """The tensor's version counter, which counts writes into it and its views. Inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -149,7 +149,7 @@ def _writes(name: str) -> bool:
 
 
 def _normal(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """`torch.where` written as `masked_fill` of its scores, and keyword arguments where tensors are expected."""
+    """`torch.where` rewritten as `masked_fill` of the scores, and keyword arguments put in their places."""
     if name == "where" and len(args) == 3 and not kwargs:
         chosen, yes, no = args if not _is_mask(args[1]) else (args[1], args[0], args[2])  # x.where(mask, number)
         if isinstance(chosen, Tensor) and chosen.dtype == torch.bool:
@@ -250,7 +250,7 @@ def _next(trail: _Trail, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _reshaped(trail: _Trail, first: Tensor, out: Tensor) -> _Trail | None:
-    """The leading axes split or joined: those of query, key and mask with them."""
+    """Split or join the leading axes, including those of query, key and mask."""
     lead, new = first.shape[:-2], out.shape[:-2]
 
     def moved(tensor: Tensor) -> Tensor:

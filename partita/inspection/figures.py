@@ -1,4 +1,4 @@
-"""The figures of one head, and the same for a random head of its shape, put together from summaries of its sequences."""
+"""The figures of one head and of a random head of the same shape, computed from summaries of the sequences."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Figures:
         reachable: keys that some query can reach, by `key_reach`; NaN if the bias depends on the position, or if the head was
             read while the model ran, without keeping its keys.
         dead: keys that no query can reach; NaN likewise.
-        undecided: keys for which the budget was not enough; NaN likewise.
+        undecided: keys for which the budget ran out; NaN likewise.
         unvisited: keys that no recorded query fell into.
         repeated: keys that are exact copies of an earlier one.
         programs: linear programs solved.
@@ -76,8 +76,8 @@ class Figures:
         margin_low: its tenth percentile.
         leakage: mean mass outside the cell.
         leakage_bound: mean of Proposition 3.2's bound of the leakage, query by query.
-        inverse_temperature: median over queries of the standard deviation of the scores over the keys seen: the factor of
-            standardised scores. Sharpening a head by c multiplies it by c; a common affine function does not change it.
+        inverse_temperature: median over queries of the standard deviation of the scores over the keys seen. Sharpening a head
+            by c multiplies it by c; adding the same affine function to all scores does not change it.
         entropy: mean entropy in nats.
         effective_keys: mean of `1/Σ w²`.
         table_distance: root mean square change of the output when softmax becomes argmax, over the root mean square of the
@@ -113,7 +113,7 @@ class Figures:
     @property
     def kind(self) -> str:
         """`lookup` if the output is nearer to the cell's value than to the plain mean of the values seen, `average` if it is
-        nearer to the mean, `either` if it is within 1 % of both."""
+        nearer to the mean, `either` if both are within 1 %."""
         if max(self.table_distance, self.mean_distance) <= 0.01:
             return "either"
         return "lookup" if self.table_distance < self.mean_distance else "average"
@@ -124,19 +124,19 @@ class Roles:
     """Where a head looks, over all its sequences. NaN: undefined.
 
     Attributes:
-        sink_mass: mean weight of the first key of the sequence. Like the weights that follow, the mean is over the queries
+        sink_mass: mean weight on the first key that is not padding. This mean and those of the weights below are over the queries
             that see such a key.
-        distance: mean distance `Σ w |i − j|` in tokens; NaN, as is all that follows, if queries and keys are not the same tokens.
-        on_self: mean weight of the query's own token.
-        on_previous: mean weight of the token before it.
-        lag: the most frequent distance back from a query to its cell; negative ahead.
-        lag_share: share of the queries whose cell is at that distance. Like the next one, sequences with another most frequent
-            distance count as 0.
-        on_lag: mean weight of the key at that distance, over the queries that see it.
-        copies: queries that see another copy of their own token; NaN, as is all that follows, if the tokens are unknown.
-        same_token: mean weight of all keys with the query's token.
+        distance: mean distance `Σ w |i − j|` in tokens. This and all below are NaN if queries and keys are not the same tokens.
+        on_self: mean weight on the query's own token.
+        on_previous: mean weight on the token before it.
+        lag: the most frequent distance from a query back to the key of its cell; negative if the key is ahead.
+        lag_share: share of the queries whose cell is at that distance. Here and in `on_lag`, sequences with a different most
+            frequent distance count as 0.
+        on_lag: mean weight on the key at that distance, over the queries that see it.
+        copies: queries that see another copy of their own token. This and all below are NaN if the tokens are unknown.
+        same_token: mean weight on all keys with the query's token.
         duplicate_token: the same without the query's own position.
-        induction: mean weight of the keys that follow another copy of the query's token.
+        induction: mean weight on the keys that follow another copy of the query's token.
     """
 
     sink_mass: float
@@ -169,20 +169,20 @@ _MEANS = (
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """One sequence that passed through a head, without its vectors: what the figures are made of.
+    """One sequence that passed through a head, without its vectors: the numbers that the figures are computed from.
 
     Attributes:
         keys: keys that some query sees.
         repeated: keys that are exact copies of an earlier one.
         margins: margin of every counted query, in rising order.
         spreads: standard deviation of every counted query's scores, in rising order.
-        sums: sums over the queries and numbers of queries, by the names of `Reading`.
+        sums: for each name of `Reading`, the sum over the queries and the number of queries.
         lag: the most frequent lag; None if queries and keys are not the same tokens.
         lag_queries: how many queries have it.
         score_error: largest bound on the rounding error of a score.
-        occupied: `(cells,)`, keys that queries fell into.
-        occupancy: `(cells,)`, how many queries fell into each.
-        cells: the same with their values; for long sequences the largest ones only.
+        occupied: `(cells,)`, keys whose cells contain queries.
+        occupancy: `(cells,)`, how many queries each contains.
+        cells: the same with their values; for long sequences only the largest.
     """
 
     keys: int
@@ -204,14 +204,14 @@ class Summary:
 
 
 class Gathered(NamedTuple):
-    """What the summaries of some heads on one sequence are made of, where their reading is: tensors, one row per head.
+    """The numbers for the summaries of some heads on one sequence, still on the device: tensors, one row per head.
 
     Attributes:
         totals: `(names, heads)`, sums over the counted queries.
-        counts: `(names, heads)`, over how many queries.
+        counts: `(names, heads)`, numbers of queries in these sums.
         numbers: `(4, heads)`: counted queries, most frequent lag, queries that have it, copies of keys.
         errors: largest bound on the rounding error of a score.
-        margins: `(heads, tokens)` in rising order, NaN for queries that do not count at the end.
+        margins: `(heads, tokens)` in rising order; NaN at the end for queries that do not count.
         spreads: likewise.
         occupancy: `(heads, keys)`, how many queries fell into each cell.
         largest: `(heads, n)`, the cells with most queries.
@@ -236,7 +236,7 @@ class Gathered(NamedTuple):
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The same numbers on the host. From a GPU the copy is only begun: wait for the stream before it is read.
+    """A copy on the host. From a GPU the copy is asynchronous: synchronise before reading it.
 
     Args:
         tensor: on any device.
@@ -256,7 +256,7 @@ def gathered(
     most: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Gathered:
-    """What the summaries of some heads are made of. Nothing here waits for the device.
+    """The numbers for the summaries of some heads. Nothing here waits for the device.
 
     Args:
         reading: of all queries, `(heads, tokens)`.
@@ -271,7 +271,7 @@ def gathered(
     known = counted & ~numbers.isnan()
     keys, values = call.keys.shape[2], call.of_heads(call.values, 0, heads)
     lags, lag_queries = most_frequent_lags(reading.lags, counted, keys, call.last_place)
-    # queries that do not count, and those of a diverged model, are in a cell behind the last
+    # queries that do not count, and those of a diverged model, go to an extra cell after the last
     cells = torch.where(counted & (reading.cells >= 0), reading.cells, keys)
     occupancy = torch.zeros(len(cells), keys + 1, dtype=torch.int64, device=cells.device)
     occupancy.scatter_add_(1, cells, torch.ones_like(cells))
@@ -279,7 +279,7 @@ def gathered(
     largest = torch.argsort(occupancy[:, :keys], dim=1, descending=True, stable=True)[:, :most]
     margins = torch.where(counted, reading.margins, torch.nan)
     order = margins.argsort(dim=1)
-    order = order.gather(1, cells.gather(1, order).argsort(dim=1, stable=True))  # cell after cell, each in rising order
+    order = order.gather(1, cells.gather(1, order).argsort(dim=1, stable=True))  # sorted by cell, then by margin
     inside = functional.pad(margins.gather(1, order), (0, 1), value=torch.nan)  # of no queries, too
     first, sizes = starts.gather(1, largest), occupancy.gather(1, largest)
     low, high = (
@@ -343,7 +343,7 @@ def summarised(found: Gathered, *, keys: Sequence[int], square: bool) -> list[Su
 
 
 def measure(snapshots: Sequence[Snapshot], *, reach: float, budget: int) -> tuple[Figures, list[Cell]]:
-    """The figures over these sequences and the cells that were entered."""
+    """The figures over these sequences, and the cells that contain queries."""
     found = measured(snapshots, reach=reach, budget=budget)
     return found.figures, found.cells
 
@@ -391,7 +391,7 @@ def _summary(snapshot: Snapshot, tokens: NDArray[np.int64] | None) -> Summary:
 
 
 def put_together(summaries: Sequence[Summary]) -> Measured:
-    """All that is measured over these sequences, but for figures that need their keys.
+    """All that is measured over these sequences, except figures that need the keys.
 
     Args:
         summaries: one per sequence.
@@ -489,7 +489,7 @@ def _joined(parts: list[NDArray[np.floating]]) -> NDArray[np.floating]:
 
 
 def _quantile(numbers: NDArray[np.floating], share: float) -> float:
-    """Of numbers in rising order that may be infinite: the next one down, never a mean with infinity."""
+    """Quantile of numbers in rising order that may be infinite: takes the next lower one instead of a mean with infinity."""
     return float(numbers[int(np.floor(share * (len(numbers) - 1)))]) if len(numbers) else np.nan
 
 

@@ -1,10 +1,10 @@
-"""Flex attention: what `torch.nn.attention.flex_attention` is asked to compute, as an `AttentionCall`.
+"""Flex attention: calls of `torch.nn.attention.flex_attention` as an `AttentionCall`.
 
-`flex_attention` is a Python function that hands its operator to torch.compile. The compiler would trace function modes of ours,
-and the operator refuses dispatch modes that it does not know. So, while somebody listens, two globals of torch's module are
-exchanged: one that makes it call the operator directly, and the operator itself. What stands in for it sets our modes aside,
-computes as torch would have, and then tells who listens. Models that are compiled already run uncompiled meanwhile. All is put
-back when the last listener has left.
+`flex_attention` is a Python function that passes its operator to torch.compile. The compiler would trace our function modes,
+and the operator refuses dispatch modes that it does not know. So, while there are listeners, two globals of torch's module are
+replaced: the flag that makes it call the operator directly, and the operator itself. The replacement switches our modes off,
+computes as torch would have, and then notifies the listeners. Models that are already compiled run uncompiled meanwhile. The
+globals are restored when the last listener has left.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class _Modified:
 
     @property
     def only_masks(self) -> bool:
-        """Whether scores that are not masked stay what they are."""
+        """Whether scores that are not masked stay unchanged."""
         return self.score_mod is None
 
     def __call__(self, scores: Tensor, element: int, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # for tables that they index
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # to index tables
 
         number = torch.tensor(element, device=scores.device)
         places = [t.expand(scores.shape) for t in (number, heads, rows, keys)]
@@ -75,14 +75,14 @@ class _Modified:
 
 
 def _over_all(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Of one score and (batch, head, query, key), over all heads, queries and keys."""
+    """A function of one score and (batch, head, query, key), vectorised over all heads, queries and keys."""
     for _ in range(3):
         function = torch.vmap(function)
     return function
 
 
 def from_flex(arguments: dict[str, Any]) -> AttentionCall:
-    """The call that these arguments of flex attention's operator, by name, make."""
+    """The named arguments of flex attention's operator as a call."""
     query, key, value = (arguments[name] for name in _NAMES[:3])
     score_mod, mask_mod = arguments["score_mod"], arguments["block_mask"][-1]
     if key.shape[0] != query.shape[0]:
@@ -97,7 +97,7 @@ def from_flex(arguments: dict[str, Any]) -> AttentionCall:
 
 
 def _compute(*args: Any, **kwargs: Any) -> Any:
-    """As torch would: through its compiler, unless the caller has switched that off."""
+    """Computes as torch would: through its compiler, unless the caller has switched that off."""
     operator = _exchanged[_OPERATOR]
     if _exchanged[_DIRECT]:
         return operator(*args, **kwargs)
@@ -110,7 +110,7 @@ def _compute(*args: Any, **kwargs: Any) -> Any:
 
 
 def _in_its_place(*args: Any, **kwargs: Any) -> Any:
-    """What stands in for the operator."""
+    """The replacement of the operator."""
     if torch.compiler.is_compiling():
         return _exchanged[_OPERATOR](*args, **kwargs)
     listeners = _listeners.get()
@@ -124,10 +124,10 @@ def _in_its_place(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterator[None]:
-    """Without these modes, as far as no others lie above them.
+    """Inside the `with`, these modes are off, unless other modes were entered after them.
 
     Args:
-        modes: whose handlers would make every operation slower.
+        modes: modes whose handlers would slow down every operation.
     """
     with ExitStack() as stack:
         while any(_get_current_function_mode() is mode for mode in modes):
@@ -142,8 +142,8 @@ def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchM
     """Inside the `with`, what flex attention returns in this thread is `answer(call, out)`.
 
     Args:
-        answer: gets a function that makes the `AttentionCall`, and the output; returns the output to use.
-        modes: set aside while flex attention runs.
+        answer: takes a function that makes the `AttentionCall`, and the output; returns the output to use.
+        modes: switched off while flex attention runs.
     """
     with _exchanging:
         if not _held:
@@ -154,7 +154,7 @@ def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchM
         yield
     finally:
         _listeners.reset(token)
-        with _exchanging:  # listeners in several threads leave in any order
+        with _exchanging:  # listeners in different threads may leave in any order
             _held.remove(answer)
             if not _held:
                 _put_back()

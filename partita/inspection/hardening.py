@@ -43,9 +43,9 @@ __all__ = [
 ]
 
 Which = tuple[str, int]
-_SAME = 1e-5  # relative difference of two losses: some kernels of GPUs add in any order
+_SAME = 1e-5  # relative difference allowed between two losses: some GPU kernels add in varying order
 BY_HAND = "Attention written by hand is replaced only if you report it with pa.inspect.record(q, k, v) or readers=."
-Answer = Callable[[AttentionCall, int, Tensor], Tensor]  # a call, a head, what it says: what it says instead
+Answer = Callable[[AttentionCall, int, Tensor], Tensor]  # (call, head, its output) to the new output
 
 
 def _answer(call: AttentionCall, head: int, factor: float) -> Tensor:
@@ -83,20 +83,20 @@ class _Replacing(TorchFunctionMode):
         return self.written.replace(func, args, kwargs, out)
 
     def replace_flex(self, call: Callable[[], AttentionCall], out: Tensor) -> Tensor:
-        """Flex attention: `out` with the chosen heads' answers."""
+        """Flex attention: `out` with the new outputs of the chosen heads."""
         made = call()
         answers = self._replaced(made, out, self.names.next_name())
         return out if answers is None else plain_layout(made, out).filled(out, answers)
 
     def _chosen(self, heads: int, name: str | None) -> dict[int, Answer]:
-        """The new answers of this layer's heads."""
+        """The outputs of this layer's heads, with those of chosen heads replaced."""
         if name is None:
             return {}
         self.met[name] = heads
         return {h: self.answers[name, h] for h in range(heads) if (name, h) in self.answers}
 
     def _replaced(self, call: AttentionCall, answers: Tensor, name: str | None) -> Tensor | None:
-        """The answers, `(batch, heads, tokens, value_dim)`, with those of chosen heads replaced; None if none is chosen."""
+        """The outputs, `(batch, heads, tokens, value_dim)`, with those of chosen heads replaced; None if none is chosen."""
         chosen = self._chosen(call.heads, name)
         if not chosen:
             return None
@@ -140,8 +140,8 @@ def hardened(
     """Inside the `with`, the chosen heads multiply their scores by `factor`. By default they return the value of their cell.
 
     Torch's fused encoder layers run unfused inside, so unchanged heads may round differently. Attention weights that a layer
-    returns beside its output are not changed. Attention written out by hand is replaced where `pa.inspect.record` or a reader
-    tells of it: through `record(…, output=)`, or at its last product, to which the tensors are followed.
+    returns beside its output are not changed. Attention written out by hand is replaced if `pa.inspect.record` or a reader
+    reports it: through `record(…, output=)`, or by following the tensors to its last product.
 
     Args:
         model: the module to change.
@@ -153,7 +153,7 @@ def hardened(
         `{layer: number of heads}` of the layers that ran so far.
 
     Raises:
-        UnsupportedError: a head did not run or cannot be replaced, a reader tells of another attention than its module
+        UnsupportedError: a head did not run or cannot be replaced, a reader reports an attention other than the one its module
             computes, or factor is negative.
 
     >>> import torch, partita as pa
@@ -178,13 +178,13 @@ def replacing(
     *,
     inside: str,
 ) -> Iterator[dict[str, int]]:
-    """Inside the `with`, heads answer otherwise. Yields `{layer: number of heads}` of the layers that ran so far.
+    """Inside the `with`, the outputs of heads are replaced. Yields `{layer: number of heads}` of the layers that ran so far.
 
     Args:
         model: the module.
-        answers: for each `(layer, head)` a function of the call, the head and its answer, `(batch, tokens, value_dim)`.
+        answers: for each `(layer, head)` a function of the call, the head and its output, `(batch, tokens, value_dim)`.
         readers: as in `capture`.
-        inside: the name of the function, for the message.
+        inside: the name of the calling function, for the error message.
 
     Raises:
         UnsupportedError: a head did not run or cannot be replaced.
@@ -345,12 +345,12 @@ def loss_with(
     answers: Mapping[Which, Answer],
     readers: Mapping[str, Reader] | None = None,
 ) -> tuple[float, Ran]:
-    """The loss while heads answer otherwise, and the layers that ran.
+    """The loss while the outputs of heads are replaced, and the layers that ran.
 
     Args:
         model: the module.
         loss: `loss(model)` returns a number.
-        answers: for each `(layer, head)` a function of the call, the head and its answer, `(batch, tokens, value_dim)`.
+        answers: for each `(layer, head)` a function of the call, the head and its output, `(batch, tokens, value_dim)`.
         readers: as in `capture`.
     """
     with torch.no_grad(), _passing(model, answers, readers) as mode:
@@ -370,7 +370,7 @@ def base_loss(
 
     Raises:
         NonFiniteValueError: the loss is NaN or infinite.
-        NotDeterministicError: two calls differ, because of dropout, for example.
+        NotDeterministicError: two calls differ, for example because of dropout.
         ShapeError: loss returned a vector, or nothing.
         UnsupportedError: loss is not a function.
     """

@@ -2,9 +2,9 @@
 
 There are three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
 `F.multi_head_attention_forward` with their arguments, also where they are split into products before any operator is
-dispatched. But its mere presence makes torch's own layers leave their fused path, so it is switched off inside those. Inside
-subclasses with their own forward, which may also compute attention in other ways, it stays on and is hidden from torch's check
-instead. A *dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
+dispatched. But its presence alone makes torch's own layers leave their fused path, so it is switched off inside them. Subclasses
+with their own forward may also compute attention in other ways, so there it stays on and is hidden from torch's check instead. A
+*dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
 `nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path. Inside Hugging Face
 modules the function mode also follows attention that is written out, "eager" (eager_attention.py). Flex attention is handled in
 flex_calls.py.
@@ -215,7 +215,7 @@ class _Watch:
         self.see(lambda: from_sdpa(**found.arguments))
 
     def hear(self, calls: Callable[[], Iterable[AttentionCall]], output: Tensor | None) -> Tensor | None:
-        """An attention that `record` tells of: recorded, unless it was followed and recorded before."""
+        """Records an attention that `record` reports, unless it was already followed and recorded."""
         if not self.away and self.names.is_inside(is_hugging_face):
             with self.looking_away(), torch.no_grad():
                 made = list(calls())
@@ -231,7 +231,7 @@ class _Watch:
         return out
 
     def see_tokens(self, ids: Any, table: Any) -> None:
-        """Ids that reach an embedding: whoever wants to know which tokens are equal is told."""
+        """Passes on the ids that reach an embedding, from which equal tokens are recognised."""
         if self.on_tokens is not None and isinstance(ids, Tensor) and isinstance(table, Tensor) and not self.away:
             with self.looking_away(), torch.no_grad():
                 self.on_tokens(ids, len(table))
@@ -317,7 +317,7 @@ def reader_of(readers: Mapping[str, Reader], name: str | None) -> Reader | None:
 def read_with(
     reader: Reader, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Iterator[AttentionCall]:
-    """The attentions that a reader tells of after its module has run."""
+    """The attentions that a reader reports after its module has run."""
     allowed = ("query", "key", "value", "attn_mask", "is_causal", "scale", "enable_gqa", "window", "slopes")
     told = reader(module, args, kwargs, output)
     several = [told] if isinstance(told, Mapping) else list(told) if isinstance(told, Iterable) else [told]
@@ -325,7 +325,7 @@ def read_with(
         if not isinstance(given, Mapping):
             raise UnsupportedError(
                 f"a reader returned {'' if given is told else 'a list with '}{type(given).__name__}; expected a dict with query, "
-                "key and value, or a list of such."
+                "key and value, or a list of such dicts."
             )
         if not set(given) <= set(allowed) or not {"query", "key", "value"} <= set(given):
             raise UnsupportedError(
@@ -341,14 +341,14 @@ def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def require_readers(readers: Any, model: nn.Module | None) -> Mapping[str, Reader]:
-    """The readers, none for None.
+    """The readers, checked; an empty dict for None.
 
     Args:
         readers: functions by pattern.
         model: whose modules they read; None for any.
 
     Raises:
-        UnsupportedError: they are something else, or a pattern matches no module.
+        UnsupportedError: readers is not a dict of functions, or a pattern matches no module.
     """
     readers = {} if readers is None else readers
     if not isinstance(readers, Mapping) or not all(isinstance(p, str) and callable(r) for p, r in readers.items()):
@@ -373,8 +373,8 @@ def watching(
     """Inside the `with`, `on_call(layer, call)` is called for every attention that the model computes in this thread.
 
     Args:
-        model: None for whatever is computed.
-        readers: module pattern to a function that returns q, k and v where attention is written out by hand.
+        model: None for every attention that is computed.
+        readers: for each module pattern a function that returns q, k and v of attention written out by hand.
         on_tokens: called with the ids that reach an embedding, and the number of rows of its table.
     """
     watch = _Watch(model, on_call, require_readers(readers, model), on_tokens)
@@ -390,7 +390,7 @@ def watching(
 
 @contextmanager
 def listening(listener: _Listener) -> Iterator[None]:
-    """Inside the `with`, `record` tells `listener.hear(calls, output)` too, and returns what that returns."""
+    """Inside the `with`, `record` also calls `listener.hear(calls, output)`, and returns its result."""
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -445,8 +445,8 @@ def record(
 ) -> Tensor | None:
     """Report hand-written attention: one line beside `softmax(QKᵀ)V`.
 
-    Inside `capture` it is recorded. Inside `hardened` its heads can be replaced: either through `output`, or, if record is called
-    before the product with the values, by following the tensors to that product. Elsewhere it does nothing.
+    Inside `capture`, the attention is recorded. Inside `hardened`, its heads can be replaced: through `output`, or by following the
+    tensors to the product with the values if record is called before it. Elsewhere record does nothing.
     Arguments and shapes are those of `F.scaled_dot_product_attention`.
 
     Args:
@@ -462,10 +462,10 @@ def record(
         output: what the attention returned, `(…, heads, queries, value_dim)`.
 
     Returns:
-        `output`, with other answers where a head is hardened; None without `output`.
+        `output`, with the new outputs of heads that are hardened; None without `output`.
 
     Raises:
-        ShapeError: output, or one of the others, has another shape. Raised inside `capture` and `hardened` only.
+        ShapeError: an argument has the wrong shape. Raised only inside `capture` and `hardened`.
 
     >>> import partita as pa
     >>> with pa.inspect.capture() as heads:

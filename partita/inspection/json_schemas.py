@@ -1,4 +1,4 @@
-"""JSON Schemas (2020-12) of the files that inspection writes, made from its dataclasses and their docstrings."""
+"""JSON Schemas (2020-12) of the files that inspection writes, generated from its dataclasses and their docstrings."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def described_object(
 
     Args:
         cls: the dataclass. Its docstring describes the fields, under "Attributes:".
-        definitions: gets the schemas of the dataclasses inside, by name.
+        definitions: filled with the schemas of nested dataclasses, by name.
         written: the fields that are written; all by default.
-        optional: of other dataclasses, fields that need not be written.
+        optional: fields of other dataclasses that may be missing from the file.
     """
     words, kinds = _described(cls), get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)] if written is None else list(written)
@@ -63,7 +63,7 @@ def _schema(kind: Any, definitions: dict[str, Any], optional: Mapping[type, Sequ
 
 
 def _described(cls: type) -> dict[str, str]:
-    """The words of the docstring on each attribute; empty where Python runs without docstrings."""
+    """The docstring's description of each attribute; empty if Python runs without docstrings."""
     text = inspect.getdoc(cls) or ""
     section = re.search(r"^Attributes:\n((?:(?: {4}.*)?\n)*)", text + "\n\n", re.M)
     found: dict[str, str] = {}
@@ -80,12 +80,12 @@ def _described(cls: type) -> dict[str, str]:
 def finish(
     name: str, version: int, words: str, properties: dict[str, Any], definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """The schema of a whole file: its format's name and version, and what else is in it.
+    """The schema of a whole file: the name and version of its format, and its other fields.
 
     Args:
         name: of the format.
         version: of the format.
-        words: what the file is.
+        words: description of the file.
         properties: schemas of the other fields; all are required.
         definitions: of the dataclasses that they refer to.
     """

@@ -54,7 +54,7 @@ class LayerNames:
             "attention",
             "self_attn",
             *self.paths,
-        }  # outside modules, in a fused encoder layer that is the model itself
+        }  # "attention": outside modules; "self_attn": in a fused encoder layer that is the model itself
         return path in known or path.removesuffix(".self_attn") in known
 
     def __enter__(self) -> LayerNames:
@@ -92,11 +92,11 @@ class LayerNames:
 
     @property
     def frame(self) -> object:
-        """The running call of a module, by identity; None outside."""
+        """An object that identifies the running call of a module; None outside all modules."""
         return self._frames[-1] if self._frames else None
 
     def is_running(self, frame: object) -> bool:
-        """Whether a call of a module, from `frame`, has not ended yet. None never ends."""
+        """Whether a call of a module, as `frame` identifies it, is still running. Always True for None."""
         return frame is None or any(f is frame for f in self._frames)
 
     def around(self, kind: Callable[[str | None], bool]) -> tuple[object, nn.Module] | None:
@@ -104,7 +104,7 @@ class LayerNames:
         return next(((f, f.module) for f in reversed(self._frames) if kind(f.name)), None)
 
     def next_name(self, suffix: str = "", within: object = None) -> str | None:
-        """The name of the attention that is being computed: its layer's path, `#1`, `#2` … for the second, third in one pass.
+        """The name of the attention that is being computed: its layer's path, with `#1`, `#2` … for the second, third … of a pass.
 
         None if the running module is not part of the model.
 

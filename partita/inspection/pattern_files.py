@@ -1,4 +1,4 @@
-"""Attention matrices with their tokens as plain JSON, for viewers of heads that are not part of partita."""
+"""Attention matrices with their tokens as plain JSON, for viewers outside partita."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Matrix:
     Attributes:
         sequence: number of the sequence, counted from 0.
         query_positions: positions of the queries in the sequence, one per row.
-        weights: rows of the attention matrix, one number per key; a row of zeros where the query sees no key.
+        weights: rows of the attention matrix, one number per key; all zeros if the query sees no key.
     """
 
     sequence: int
@@ -98,18 +98,18 @@ def export_patterns(
     rows sum to 1 up to `keys·10^−digits/2`.
 
     Args:
-        heads: from `capture`, or one or several of its records. Choose few: matrices are as large as queries × keys.
+        heads: from `capture`, or one or several of its records. Choose few: each matrix has queries × keys numbers.
         path: the file, which must end in .json. Parents are created.
-        tokens: labels or ids of the only sequence, or one list per sequence; as many as there are keys.
+        tokens: labels or ids, one per key: one list per sequence, or a single list if there is only one sequence.
         tokenizer: turns ids into labels: an object with `convert_ids_to_tokens` or `decode`, or a function of one id.
-        digits: 1 to 17.
+        digits: digits after the decimal point, 1 to 17.
         max_bytes: largest size of the file, estimated before anything is computed.
 
     Returns:
         The path of the file.
 
     Raises:
-        ShapeError: the tokens are not as many as the sequences, or as the keys.
+        ShapeError: the number of token lists differs from the number of sequences, or a list's length from the number of keys.
         SizeError: the file would be larger than max_bytes.
         UnsupportedError: nothing was recorded, or an argument is invalid.
 

@@ -20,7 +20,7 @@ class Pattern:
     """The weights of a head on one sequence.
 
     Attributes:
-        weights: `(queries, keys)`, the softmax of the scores in float64; a row of zeros where a query sees no key.
+        weights: `(queries, keys)`, the softmax of the scores in float64; a row is all zeros if the query sees no key.
         query_labels: one per query: its token, or its position.
         key_labels: one per key.
     """
@@ -35,8 +35,8 @@ def pattern(snapshot: Snapshot, *, tokens: Any = None, tokenizer: Any = None) ->
 
     Args:
         snapshot: one sequence, from `capture`.
-        tokens: labels or ids of its keys, `(keys,)`. By default the ids that reached the model's embedding, where there are
-            any, and positions otherwise.
+        tokens: labels or ids of its keys, `(keys,)`. By default the ids that reached the model's embedding, if they are known
+            and a tokenizer is given, and positions otherwise.
         tokenizer: turns ids into labels: an object with `convert_ids_to_tokens` or `decode`, or a function of one id.
 
     Returns:

@@ -54,7 +54,7 @@ class PlaneView:
 def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, position: int | None = None) -> PlaneView:
     """The head on a plane of its query space.
 
-    Queries off the plane are projected onto it, so a query may belong to another cell than the one drawn beneath it. Its
+    Queries off the plane are projected onto it, so a query may belong to a different cell than the one drawn beneath it. Its
     colour shows its own cell.
 
     Args:
@@ -68,8 +68,8 @@ def view(snapshot: Snapshot, *, plane: Plane = "principal", pixels: int = 96, po
         A `PlaneView`.
 
     Raises:
-        UnsupportedError: snapshot is something else, plane is not one of these, or the query sees no key.
-        ShapeError: the plane's vectors have another dimension.
+        UnsupportedError: snapshot is not a `Snapshot`, plane is not one of these, or the query sees no key.
+        ShapeError: the plane's vectors have the wrong dimension.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()

@@ -1,8 +1,8 @@
-"""What a head does to each query: its cell, margin, leakage, entropy, how far its output is from the cell's value, and where
-it looks.
+"""What a head does to each query: cell, margin, leakage, entropy, distance of the output from the cell's value, and where
+the head looks.
 
 Everything is computed from one pass over the scores (row_sums.py) and from single pairs of a query and a key, so that memory
-grows with the tokens, not with their square.
+grows with the number of tokens, not with its square.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _VISIBLE_AT_ONCE = 1 << 22  # pairs of a query and a key
-_BLOCK = 256  # rows that are added up by themselves
+_BLOCK = 256  # rows that are summed as one block
 _OUTPUTS_AT_ONCE = 1 << 24  # numbers
 _ROUNDED = (
     256  # units: sums of tiles are off by half of this at most where values are equal (measured up to 131,072 keys)
@@ -47,33 +47,33 @@ _ROUNDED = (
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Numbers of every query, temperature included in the scores: arrays `(queries,)` of one head, or tensors
-    `(heads, queries)` of several. NaN where a query has no such key.
+    `(heads, queries)` of several heads. NaN if a query sees no such key.
 
     Attributes:
-        cells: the key with the largest score, ties to the smallest label.
-        runner_up: the key with the second largest score; −1 where one key is seen.
-        margins: largest minus second largest score; infinite where one key is seen.
+        cells: the key with the largest score; ties go to the smallest label.
+        runner_up: the key with the second largest score; −1 if only one key is seen.
+        margins: largest minus second largest score; infinite if only one key is seen.
         leakage: mass outside the cell, `1 − w_cell`.
         leakage_bound: `min(1, (N − 1)e^{−margin})`, N the keys the query sees; rounded up. *Theorem*: `indicator`
             (Proposition 3.2).
         spread: standard deviation of the scores over the keys seen: the inverse temperature, once scores are standardised.
-        entropy: of the weights, in nats.
+        entropy: entropy of the weights, in nats.
         effective_keys: `1/Σ w²`.
         changed: `|Σ w V − V_cell|²`, the squared change of the output when softmax becomes argmax.
         averaged: `|Σ w V − mean V|²`, the squared change of the output when softmax becomes a plain mean over the keys seen.
         answered: `|Σ w V|²`.
         value_spread: `mean |V_j − mean V|²` over the keys seen.
         seen: how many keys the query sees.
-        score_error: a bound on the rounding error of its scores; infinite if flex attention changes them by a score_mod.
-        sink: weight of the first key of the sequence.
-        distance: `Σ w |i − j|` in tokens; like all that follows, NaN if queries and keys are not the same tokens.
-        on_self: weight of the query's own token.
-        on_previous: weight of the token before it.
+        score_error: a bound on the rounding error of the query's scores; infinite if a score_mod of flex attention changes them.
+        sink: weight on the first key that is not padding.
+        distance: `Σ w |i − j|` in tokens. This and all below are NaN if queries and keys are not the same tokens.
+        on_self: weight on the query's own token.
+        on_previous: weight on the token before it.
         lags: position of the query minus position of its cell.
-        on_lag: weight of the key at the sequence's most frequent lag.
-        same_token: weight of the keys with the query's token; NaN if tokens are unknown or no such key is seen.
+        on_lag: weight on the key at the sequence's most frequent lag.
+        same_token: weight on the keys with the query's token; NaN if tokens are unknown or no such key is seen.
         duplicate_token: the same without the query's own position.
-        induction: weight of the keys that follow another key with the query's token.
+        induction: weight on the keys that follow another key with the query's token.
     """
 
     cells: Any
@@ -130,7 +130,7 @@ def read_queries(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) ->
 
 
 def read_all(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) -> Reading:
-    """The same as tensors `(1, queries)`, of all queries, also those that do not count.
+    """The same as tensors `(1, queries)`, including queries that do not count.
 
     Args:
         snapshot: a sequence that passed through a head.
@@ -152,13 +152,13 @@ def read_call(
     tokens: Tensor | None = None,
     known: Padding | None = None,
 ) -> Iterator[tuple[int, slice, Reading]]:
-    """Every query of every sequence and head of a call, also those that see no key: number of the sequence, heads, reading.
+    """Every query of every sequence and head of a call, including those that see no key. Yields sequence number, heads, reading.
 
     Args:
         call: the attention.
         dtype: float32 or float64; that of the queries, float32 at least, by default.
         tokens: `(batch, keys)`, the numbers of the tokens if they are known.
-        known: what is padding in all heads; read off the masks by default.
+        known: the padding of all heads; derived from the masks by default.
     """
     dtype = dtype or torch.promote_types(call.queries.dtype, torch.float32)
     for element, heads, sums in row_sums(call, dtype=dtype, tokens=tokens):
@@ -169,27 +169,27 @@ def read_call(
 
 
 class Padding(NamedTuple):
-    """What is padding in some heads of a sequence.
+    """The padding in some heads of a sequence.
 
     Attributes:
-        first: `(heads, 1)`, the first key that some query sees.
-        queries: `(heads, tokens)`, which queries are padding; None if none is.
+        first: `(heads, 1)`, the first key that any query sees.
+        queries: `(heads, tokens)`, which queries are padding; None if none are.
     """
 
     first: Tensor
     queries: Tensor | None
 
     def of(self, heads: slice) -> Padding:
-        """That of some of the heads."""
+        """The padding of some of the heads."""
         return Padding(self.first[heads], None if self.queries is None else self.queries[heads])
 
     def at(self, rows: Tensor) -> Padding:
-        """That of some of the queries."""
+        """The padding of some of the queries."""
         return Padding(self.first, None if self.queries is None else self.queries[:, rows])
 
 
 def padding_of(call: AttentionCall, element: int, heads: slice) -> Padding:
-    """Padding as the masks of a call show it.
+    """The padding, derived from the masks of a call.
 
     Args:
         call: the attention.
@@ -247,7 +247,7 @@ def _reading(
     )
 
 
-# Relative error of a margin besides that of the scores, by dtype and whether the kernel for GPUs computed it.
+# Relative error of a margin in addition to that of the scores, by dtype and whether the GPU kernel computed it.
 _MARGIN_ERRORS = {
     (torch.float64, False): 2.0**-50,
     (torch.float32, False): 2.0**-22,
@@ -256,14 +256,14 @@ _MARGIN_ERRORS = {
 
 
 def _score_rounding(call: AttentionCall, element: int, heads: slice, dtype: torch.dtype) -> Tensor:
-    """How far each query's scores may be from those of the given numbers, `(heads, tokens)`: `(d + 4)u` times the sum of the
-    sizes of the terms, which is at most `scale·|q|·max|k|` and what is added."""
+    """Bound on the rounding error of each query's scores, `(heads, tokens)`: `(d + 4)u` times the sum of the absolute
+    values of the terms, which is at most `scale·|q|·max|k|` plus the biases."""
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-22 if runs_on_device(call, dtype) else 2.0**-24
-    least = (call.keys.shape[3] + 4) * torch.finfo(dtype).tiny  # of products that underflow
+    least = (call.keys.shape[3] + 4) * torch.finfo(dtype).tiny  # for products that underflow
     if not call.keys.shape[2]:
         return call.queries.new_zeros(len(range(call.heads)[heads]), call.queries.shape[2], dtype=torch.float64)
     lengths, longest = _lengths(call.queries[element, heads]), _lengths(call.keys[element]).amax(dim=-1)
-    numbers = torch.arange(heads.start, heads.stop, device=longest.device)  # a list of numbers would be waited for
+    numbers = torch.arange(heads.start, heads.stop, device=longest.device)  # a list would wait for the device
     shared = numbers * call.keys.shape[1] // call.heads
     terms = abs(call.scale) * lengths * longest[shared][:, None]
     if call.mask is not None and call.mask.dtype != torch.bool:
@@ -271,18 +271,18 @@ def _score_rounding(call: AttentionCall, element: int, heads: slice, dtype: torc
     if call.slopes is not None:
         terms = terms + (call.slopes[heads].abs().double() * max(call.last_place + 1, call.keys.shape[2]))[:, None]
     if call.changes_scores:
-        return torch.full_like(terms, torch.inf)  # a score_mod may magnify any error
+        return torch.full_like(terms, torch.inf)  # a score_mod may amplify any error
     bound: Tensor = (call.keys.shape[3] + 4) * unit * terms * (1 + 1e-4) + least * (1 + longest[shared][:, None])
     return bound
 
 
 def _lengths(vectors: Tensor) -> Tensor:
-    """Euclidean norms in float64, or what is a little larger where squares overflow or vanish. No copy of the vectors is made."""
+    """Euclidean norms in float64, slightly overestimated where squares overflow or underflow. The vectors are not copied."""
     if not vectors.shape[-1]:
         return vectors.new_zeros(vectors.shape[:-1], dtype=torch.float64)
     least, most = vectors.aminmax(dim=-1)
     size, wide = torch.maximum(-least, most).double(), torch.promote_types(vectors.dtype, torch.float32)
-    safe = torch.finfo(wide).tiny ** 0.4  # its square, and that of its inverse, are far from the ends of the range
+    safe = torch.finfo(wide).tiny ** 0.4  # its square and that of its inverse are far from overflow and underflow
     lengths = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).double()
     return torch.where((size > safe) & (size < 1 / safe), lengths, math.sqrt(vectors.shape[-1]) * size)
 
@@ -299,9 +299,9 @@ def _largest_bias(call: AttentionCall) -> float:
 
 
 def _changes(call: AttentionCall, element: int, heads: slice, sums: RowSums, dtype: torch.dtype) -> dict[str, Tensor]:
-    """How far the output is from the cell's value and from the plain mean, and how far apart the values are."""
+    """Distance of the output from the cell's value and from the plain mean, and the spread of the values."""
     numbers = sums.output.shape[1] * sums.output.shape[2]
-    step = max(1, _OUTPUTS_AT_ONCE // max(1, numbers))  # heads: several tensors as large as their outputs are held
+    step = max(1, _OUTPUTS_AT_ONCE // max(1, numbers))  # heads: several tensors of the size of their outputs are held
     parts = []
     for start in range(heads.start, heads.stop, step):
         some = slice(start, min(start + step, heads.stop))
@@ -378,7 +378,7 @@ def _visible_values(
 
 
 def _prefix_sums(columns: Tensor) -> Tensor:
-    """`(heads, n, width)` to the sums of the first 0 … n rows, `(heads, n + 1, width)`; blocks first, for speed and accuracy."""
+    """Sums of the first 0 … n rows, `(heads, n + 1, width)`, of `(heads, n, width)`; by blocks, for speed and accuracy."""
     count = columns.shape[1]
     blocks = functional.pad(columns, (0, 0, 0, -count % _BLOCK)).unflatten(1, (-1, _BLOCK))
     inside = blocks.cumsum(dim=2)
@@ -396,12 +396,12 @@ def _places(
     ids: Tensor | None,
     padding: Padding,
 ) -> dict[str, Tensor]:
-    """The weights of keys at certain places: the first, the query's own, those before it, copies of its token."""
+    """The weights on certain keys: the first, the query's own, the one before it, copies of its token."""
     total = (sums.rest + (sums.seen > 0)).clamp(min=1e-30)
     unknown = torch.full_like(total, torch.nan)
 
     def weight(partners: Tensor) -> Tensor:
-        """The weight of one key per query; NaN where it is not seen."""
+        """The weight on one key per query; NaN if the query does not see it."""
         scores = pair_scores(call, element, heads, partners, dtype).to(total)
         return torch.where(scores > -torch.inf, (scores - sums.best).exp() / total, torch.nan)
 
@@ -422,13 +422,14 @@ def _places(
     found["same_token"] = torch.where(copy | ~found["on_self"].isnan(), duplicate, torch.nan)
     found["duplicate_token"] = torch.where(copy, (duplicate - own).clamp(min=0.0), torch.nan)
     following = ~weight(_next(before)).isnan() | ~weight(_next(after)).isnan()
-    trivial = weight(places + 1).nan_to_num(0.0)  # the next token follows the query's own, which is no earlier copy
+    # the next token follows the query itself, which does not count as a copy
+    trivial = weight(places + 1).nan_to_num(0.0)
     found["induction"] = torch.where(following, (sums.after_same / total - trivial).clamp(0.0, 1.0), torch.nan)
     return found
 
 
 def most_frequent_lags(lags: Tensor, counted: Tensor, keys: int, last: int) -> tuple[Tensor, Tensor]:
-    """The most frequent lag of every head, of equally frequent ones the smallest in size, and how many queries have it, `(heads,)`.
+    """The most frequent lag of every head and how many queries have it, `(heads,)`. Ties go to the smallest absolute lag.
 
     Nothing here waits for the device.
 
@@ -446,7 +447,7 @@ def most_frequent_lags(lags: Tensor, counted: Tensor, keys: int, last: int) -> t
 
 
 def _copies(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """For each token the nearest earlier and the nearest later place of the same token; −1 if there is none."""
+    """For each token, the positions of the nearest earlier and nearest later copy; −1 if there is none."""
     order = torch.argsort(ids, stable=True)
     equal = ids[order[1:]] == ids[order[:-1]]
     before, after = torch.full_like(order, -1), torch.full_like(order, -1)
@@ -480,7 +481,7 @@ def _size(numbers: Array) -> float:
 
 
 def random_call(call: AttentionCall, seed: int) -> AttentionCall:
-    """The same null for a whole call, in its dtype and on its device; every head has sizes of its own.
+    """The same null for a whole call, in its dtype and on its device; the scales of the vectors are per head.
 
     Args:
         call: the attention.

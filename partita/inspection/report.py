@@ -56,17 +56,16 @@ class HeadReport:
         value_dimension: dimension of the values.
         sequences: the number of sequences read.
         dtype: dtype of the model.
-        per_position: whether the bias depends on the query's position, so that every position has its own diagram.
+        per_position: whether the bias depends on the query's position, so that each position has its own diagram.
         figures: the head's figures.
-        null: the figures of the random head; NaN, and 0 queries, if none was read: with `null=False`, and where flex attention's
-            score_mod depends on the scores and was not kept (`stream=True` reads it).
-        cells: the cells that queries fell into, with their values; the 64 largest of each sequence if it was read while the model
-            ran.
+        null: the figures of the random head; NaN with 0 queries if none was read. None is read with `null=False`, or if a score_mod
+            of flex attention depends on the scores and was not kept (`stream=True` evaluates it).
+        cells: the cells that contain queries, with their values; only the 64 largest of each sequence with `stream=True`.
         roles: where the head looks.
         null_roles: where the random head looks.
-        score_error: largest bound on the rounding error of a score: margins are off by at most twice as much, and by 2^−22 of
-            themselves in float32 (2^−15 on a GPU); weights by a factor of at most `e^{±2·score_error}`. Infinite if flex
-            attention changes the scores by a score_mod.
+        score_error: largest bound on the rounding error of a score. Margins are off by at most twice as much, plus 2^−22 of
+            themselves in float32 (2^−15 on a GPU); weights by a factor of at most `e^{±2·score_error}`. Infinite if a score_mod
+            of flex attention changes the scores.
     """
 
     layer: str
@@ -85,12 +84,12 @@ class HeadReport:
 
     @property
     def kind(self) -> str:
-        """`lookup`, `average` or `either`: what the output is nearer to, the value of the cell or the mean of the values."""
+        """`lookup`, `average` or `either`: whether the output is nearer to the value of the cell or to the mean of the values."""
         return self.figures.kind
 
     @property
     def sentence(self) -> str:
-        """What the head does, in one sentence, beside a random head. Empty if nothing stands out."""
+        """What the head does, in one sentence, compared with a random head. Empty if nothing stands out."""
         return sentence(self.figures, self.null, self.roles, self.null_roles)
 
     @property
@@ -240,16 +239,16 @@ def read(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ModelReport:
-    """Read captured heads as partitions: every figure, and beside it the figure of a random head of the same shape.
+    """Read captured heads as partitions: every figure, beside the same figure of a random head of the same shape.
 
-    Figures are computed in float64 from the recorded vectors. `Figures` explains each of them, `Roles` those that say where a
-    head looks. Heads that were read while the model ran (`capture(..., stream=True)`) bring their figures with them, in
-    float32 (float64 for float64 models); `score_error` bounds the rounding of their scores.
+    Figures are computed in float64 from the recorded vectors. `Figures` explains each of them; `Roles` explains
+    where a head looks. Heads that were read while the model ran (`capture(..., stream=True)`) already have their figures, computed
+    in float32 (float64 for float64 models); `score_error` bounds the rounding of their scores.
 
     Args:
         heads: from `capture`, or one or several of its records.
         tokens: ids or labels of the tokens, one list per recorded sequence, so that copies of a token are known. By default
-            the ids that reached the model's embedding are used. With `stream=True` they are given to `capture`.
+            the ids that reached the model's embedding are used. With `stream=True`, pass tokens to `capture` instead.
         budget: largest number of matrix entries of the linear programs that look for dead keys, per head; 0 solves none.
         reach: a key counts as reachable if a query up to this many times as large as the largest recorded one reaches it.
         seed: random seed of the random heads.
@@ -259,7 +258,7 @@ def read(
         A `ModelReport`.
 
     Raises:
-        UnsupportedError: nothing was recorded, heads is a model or another thing, or no query of a head sees a key.
+        UnsupportedError: nothing was recorded, heads has the wrong type (a model, for example), or no query of a head sees a key.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -315,7 +314,7 @@ def _read_head(
         ]
     found = measured(snapshots, reach=reach, budget=budget, tokens=ids)
     if any(s.follows_scores for s in snapshots):
-        null = put_together([])  # the score_mod was not kept, and would do something else to other scores
+        null = put_together([])  # the score_mod was not kept; what it added does not apply to other scores
     else:
         random = [random_snapshot(s, seed + 7919 * k) for k, s in enumerate(snapshots)]
         null = measured(random, reach=reach, budget=budget, tokens=ids)
@@ -357,7 +356,7 @@ def _together(heads: Sequence[HeadReport]) -> dict[str, Any]:
     kinds = (("", "figures"), ("null_", "null"), ("", "roles"), ("null_", "null_roles"))
     for prefix, kind in kinds:
         for item in fields(Roles if kind.endswith("roles") else Figures):
-            if item.name == "lag":  # a mean of lags says nothing
+            if item.name == "lag":  # a mean of lags has no meaning
                 continue
             numbers = np.array([getattr(getattr(h, kind), item.name) for h in heads], dtype=float)
             known = numbers[~np.isnan(numbers)]

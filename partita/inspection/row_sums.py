@@ -1,8 +1,8 @@
-"""What a head does to every query, in one pass over tiles of its scores: memory grows with the tokens, not with their square.
+"""What a head does to every query, in one pass over tiles of its scores: memory grows with the number of tokens, not its square.
 
-The sums of a tile are added up in the dtype of the pass, and tiles are joined in float64 (on a GPU: compensated float32), each
-relative to the largest score so far, as flash attention does. Besides the output, each query gets its two best keys and the
-sums behind leakage, entropy, effective keys, spread of the scores and distance of attention. Large calls run through native loops
+Sums within a tile use the dtype of the pass. Tiles are combined in float64 (on a GPU: compensated float32), relative to the
+largest score so far, as flash attention does. Besides the output, each query gets its two best keys and the sums behind
+leakage, entropy, effective keys, spread of the scores and distance of attention. Large calls run through native loops
 on a CPU where numba is installed (`partita.kernels.rows_native`), and through a Triton kernel on a CUDA device
 (`partita.kernels.rows_triton`).
 """
@@ -24,12 +24,12 @@ from partita.kernels.plain_arithmetic import plain_arithmetic
 
 __all__ = ["RowSums", "pair_scores", "row_sums", "runs_on_device"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the kernel takes
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # supported by the GPU kernel
 _ROWS, _KEYS = 512, 10 * COLUMNS  # of a tile
 _SEGMENT = 32
 _LN2, _LOG2E = math.log(2), math.log2(math.e)
-_AT_ONCE = 1 << 20  # scores: they stay in the cache
-_OUTPUTS_AT_ONCE = 1 << 26  # numbers of the output that are held at once
+_AT_ONCE = 1 << 20  # scores at a time, so that they stay in the cache
+_OUTPUTS_AT_ONCE = 1 << 26  # numbers of the output held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class RowSums:
 
     Attributes:
         best: the largest score; −∞ if no key is seen.
-        winner: its key, ties to the smallest label; −1 if no key is seen.
-        margin: largest minus second largest score; infinite where one key is seen.
-        runner_up: the key of the second largest score; −1 where one key is seen.
+        winner: its key; ties go to the smallest label; −1 if no key is seen.
+        margin: largest minus second largest score; infinite if only one key is seen.
+        runner_up: the key of the second largest score; −1 if only one key is seen.
         rest: `Σ_{j ≠ winner} e^{s_j − best}`.
         weighted: `Σ e^{s_j − best}(s_j − best)`.
         squares: `Σ e^{2(s_j − best)}`.
@@ -72,7 +72,7 @@ class RowSums:
 def row_sums(
     call: AttentionCall, *, dtype: torch.dtype | None = None, tokens: Tensor | None = None
 ) -> Iterator[tuple[int, slice, RowSums]]:
-    """Every query of a call: sequences, and heads of each, a few at a time; the sums are `(heads, tokens)`.
+    """The sums of every query of a call, one sequence and a few heads at a time; each is `(heads, tokens)`.
 
     Args:
         call: the attention.
@@ -95,7 +95,7 @@ def row_sums(
 
 
 def _device_kernels(call: AttentionCall, dtype: torch.dtype) -> ModuleType | None:
-    """The kernel that can run this call; None if it is computed by torch in blocks."""
+    """The GPU kernel if it can run this call; None if torch computes it in blocks."""
     if dtype != torch.float32 or call.positions is not None or call.modify is not None:
         return None
     if max(call.queries.shape[3], call.values.shape[3]) > 256:
@@ -106,7 +106,7 @@ def _device_kernels(call: AttentionCall, dtype: torch.dtype) -> ModuleType | Non
 
 
 def runs_on_device(call: AttentionCall, dtype: torch.dtype) -> bool:
-    """Whether the kernel for GPUs computes the sums of this call.
+    """Whether the GPU kernel computes the sums of this call.
 
     Args:
         call: the attention.
@@ -116,7 +116,7 @@ def runs_on_device(call: AttentionCall, dtype: torch.dtype) -> bool:
 
 
 def pair_scores(call: AttentionCall, element: int, heads: slice, partners: Tensor, dtype: torch.dtype) -> Tensor:
-    """`AttentionCall.pairs`, with the kernel for GPUs where it can run.
+    """`AttentionCall.pairs`, with the GPU kernel where it can run.
 
     Args:
         call: the attention.
@@ -162,7 +162,7 @@ def _blocked(call: AttentionCall, element: int, heads: slice, dtype: torch.dtype
     count, tokens = len(range(call.heads)[heads]), call.queries.shape[2]
     size = max(1, min(_ROWS, _AT_ONCE // max(1, min(_KEYS, call.keys.shape[2]))))
     step = max(1, _AT_ONCE // max(1, size * min(_KEYS, call.keys.shape[2])))
-    # fresh memory of this size would be cleared by the system for every tile, which takes as long as the sums
+    # reused: the system would clear fresh memory of this size for every tile, which takes as long as the sums
     room = min(step, count) * min(size, tokens) * min(_KEYS, call.keys.shape[2] + COLUMNS)
     numbers = None if ids is None else _Tokens.of(ids)
     starts = range(heads.start, heads.start + count, step)
@@ -173,7 +173,7 @@ def _blocked(call: AttentionCall, element: int, heads: slice, dtype: torch.dtype
         return [torch.empty(room, dtype=dtype, device=call.queries.device) for _ in range(tiles)]
 
     if call.queries.device.type == "cpu" and native.worth_it(count * tokens, call.keys.shape[2]):
-        # under a causal mask the last blocks are the largest: they come first, so that no thread is left alone with one
+        # under a causal mask the last blocks are the largest; they run first, to balance the threads
         tasks = [(group, rows) for group in reversed(groups) for rows in reversed(blocks)]
         found = native.each_on_one_thread(tasks, lambda task: _block(call, element, *task, memory(1), numbers))[::-1]
     else:
@@ -210,7 +210,7 @@ def _block(
     memory: list[Tensor],
     tokens: _Tokens | None,
 ) -> RowSums:
-    """The sums of some queries; by native loops if there is memory for the scores alone."""
+    """The sums of some queries; by native loops if `memory` has one tensor only, for the scores."""
     dtype, values = memory[0].dtype, call.of_heads(call.values, element, heads)
     first, last = call.range_of_keys(rows)
     places, found = call.places[rows], None
@@ -231,7 +231,7 @@ def _block(
 
 
 def _tiles(first: int, last: int, full: int) -> Iterator[slice]:
-    """Tiles of the keys from first to last; those that all queries see, before `full`, are not in one tile with others."""
+    """Tiles of the keys from first to last. Keys before `full`, which all queries see, do not share a tile with others."""
     cut = first + max(0, min(full, last) - first) // _SEGMENT * _SEGMENT
     for begin, end in ((first, cut), (cut, last)):
         for start in range(begin, end, _KEYS):
@@ -248,7 +248,7 @@ def _tile(
     full: bool = False,
     tokens: _Tokens | None = None,
 ) -> RowSums:
-    """The sums of one tile, `(heads, rows)` in float64. Its scores are used up, and the output is not divided by the total."""
+    """The sums of one tile, `(heads, rows)` in float64. Overwrites the scores. The output is not divided by the total."""
     count = scores.shape[-1]
     best, winner, second, runner_up = _two_best(scores)
     if full:
@@ -261,7 +261,7 @@ def _tile(
     scores -= best.nan_to_num(neginf=0.0)[..., None]
     scores *= _LOG2E  # torch computes powers of 2 three times as fast as powers of e
     scores.scatter_(-1, place, -torch.inf)
-    # 0 at the winner, so that a tiny rest is not lost beside its 1
+    # 0 at the winner, so that a tiny rest is not rounded away next to 1
     weights = torch.exp2(scores, out=_shaped(memory[0], scores.shape))
     scores.scatter_(-1, place, 0.0)
     if not full:
@@ -279,7 +279,7 @@ def _tile(
         )
     columns = torch.arange(start, start + count, device=scores.device, dtype=scores.dtype)
     apart = torch.sub(places.to(scores)[:, None], columns, out=_shaped(memory[1], scores.shape[1:]))
-    away = weights.mul_(apart.abs_()).sum(dim=-1)  # the weights are used up
+    away = weights.mul_(apart.abs_()).sum(dim=-1)  # overwrites the weights
     return RowSums(
         best=best.double(),
         winner=torch.where(there, start + winner, -1),
@@ -315,19 +315,19 @@ def _native_tile(scores: Tensor, values: Tensor, places: Tensor, keys: slice, to
 
 
 def _shaped(memory: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """Some of the memory in a shape; None, for memory of its own, if there is too little."""
+    """Part of the memory in a shape; None if there is too little, so that new memory is allocated."""
     size = math.prod(shape)
     return memory[:size].view(*shape) if 0 < size <= len(memory) else None
 
 
 def _two_best(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The largest score of each row and its place, then the second largest; of equal ones the first."""
+    """The largest score of each row and its place, then the second largest; ties go to the first."""
     count = scores.shape[-1]
     if count % _SEGMENT:
         best, winner = scores.max(dim=-1)
         others = scores.scatter(-1, winner[..., None], -torch.inf)
         return best, winner, *others.max(dim=-1)
-    # torch finds largest numbers far faster than their places: segments first, then places within one of them
+    # torch finds maxima far faster than their places: maxima of segments first, then the place within one segment
     segments = scores.unflatten(-1, (-1, _SEGMENT))
     heights = segments.amax(dim=-1)
     best, where = heights.max(dim=-1)
@@ -346,7 +346,7 @@ def _two_best(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _merged(a: RowSums, b: RowSums) -> RowSums:
-    """Two tiles as one; the keys of `a` come first, so that it wins ties."""
+    """Two tiles combined; the keys of `a` come first, so it wins ties."""
     later = b.best > a.best
     best = torch.where(later, b.best, a.best)
     base = best.nan_to_num(neginf=0.0)
@@ -356,7 +356,7 @@ def _merged(a: RowSums, b: RowSums) -> RowSums:
     def total(t: RowSums) -> Tensor:
         return t.rest + (t.seen > 0)
 
-    # the winner of the tile that lost is one of the rest now, and perhaps the runner-up
+    # the winner of the losing tile now belongs to the rest, and may be the runner-up
     rest = a.rest * grow_a + b.rest * grow_b + torch.where(later, grow_a, grow_b)
     lost = torch.where(later, -fall_a, -fall_b)
     loser = torch.where(later, a.winner, b.winner)
@@ -364,7 +364,7 @@ def _merged(a: RowSums, b: RowSums) -> RowSums:
     lost = lost.masked_fill(empty, torch.inf)
     old = torch.where(later, b.margin, a.margin)
     older = torch.where(later, b.runner_up, a.runner_up)
-    first = torch.where(later, lost <= old, lost < old)  # of equal scores the earlier key
+    first = torch.where(later, lost <= old, lost < old)  # ties go to the earlier key
     return RowSums(
         best=best,
         winner=torch.where(later, b.winner, a.winner),
@@ -384,5 +384,5 @@ def _merged(a: RowSums, b: RowSums) -> RowSums:
 
 
 def _shifted(t: RowSums, by: Tensor) -> Tensor:
-    """`Σ (s − best)²` with every s moved by so much."""
+    """`Σ (s − best)²` after every s is shifted by the same amount."""
     return t.below_squared + 2 * by * t.below + t.seen * by.square()

@@ -1,4 +1,4 @@
-"""Rules that drop keys of an attention head, or store keys and values in fewer bits: the rules that `audit` evaluates."""
+"""Rules that `audit` evaluates. They drop keys of an attention head, or store keys and values in fewer bits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TILE = (64, 128)
 
 
 class Rule:
-    """What is done to the keys and values of a head. A rule of your own is a `DroppingRule`."""
+    """What is done to the keys and values of a head. To write a rule of your own, subclass `DroppingRule`."""
 
     def __str__(self) -> str:
         return repr(self) if is_dataclass(self) else type(self).__name__
 
 
 class DroppingRule(Rule, ABC):
-    """A rule that drops keys: the softmax runs over the others. Subclass it, with a method `keeps`, for a rule of your own.
+    """A rule that drops keys; softmax then runs over the others. To write a rule of your own, subclass it and define `keeps`.
 
     Attributes:
-        tile: queries and keys of a block, (64, 128) by default. The bound knows the values of a tile by a ball that holds them.
+        tile: queries and keys of a block, (64, 128) by default. The bound encloses the values of each tile in a ball.
         whole_tiles: whether keys are dropped in tiles; shares then count tiles, otherwise keys.
 
     >>> class Even(DroppingRule):
@@ -45,7 +45,7 @@ class DroppingRule(Rule, ABC):
 
     @abstractmethod
     def keeps(self, scores: Tensor, positions: Tensor, head: int) -> Tensor:
-        """Which keys are kept, `(batch, rows, keys)` or broadcastable. Masked keys do not matter.
+        """Which keys are kept: a boolean tensor that broadcasts to `(batch, rows, keys)`. Its entries at masked keys do not matter.
 
         Args:
             scores: `(batch, rows, keys)`, −∞ where masked; every recorded row of each block of queries.
@@ -55,7 +55,7 @@ class DroppingRule(Rule, ABC):
 
 
 def require_rule(rule: Any) -> Rule:
-    """The rule. Raises an UnsupportedError for anything that is not one."""
+    """The rule itself. Raises an UnsupportedError for anything that is not a rule."""
     if not isinstance(rule, (DroppingRule, Quantized)):
         found = repr(rule) if len(repr(rule)) < 80 else f"of type {type(rule).__name__}"
         raise UnsupportedError(
@@ -68,7 +68,7 @@ def require_rule(rule: Any) -> Rule:
 
 
 def kept_keys(rule: DroppingRule, scores: Tensor, positions: Tensor, head: int) -> Tensor:
-    """What `rule.keeps` says. Raises a ShapeError unless that is a mask which fits the scores.
+    """The mask that `rule.keeps` returns. Raises a ShapeError if it is not a mask that fits the scores.
 
     Args:
         rule: the rule.
@@ -96,17 +96,17 @@ def kept_keys(rule: DroppingRule, scores: Tensor, positions: Tensor, head: int) 
 @final
 @dataclass(frozen=True)
 class SkipBlocks(DroppingRule):
-    """Skips blocks as skip-softmax kernels do: one tile of keys after the other, for a block of queries at a time.
+    """Skips blocks as skip-softmax kernels do. For each block of queries, tiles of keys are visited one after the other.
 
     A tile is skipped if `exp(tile max − running max) < threshold` in every row of the block that sees it. The running maximum
     includes the tile, so the first tile that a query sees is never skipped.
 
     Attributes:
         threshold: from 0, which skips nothing, to 1.
-        tile: queries and keys of a block. Block b holds the queries at positions `b·tile[0]`, …; if only some positions were
-            recorded, it consists of those.
-        descending: begin with the last tile instead of the first. Heads that look at recent tokens then find their maximum at
-            once.
+        tile: queries and keys of a block. Block b holds the queries from position `b·tile[0]` on; if only some positions were
+            recorded, it holds only these.
+        descending: begin with the last tile instead of the first, so that heads that look at recent tokens find their maximum
+            early.
 
     >>> print(SkipBlocks(0.001))
     SkipBlocks(0.001, 64×128)
@@ -152,10 +152,10 @@ class SkipBlocks(DroppingRule):
 @final
 @dataclass(frozen=True)
 class TopK(DroppingRule):
-    """Keeps the k largest scores of each query; of equal scores the earlier keys.
+    """Keeps the k largest scores of each query; ties go to the earlier keys.
 
     Attributes:
-        k: how many, at least 1.
+        k: number of keys to keep, at least 1.
         tile: queries and keys of a block, for the bound.
 
     >>> print(TopK(8))
@@ -191,11 +191,11 @@ class TopK(DroppingRule):
 @final
 @dataclass(frozen=True)
 class Window(DroppingRule):
-    """Keeps the first keys and those near the query: key j for the query at i if `j < sinks` or `|i − j| < recent`.
+    """Keeps the first keys and those near the query: key j is kept for query i if `j < sinks` or `|i − j| < recent`.
 
     Attributes:
-        sinks: how many of the first keys are always kept; may be 0.
-        recent: how near a key must be; 1 is the query's own position, 0 none.
+        sinks: number of first keys that are always kept; may be 0.
+        recent: keys at a distance below this are kept; 1 keeps only the query's own position, 0 none.
         tile: queries and keys of a block, for the bound.
 
     >>> print(Window(4, 256))
@@ -229,11 +229,11 @@ class Window(DroppingRule):
 @final
 @dataclass(frozen=True, eq=False)
 class KeepMask(DroppingRule):
-    """Keeps what a mask says.
+    """Keeps the keys that a mask selects.
 
     Attributes:
-        mask: True keeps. `(keys,)`, `(queries, keys)` or `(heads, queries, keys)`, where axes of length 1 serve all; a boolean
-            array or tensor.
+        mask: boolean array or tensor, True where a key is kept. `(keys,)`, `(queries, keys)` or `(heads, queries, keys)`; axes of
+            length 1 broadcast.
         tile: queries and keys of a block, for the bound.
 
     >>> print(KeepMask([True, False]))
@@ -277,7 +277,7 @@ class KeepMask(DroppingRule):
             head: number of the head.
 
         Raises:
-            ShapeError: the mask is too small for the head, or has another number of keys.
+            ShapeError: the mask is too small for the head, or has the wrong number of keys.
         """
         heads, queries, keys = self.mask.shape
         last = int(positions.max()) if len(positions) else 0
@@ -293,7 +293,7 @@ class KeepMask(DroppingRule):
 @final
 @dataclass(frozen=True)
 class Quantized(Rule):
-    """Keys and values in fewer bits: each vector between its least and largest coordinate in `2^bits` levels, rounded to nearest.
+    """Stores keys and values in fewer bits: each vector in `2^bits` levels from its least to its largest coordinate, to nearest.
 
     Attributes:
         bits: from 1 to 16.
@@ -311,7 +311,7 @@ class Quantized(Rule):
         return f"Quantized({self.bits})"
 
     def of(self, vectors: Tensor) -> Tensor:
-        """The vectors as they are stored and read back, `(…, dim)`.
+        """The vectors after they are stored and read back, `(…, dim)`.
 
         Args:
             vectors: `(…, dim)`, floating point.

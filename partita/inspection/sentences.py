@@ -1,4 +1,4 @@
-"""One plain sentence per head: what it does, only when the figures support it."""
+"""One plain sentence per head that says what it does, if the figures support it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from partita.inspection.figures import Figures, Roles
 
 __all__ = ["sentence"]
 
-_MOST = 0.5  # of the weight: then the head does this
-_MUCH = 0.3  # then it does this among other things
-_ABOVE = 0.25  # more than a random head
-_LAG = 0.25  # of the queries: a lag that few of them have is not a pattern
-_QUERIES = 10  # of the head, of those that have a lag, of those that see a copy of their token: fewer carry no sentence
+_MOST = 0.5  # share of the weight for "Looks at"
+_MUCH = 0.3  # share of the weight for "Partly looks at"
+_ABOVE = 0.25  # least excess over the random head
+_LAG = 0.25  # least share of the queries that have the most frequent lag
+_QUERIES = 10  # least number of queries: of the head, with the lag, and that see a copy of their token
 _ERRORS = 3  # standard errors by which a head must differ from the random one
-_OVERLAP = 1.1  # of the weight: places with more between them share keys
-_SAME_KEY = 0.9  # of the queries in one cell
+_OVERLAP = 1.1  # places that together have more than this share of the weight must share keys
+_SAME_KEY = 0.9  # share of the queries in one cell for "the same one"
 
 
 def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -> str:
     """What a head does. Empty if nothing stands out, if there are fewer than ten queries, or if no random head was read beside it.
 
-    A place is named if it gets half of the weight (or nearly a third: "partly"), and a quarter more than from a random head of the
-    same shape, and three standard errors more, which are at most `√(p(1 − p)/n)` for a mean p of n weights in [0, 1].
-    Further places are named if the weight is shared between them. Weights of a distance or of copies are means over the queries
-    that see such a key. An average is named if the output is within a tenth of the plain mean, or within a quarter of it and
-    twice as near as that of the random head.
+    A place is named if it gets at least 30 % of the weight, and exceeds a random head of the same shape by 0.25 and by three
+    standard errors. (The standard error of a mean p of n weights in [0, 1] is at most `√(p(1 − p)/n)`.) Further places are named if
+    they get a different part of the weight. If all named places get less than half of the weight, the sentence says "partly".
+    Weights of a distance or of copies are means over the queries that see such a key. An average is named if the output is within
+    a tenth of the plain mean, or within a quarter of it and twice as near as that of the random head.
 
     Args:
-        figures: of the head.
-        null: of the random head.
-        roles: of the head.
-        null_roles: of the random head.
+        figures: figures of the head.
+        null: figures of the random head.
+        roles: roles of the head.
+        null_roles: roles of the random head.
     """
     if null.queries < _QUERIES:
-        return ""  # a sentence needs something to compare with, and more than a few queries
+        return ""  # no random head to compare with, or too few queries
     places = _places(figures.queries, roles, null_roles)
     found = [p for p in places if p.own >= _MUCH and _stands_out(p.own, p.random, p.queries)]
     if found:
-        found.sort(key=lambda place: place.random - place.own)  # of equal ones the first
+        found.sort(key=lambda place: place.random - place.own)  # stable: ties go to the first
         named = found[:1]
         for place in found[1:]:
-            copies = place.of_copies and any(p.of_copies for p in named)  # in text that repeats they are the same keys
+            copies = place.of_copies and any(p.of_copies for p in named)  # in repeated text these are the same keys
             if not copies and sum(p.own for p in named) + place.own <= _OVERLAP:
                 named.append(place)
         start = "Looks at" if sum(place.own for place in named) >= _MOST else "Partly looks at"
@@ -64,13 +64,13 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
 
 
 def _stands_out(own: float, random: float, queries: float) -> bool:
-    """Whether a mean of weights is larger than that of the random head by more than chance."""
-    spread = sum(max(0.0, p * (1 - p)) for p in (own, random))  # rounding may take p beyond 1
+    """Whether a mean of weights exceeds that of the random head by more than chance."""
+    spread = sum(max(0.0, p * (1 - p)) for p in (own, random))  # rounding may make p larger than 1
     return own - random >= max(_ABOVE, _ERRORS * math.sqrt(spread / queries))
 
 
 class _Place(NamedTuple):
-    """A place to look at, its weight, that of a random head, and how many queries the means are over."""
+    """A place to look at: its weight, the same for a random head, and the number of queries in these means."""
 
     own: float
     random: float
@@ -81,7 +81,7 @@ class _Place(NamedTuple):
 
 
 def _places(queries: int, roles: Roles, null: Roles) -> list[_Place]:
-    """The places whose weights are known, the simplest first."""
+    """The places whose weights are known, simplest first."""
     said = [
         _Place(roles.on_previous, null.on_previous, queries, "the previous token"),
         _Place(roles.on_self, null.on_self, queries, "its own token"),

@@ -34,12 +34,12 @@ class Snapshot:
         mask: None, or `(queries or 1, keys)`: True where a key may be attended to, or numbers that are added to the scores.
         causal: the query at position i sees keys 0 … i only.
         positions: `(queries,)`, positions of the recorded queries in the sequence.
-        padding: `(queries,)`, True for tokens that nobody attends to in self-attention, which do not count as queries; or None.
+        padding: `(queries,)`, True for tokens that no query attends to in self-attention; they do not count as queries. Or None.
         dtype: dtype of the model.
-        same_tokens: whether queries and keys are the same tokens, so that distances between them mean something. By default
-            they are if there are as many.
+        same_tokens: whether queries and keys are the same tokens, so that distances between them have a meaning. By default
+            true if there are equally many.
         tokens: `(keys,)`, numbers of the tokens, equal for equal tokens; None if they are unknown.
-        follows_scores: whether the mask is what flex attention added to these scores, and would add other numbers to others.
+        follows_scores: whether the mask is what flex attention added to these scores, and would differ for other scores.
     """
 
     queries: NDArray[np.floating]
@@ -120,7 +120,7 @@ class Snapshot:
         return scores
 
     def as_call(self) -> AttentionCall:
-        """The same attention in float64: one sequence, one head."""
+        """This head and sequence as a call in float64."""
         queries, keys, values = (
             torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64))[None, None]
             for a in (self.queries, self.keys, self.values)
@@ -132,7 +132,7 @@ class Snapshot:
         return AttentionCall(queries, keys, values, self.scale, mask, self.causal, crosses, positions=places)
 
     def weights(self) -> Array:
-        """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. 0 where a query sees no key."""
+        """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. A row is 0 if the query sees no key."""
         scores = self.scores(np.arange(len(self.queries)))
         seen = self.active.any(axis=1) if self.active.size else np.zeros(len(scores), bool)
         scores[~seen] = 0.0
@@ -210,7 +210,7 @@ def require_snapshot(given: Any) -> None:
     """Raises an UnsupportedError for anything but a `Snapshot`, such as a record or all captured heads.
 
     Args:
-        given: what a function was called with.
+        given: the argument to check.
     """
     if not isinstance(given, Snapshot):
         raise UnsupportedError(
@@ -220,10 +220,10 @@ def require_snapshot(given: Any) -> None:
 
 
 def shared_offsets(rows: Iterable[tuple[Array, NDArray[np.bool_]]], keys: int, largest: float) -> Array | None:
-    """The b_j of a bias that is a part per query plus a part b_j per key, where keys are seen; None if it is not of this kind.
+    """The part b_j per key of a bias that is a part per query plus a part per key where keys are seen; None for other biases.
 
     Args:
-        rows: the bias of each query, `(keys,)`, and which keys it sees; those that see most come first.
+        rows: the bias of each query, `(keys,)`, and which keys it sees; queries that see most keys come first.
         keys: number of keys.
         largest: the largest absolute bias.
     """

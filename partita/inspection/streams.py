@@ -1,4 +1,4 @@
-"""Reading heads while the model runs: figures of every head and sequence, without keeping queries or keys."""
+"""Reads heads while the model runs: figures of every head and sequence, without keeping queries or keys."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["StreamedSequence", "stream_call"]
 
 _CELLS_KEPT = 64
 _ROWS_AT_ONCE = 256
-_NUMBERS_AT_ONCE = 1 << 28  # of the random heads that are held at once
+_NUMBERS_AT_ONCE = 1 << 28  # numbers of the random heads held at once
 
 
 @dataclass(frozen=True, eq=False)
 class StreamedSequence:
-    """One sequence that passed through a head and was read at once.
+    """One sequence that passed through a head and was read while the model ran.
 
     Attributes:
-        summary: what the figures are made of.
-        null: the same of a random head of the same shape; None if it was not asked for.
-        reading: every counted query, if it was asked for.
-        dimension: coordinates in which the queries differ.
+        summary: the numbers that the figures are computed from.
+        null: the same for a random head of the same shape; None if not requested.
+        reading: every counted query, if requested.
+        dimension: number of coordinates in which the queries differ.
         value_dimension: dimension of the values.
         per_position: whether the bias depends on the query's position.
         dtype: dtype of the model.
@@ -60,15 +60,15 @@ def stream_call(
     seed: int = 0,
     padding: Padding | None = None,
 ) -> Iterator[tuple[int, int, StreamedSequence]]:
-    """Every sequence and head of a call: number of the sequence, head, what it does.
+    """Reads every sequence and head of a call. Yields sequence number, head, and what was read.
 
     Args:
         call: the attention.
         tokens: `(batch, keys)`, the numbers of the tokens if they are known.
-        null: also read a random head of the same shape, which takes as long again.
+        null: also read a random head of the same shape, which doubles the time.
         queries: keep the reading of every query.
         seed: random seed of the random heads.
-        padding: what is padding in all heads; read off the masks by default.
+        padding: the padding of all heads; derived from the masks by default.
     """
     held = max(1, call.queries.shape[2] * (2 * call.keys.shape[3] + call.values.shape[3]))
     step = max(1, _NUMBERS_AT_ONCE // held)
@@ -91,8 +91,8 @@ def stream_call(
 class _Heads:
     """Some heads of a sequence, and random heads beside them.
 
-    On a GPU all of their work is queued here without waiting for any of it. Their figures are put together when the next heads
-    have been queued, so that the device always has something to do.
+    On a GPU all work is queued without waiting for results. The figures are computed after the next heads have been queued, so
+    that the device is never idle.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class _Heads:
         return found
 
     def figures(self) -> Iterator[tuple[int, int, StreamedSequence]]:
-        """What these heads do."""
+        """What was read of each of these heads."""
         if self.done is not None:
             self.done.synchronize()
         call = self.call
@@ -187,7 +187,7 @@ class _Heads:
 def _repeated(call: AttentionCall, head: int, offsets: Tensor | None) -> Tensor:
     """Keys that are exact copies of an earlier one, with their biases, among those that some query sees.
 
-    They are found by a hash of their bits: O(keys) numbers beside them.
+    They are found by a hash of their bits, which needs O(keys) extra memory.
     """
     keys = call.keys[0, call.key_head(head)]
     if not keys.numel():
@@ -199,7 +199,7 @@ def _repeated(call: AttentionCall, head: int, offsets: Tensor | None) -> Tensor:
     factors = torch.arange(1, bits.shape[1] + 1, device=keys.device) * 0x1E3779B97F4A7C15  # well mixed odd numbers
     factors = (factors ^ (factors >> 30)) * 0x3F58476D1CE4E5B9
     factors = (factors ^ (factors >> 27)) * 0x14D049BB133111EB | 1
-    hashes = (bits * factors).sum(dim=1)  # overflow wraps, which is what a hash wants
+    hashes = (bits * factors).sum(dim=1)  # overflow wraps, which is fine for a hash
     if call.is_masked:
         hashes = hashes[call.seen_keys(0, head)[0]]
     hashes = hashes.sort().values
@@ -212,9 +212,9 @@ def _dimension(queries: Tensor) -> Tensor:
 
 
 def _offsets(call: AttentionCall, head: int) -> Tensor | None:
-    """What is added to the score of each key whatever the query, `(keys,)` in float64; None if there is no such part.
+    """The part of the bias that depends only on the key, `(keys,)` in float64; None if there is no such part.
 
-    It is `Snapshot.offsets`, found row by row.
+    The same as `Snapshot.offsets`, but computed row by row.
     """
     keys = call.keys.shape[2]
     if call.changes_scores or (call.slopes is not None and not call.causal):

@@ -1,4 +1,4 @@
-"""Runs a model with a rule of its own for each head: to measure what thresholds, or a choice of rules, do to its loss."""
+"""Runs a model with a separate rule for each head, to measure how thresholds or other rules change its loss."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def thinned(
 
     Args:
         model: the module to change.
-        rules: a rule for each `(layer, head)` as `capture` names them, or what `calibrate` returned.
+        rules: `{(layer, head): rule}` with names as in `capture`, or what `calibrate` returned.
         readers: as in `capture`.
 
     Yields:
         `{layer: number of heads}` of the layers that ran so far.
 
     Raises:
-        UnsupportedError: rules is something else, or a head did not run or cannot be replaced.
+        UnsupportedError: rules has the wrong type, or a head did not run or cannot be replaced.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are equal: given as ids or labels, or read off the ids that reach a model's embedding."""
+"""Which tokens of a sequence are equal: from given ids or labels, or from the ids that reach a model's embedding."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["SeenTokens", "TokenIds", "labels_of"]
 
 Ids = NDArray[np.int64]
 
-_MOST_TABLES = 64  # embedded before an attention
-_FEW_ROWS, _MUCH_SMALLER = 16, 8  # tables of segments, and how many times as large a vocabulary beside them is
-_FEW = 4  # tokens
+_MOST_TABLES = 64  # embeddings remembered before an attention
+_FEW_ROWS, _MUCH_SMALLER = 16, 8  # most rows of a table of segments; a vocabulary is at least this many times as large
+_FEW = 4  # tokens: shorter sequences are too short to tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def _rows(tokens: Any) -> list[list[Any]]:
 
 
 def _plain(tokens: Any) -> Any:
-    """Arrays, tensors and tuples as lists, at every level."""
+    """Converts arrays, tensors and tuples to lists, at every level."""
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     return [_plain(t) for t in tokens] if isinstance(tokens, list | tuple) else tokens
 
@@ -110,7 +110,7 @@ def labels_of(tokens: Any, tokenizer: Any = None) -> list[list[str]]:
             one, ids are shown as numbers.
 
     Raises:
-        UnsupportedError: tokens or tokenizer are of another kind.
+        UnsupportedError: tokens or tokenizer have the wrong type.
 
     >>> labels_of([5, 7], {5: "a", 7: "b"}.get)
     [['a', 'b']]
@@ -136,18 +136,18 @@ def _words(row: list[Any], tokenizer: Any) -> list[str]:
 
 @dataclass(eq=False)
 class SeenTokens:
-    """Ids that reached an embedding in the pass that is running. Positions and segments are embedded, too: they are told apart
-    by being counted up, or all equal, or by a table of a few rows."""
+    """Ids that reached an embedding in the current pass. Positions and segments are embedded, too; they are recognised because
+    they count up, are all equal, or have a table of few rows."""
 
     _found: deque[tuple[int, Ids]] = field(default_factory=lambda: deque(maxlen=_MOST_TABLES))
     _attended: bool = False
 
     def embedding_seen(self, ids: Tensor, rows: int) -> None:
-        """Called with what reaches an embedding.
+        """Called with the ids that reach an embedding.
 
         Args:
             ids: integers of any shape.
-            rows: how many the table has.
+            rows: number of rows of the table.
         """
         if self._attended:  # a new pass
             self._found.clear()
@@ -158,11 +158,11 @@ class SeenTokens:
         self._found.append((rows, held[None] if held.ndim == 1 else held))
 
     def attention_seen(self) -> None:
-        """Called at every attention: embeddings that follow belong to the next pass, or to nothing of interest."""
+        """Called at every attention. Later embeddings belong to the next pass, or do not matter."""
         self._attended = True
 
     def of(self, batch: int, tokens: int) -> Ids | None:
-        """The ids of this shape that look like tokens, `(batch, tokens)`; None if there are none, or several that differ.
+        """The ids of this shape that look like tokens, `(batch, tokens)`; None if there are none, or several different ones.
 
         Args:
             batch: number of sequences.
@@ -177,10 +177,10 @@ class SeenTokens:
 
 
 def _is_counted(ids: Ids, *, restarts: bool = False) -> bool:
-    """Whether these are positions or segments: every sequence counts up from the same number, by at most one at a time, but for
-    padding before or behind it that all has one number. Or each sequence has one number.
+    """Whether these are positions or segments: each sequence is constant, or all count up from the same number in steps of 0 or 1,
+    except for constant padding at either end.
 
-    With `restarts`, whether they count up by one and start again from that number, as positions of packed documents do.
+    With `restarts`, whether they count up by 1 and restart from the first number, as positions of packed documents do.
     """
     if not np.diff(ids, axis=1).any():
         return True
@@ -194,7 +194,7 @@ def _is_counted(ids: Ids, *, restarts: bool = False) -> bool:
 
 
 def _counting_parts(row: Ids, restarts: bool) -> list[Ids]:
-    """Of the row, and of the row without what is constant at one of its ends, those that count up."""
+    """The parts that count up, among the row and the row without a constant run at either end."""
     parts = [row, row[: len(row) - _run(row[::-1])], row[_run(row) :]]
     return [part for part in parts if len(part) and _counts_up(part, restarts)]
 
@@ -205,5 +205,5 @@ def _counts_up(part: Ids, restarts: bool) -> bool:
 
 
 def _run(row: Ids) -> int:
-    """How many numbers at the beginning are the same."""
+    """Length of the constant run at the beginning; all of it if the row is constant."""
     return int(np.argmax(row != row[0])) if (row != row[0]).any() else len(row)

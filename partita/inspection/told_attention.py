@@ -1,7 +1,7 @@
-"""Attention that somebody tells of (`record`, a reader) brought together with the product that the follower finds.
+"""Matches attention that is reported (by `record` or a reader) with the product that the follower finds.
 
-They are the same attention if the product's numbers are the answers of the call that was told. So none counts twice, and a
-product is replaced only where it is what it was said to be.
+They are the same attention if the product equals the output of the reported call. So no attention is counted twice, and a product
+is replaced only if it is what was reported.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from partita.inspection.layer_names import LayerNames
 
 __all__ = ["Layout", "Told", "layout_of", "plain_layout", "require_output"]
 
-_CLOSE = {torch.float64: 1e-8, torch.float32: 5e-3}  # of the answers' root mean square; others are half precision
+_CLOSE = {torch.float64: 1e-8, torch.float32: 5e-3}  # of the output's root mean square; others are half precision
 _CLOSE_IN_HALF = 3e-2
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a tensor holds the answers of a call.
+    """How a tensor holds the output of a call.
 
     Attributes:
-        spread: from the tensor to `(batch, heads, queries, value_dim)`.
-        folded: back.
+        spread: converts the tensor to `(batch, heads, queries, value_dim)`.
+        folded: converts it back.
     """
 
     spread: Callable[[Tensor], Tensor]
     folded: Callable[[Tensor], Tensor]
 
     def filled(self, like: Tensor, answers: Tensor) -> Tensor:
-        """A tensor in this layout, with the strides of another.
+        """The output in this layout, with the strides of another tensor.
 
         Args:
-            like: dtype, shape and strides.
+            like: tensor whose dtype, shape and strides are used.
             answers: `(batch, heads, queries, value_dim)`.
         """
         return torch.empty_like(like).copy_(self.folded(answers))
@@ -49,9 +49,9 @@ def plain_layout(call: AttentionCall, out: Tensor, order: tuple[int, ...] | None
     """`(…, heads, queries, value_dim)`, as `F.scaled_dot_product_attention` returns it.
 
     Args:
-        call: whose answers they are.
+        call: the call whose output the tensor holds.
         out: the tensor.
-        order: of its axes, if they are permuted.
+        order: the order of its axes, if they are permuted.
     """
     order = tuple(range(out.dim())) if order is None else order
     shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
@@ -62,7 +62,7 @@ def plain_layout(call: AttentionCall, out: Tensor, order: tuple[int, ...] | None
 
 
 def _heads_first(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layout:
-    """Heads and batch in one axis, heads outside: `(heads·batch, queries, value_dim)`."""
+    """Heads and batch in one axis, heads first: `(heads·batch, queries, value_dim)`."""
     shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
     return Layout(
         lambda t: t.permute(order).reshape(call.heads, call.batch, *shape[-2:]).transpose(0, 1),
@@ -71,7 +71,7 @@ def _heads_first(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> La
 
 
 def layout_of(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layout | None:
-    """The layout in which the tensor holds the call's answers, to rounding; None if it does not hold them.
+    """The layout in which the tensor holds the call's output, up to rounding; None if it does not.
 
     Args:
         call: the attention.
@@ -89,7 +89,7 @@ def layout_of(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layou
 
 @torch.no_grad()
 def _holds(call: AttentionCall, answers: Tensor) -> bool:
-    """Whether these are the answers of the call. Queries that see nothing are not asked."""
+    """Whether this is the output of the call. Queries that see no key are ignored."""
     wrong = size = 0.0
     with torch._C.DisableTorchFunction():  # modes that follow the model's own products must not see these
         for head in range(call.heads):
@@ -105,7 +105,7 @@ def _holds(call: AttentionCall, answers: Tensor) -> bool:
 
 
 def require_output(call: AttentionCall, output: Any) -> None:
-    """Raises a ShapeError for an output of `record` that cannot be the call's."""
+    """Raises a ShapeError if the output given to `record` cannot be that of the call."""
     expected = (call.heads, call.queries.shape[2], call.values.shape[-1])
     size = call.batch * call.heads * expected[1] * expected[2]
     shape = tuple(getattr(output, "shape", ()))
@@ -127,10 +127,10 @@ class _Entry:
 
 
 class Told:
-    """Attentions that were told and not found yet, and the other way round, while the module that they are in runs.
+    """Attentions that were reported but not found yet, or found but not reported yet, while their module runs.
 
     Attributes:
-        lost: names of attentions that were told and never found.
+        lost: names of attentions that were reported and never found.
     """
 
     def __init__(self, names: LayerNames) -> None:
@@ -140,23 +140,23 @@ class Told:
         self.lost: list[str] = []
 
     def _forget(self) -> None:
-        """Entries of modules that have ended."""
+        """Drops entries of modules that have ended."""
         self.lost += [e.name for e in self._told if e.name is not None and not self.names.is_running(e.frame)]
         self._told, self._found = (
             [e for e in held if self.names.is_running(e.frame)] for held in (self._told, self._found)
         )
 
     def expect(self, name: str | None, call: AttentionCall) -> None:
-        """An attention was told; its product is still to come."""
+        """An attention was reported before its product was found."""
         self._told.append(_Entry(self.names.frame, name, call))
 
     def add_found(self, out: Tensor, order: tuple[int, ...]) -> None:
-        """An attention was found before anybody told of it."""
+        """An attention was found before it was reported."""
         self._forget()
         self._found.append(_Entry(self.names.frame, None, None, out, order))
 
     def was_found(self, call: AttentionCall) -> bool:
-        """Whether what is told now has been found already."""
+        """Whether the attention that is reported now has already been found."""
         self._forget()
         for entry in self._found:
             if entry.out is not None and layout_of(call, entry.out, entry.order) is not None:
@@ -165,7 +165,7 @@ class Told:
         return False
 
     def expected(self, out: Tensor, order: tuple[int, ...]) -> tuple[str | None, AttentionCall, Layout] | None:
-        """The attention that was told and that this product answers: name, call and layout; None if there is none."""
+        """The reported attention whose output this product is: name, call and layout; None if there is none."""
         self._forget()
         for entry in reversed(self._told):
             if entry.call is not None and (layout := layout_of(entry.call, out, order)) is not None:
@@ -174,6 +174,6 @@ class Told:
         return None
 
     def close(self) -> None:
-        """The run is over: what was told and not found is lost."""
+        """The run is over: attentions that were reported but not found are lost."""
         self.lost += [e.name for e in self._told if e.name is not None]
         self._told, self._found = [], []

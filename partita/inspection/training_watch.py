@@ -1,4 +1,4 @@
-"""Figures of every head during training, on fixed probe inputs, without changing a bit of the training."""
+"""Figures of every head during training, on fixed probe inputs. The training stays the same bit for bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = [f.name for kind in (Figures, Roles) for f in fields(kind)]
 
 @dataclass(frozen=True, eq=False)
 class _Moment:
-    """The figures at one step; `numbers` is (heads, 2 × figures), the head's and those of the null."""
+    """The figures at one step; `numbers` is (heads, 2 × figures), those of the head and of the null."""
 
     step: int
     loss: float
@@ -47,20 +47,21 @@ class TrainingWatch:
     Every `every` steps it runs the model on the probe, in evaluation mode and without gradients, and reads the heads. The training
     does not change: weights after it are bit for bit those of training without a watch. It restores the train and eval flags of
     every module, buffers, and the states of the random generators (torch on every device, numpy, Python); gradients and the cache
-    of autocast are not touched. Hooks of yours run on the probe, too, and attributes that a forward pass sets are those of the
-    probe. Memory is bounded: at `limit` recorded steps every second one is dropped, and from then on every second step that is due.
+    of autocast are not touched. But your own hooks also run on the probe, and attributes that a forward pass sets are left as the
+    probe set them. Memory is bounded: at `limit` recorded steps every second one is dropped, and from then on only half as many
+    steps are recorded.
 
     Args:
         model: the module.
         probe: inputs of the model: a tensor, a tuple of arguments, a dict of keyword arguments, or a function that is called as
             `probe(model)`.
-        every: a step is recorded if it is a multiple of this.
+        every: steps that are multiples of this are recorded.
         layers: as in `capture`.
         heads: as in `capture`.
         tokens: as in `capture`.
         batch: as in `capture`.
         readers: as in `capture`.
-        budget: as in `read`; with 0 heads are read while the probe runs, nothing is kept, and dead keys are not looked for.
+        budget: as in `read`; with 0, heads are read while the probe runs, no vectors are kept, and dead keys are not looked for.
         limit: the largest number of recorded steps, at least 2.
 
     Raises:
@@ -110,7 +111,7 @@ class TrainingWatch:
         self._capture["readers"] = readers
         self._moments: list[_Moment] = []
         self._last: int | None = None
-        self._due, self._stride = 0, 1  # steps that were due, and which of them are recorded: every so many
+        self._due, self._stride = 0, 1  # steps that were due; one in `_stride` of them is recorded
 
     def __call__(self, step: int, loss: Any = None) -> bool:
         """Record the figures if a recording is due. Returns whether it recorded.
@@ -178,13 +179,13 @@ class TrainingWatch:
         return tuple(dict.fromkeys(head for m in self._moments for head in m.heads))
 
     def series(self, layer: str, head: int, figure: str, *, null: bool = False) -> np.ndarray:
-        """One figure of one head at the recorded steps, `(steps,)`; NaN where it is not known.
+        """One figure of one head at the recorded steps, `(steps,)`; NaN where it is undefined.
 
         Args:
             layer: the module path of the layer.
             head: its number within the layer.
             figure: a field of `Figures` or of `Roles`.
-            null: of the random head instead.
+            null: return the figure of the random head instead.
         """
         if figure not in _NAMES:
             raise UnsupportedError(f"figure is {figure!r}; expected one of {', '.join(_NAMES)}.")
@@ -241,7 +242,7 @@ def _loss(loss: Any) -> float:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; on exit everything that a forward pass may have changed is as it was."""
+    """Evaluation mode without gradients. On exit, everything that a forward pass may have changed is restored."""
     flags = [(m, m.training) for m in model.modules()]
     buffers = [_Buffer.of(m, name) for m in model.modules() for name in m._buffers]
     with ExitStack() as stack:
@@ -254,9 +255,9 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
         torch.set_autocast_cache_enabled(
             False
-        )  # copies of weights made here have no gradient, and training would use them
+        )  # copies of weights cached here have no gradient, and training would use them
         for module, _ in flags:
-            module.training = False  # not eval(): modules may do more in it than this
+            module.training = False  # not eval(): modules may override it to do more
         stack.enter_context(torch.no_grad())
         yield
 
@@ -281,12 +282,12 @@ class _Buffer:
     def put_back(self) -> None:
         self.module._buffers[self.name] = self.tensor
         if self.tensor is not None and self.numbers is not None and self.tensor._version != self.version:
-            with torch.no_grad():  # only where it was written into: a write may disturb a graph that waits for backward
+            with torch.no_grad():  # only if it was written into: a write may break a graph that waits for backward
                 self.tensor.copy_(self.numbers)
 
 
 def _generators() -> list[Callable[[], Any]]:
-    """What puts each random generator back to its present state."""
+    """Functions that restore each random generator to its present state."""
     kinds: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         (torch.get_rng_state, torch.set_rng_state),
         (random.getstate, random.setstate),

@@ -1,6 +1,6 @@
-"""Where answers are replaced in attention that is written out by hand: at its last product, or in the output that `record` gets.
+"""Replaces outputs of attention that is written out by hand: at its last product, or in the output that `record` gets.
 
-The product is found by following the tensors (eager_attention.py). Three things say that it is attention: a call of `record`
+The product is found by following the tensors (eager_attention.py). Three things identify it as attention: a call of `record`
 before it, a reader of the module around it, or a Hugging Face module around it.
 """
 
@@ -38,12 +38,12 @@ class _Product:
 
 
 class WrittenHeads:
-    """Finds written-out attention in one run and has its answers replaced.
+    """Finds written-out attention in one run and replaces its outputs.
 
     Args:
         names: which layer is running.
         readers: as in `capture`.
-        replace: `replace(call, answers, name)` returns other answers, or None to keep them.
+        replace: `replace(call, output, name)` returns the new output, or None to keep it.
     """
 
     def __init__(self, names: LayerNames, readers: Mapping[str, Reader], replace: Replace) -> None:
@@ -54,11 +54,11 @@ class WrittenHeads:
         self._away = False
 
     def reasons(self) -> dict[str, str]:
-        """Why layers that were told of were not replaced."""
+        """Why layers that were reported were not replaced."""
         self.told.close()
         step = f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
         lost = (
-            "pa.inspect.record told of this attention, but no product after it returned its answers.{} Call record before the "
+            "pa.inspect.record reported this attention, but no product after it returned its output.{} Call record before the "
             "product with the values, or use out = pa.inspect.record(q, k, v, output=out)."
         )
         return {**{name: lost.format(step) for name in self.told.lost}, **self._reasons}
@@ -85,7 +85,7 @@ class WrittenHeads:
         return out
 
     def hear(self, calls: Callable[[], Iterable[AttentionCall]], output: Tensor | None) -> Tensor | None:
-        """An attention that `record` tells of."""
+        """Handles an attention that `record` reports; returns the output to use."""
         if self._away:
             return output
         with self._looking_away():
@@ -95,17 +95,17 @@ class WrittenHeads:
             name = self.names.next_name()
             if len(made) == 1 and output is not None:
                 return self._in(plain_layout(made[0], output), made[0], output, name)
-            for call in made if len(made) == 1 else ():  # one sequence of nested tensors each otherwise
+            for call in made if len(made) == 1 else ():  # otherwise one call per sequence of nested tensors
                 self.told.expect(name, call)
         return output
 
     def leave(
         self, module: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        """A module has run: if it has a reader, the products found in it must be what the reader tells.
+        """A module has run: if it has a reader, the products found in it must be what the reader reports.
 
         Raises:
-            UnsupportedError: a product was replaced that is something else.
+            UnsupportedError: a product was replaced that is not what the reader reports.
         """
         reader = reader_of(self.readers, name)
         if reader is None or self._away:
@@ -119,7 +119,7 @@ class WrittenHeads:
         missing = [self.names.next_name() for _ in told[len(products) :]]
         step = f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
         reason = (
-            f"The reader of {name!r} tells of {len(told)} attentions, and {len(products)} products were followed in the module; "
+            f"The reader of {name!r} tells of {len(told)} attentions, but {len(products)} products were followed in the module; "
             f"expected the same ones, in the same order, as (batch, heads, queries, dim).{step} Call pa.inspect.record(q, k, v) "
             "before the product instead, or use out = pa.inspect.record(q, k, v, output=out)."
         )
@@ -148,7 +148,7 @@ class WrittenHeads:
 
 
 def _same(call: AttentionCall, product: _Product) -> bool:
-    """Whether the product returned what the reader says, in the layout that was assumed."""
+    """Whether the product returned what the reader reports, in the assumed layout."""
     shape = product.out.permute(product.order).shape
     heads = shape[-3] if len(shape) > 3 else 1
     return call.heads == heads and layout_of(call, product.out, product.order) is not None

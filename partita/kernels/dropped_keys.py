@@ -1,4 +1,4 @@
-"""What leaving keys out of a softmax can change: masses bounded without exponentials, balls around tiles of values, the bound.
+"""How much dropping keys can change a softmax output: masses bounded without exponentials, balls around values, the bound.
 
 `attend_blocks` uses these functions while it runs, and `pa.inspect.audit` afterwards, so that both state the same bound.
 """
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 LOG2_E = math.log2(math.e)
-LEAST_SHARE = 0.942  # below (e/2)·ln 2 = 0.94208…, the least of 2^f/(1 + f) for 0 ≤ f ≤ 1
+LEAST_SHARE = 0.942  # slightly below (e/2)·ln 2 = 0.94208…, the minimum of 2^f/(1 + f) for 0 ≤ f ≤ 1
 _FORMATS = {torch.float64: (52, 1023, torch.int64), torch.float32: (23, 127, torch.int32)}
 
 
 def upper_masses(exponents: Tensor) -> Tensor:
     """`2^⌊t⌋(1 + t − ⌊t⌋)` for t ≤ 0, which is at least `2^t` and at most `2^t/LEAST_SHARE`; 0 for t = −∞.
 
-    *Theorem*: `dropped-keys`. No exponential is computed: t in fixed point, shifted by the bias, is the number's bit pattern.
+    *Theorem*: `dropped-keys`. No exponential is computed: t in fixed point plus the exponent bias is the bit pattern of the result.
 
     Args:
-        exponents: t, float64 or float32. Below the least normal exponent the mass of that exponent is taken.
+        exponents: t, float64 or float32. Values below the least normal exponent are rounded up to it.
     """
     digits, bias, integers = _FORMATS[exponents.dtype]
     fixed = (exponents.clamp(min=1 - bias) * 2.0**digits).to(integers) + (bias << digits)
@@ -45,12 +45,12 @@ def upper_masses(exponents: Tensor) -> Tensor:
 
 
 def tiles_of(tensor: Tensor, width: int, fill: float) -> Tensor:
-    """The last axis cut into tiles, `(…, tiles, width)`; the last tile is filled up.
+    """The last axis cut into tiles, `(…, tiles, width)`; the last tile is padded.
 
     Args:
         tensor: `(…, keys)`.
         width: keys per tile.
-        fill: what the last tile is filled with.
+        fill: what the last tile is padded with.
     """
     tiles: Tensor = functional.pad(tensor, (0, -tensor.shape[-1] % width), value=fill).unflatten(-1, (-1, width))
     return tiles
@@ -82,7 +82,7 @@ def objecting(best: Tensor, threshold: float | Tensor) -> Tensor:
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """Euclidean norms, `(…)`, of `(…, dim)`. Squares neither overflow nor vanish, however large or small the numbers are.
+    """Euclidean norms, `(…)`, of `(…, dim)`. Scaled so that squares neither overflow nor underflow.
 
     Args:
         vectors: `(…, dim)`.
@@ -93,7 +93,7 @@ def norms(vectors: Tensor) -> Tensor:
 
 
 def distances(points: Tensor, centers: Tensor) -> Tensor:
-    """Euclidean distances `(batch, n, m)` of points `(batch, n, dim)` and centers `(batch, m, dim)`, safe as `norms` is.
+    """Euclidean distances `(batch, n, m)` of points `(batch, n, dim)` and centers `(batch, m, dim)`, scaled as in `norms`.
 
     Args:
         points: `(batch, n, dim)`.
@@ -104,13 +104,13 @@ def distances(points: Tensor, centers: Tensor) -> Tensor:
 
 
 def _size(vectors: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The largest absolute number over some axes, which are kept; 1 where that is 0 or not finite."""
+    """The largest absolute value over some axes (kept as length 1); 1 where it is 0 or not finite."""
     largest = vectors.abs().amax(dim=axes, keepdim=True)
     return torch.where((largest > 0) & (largest < torch.inf), largest, 1.0)
 
 
 def value_balls(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Centers `(…, tiles, dim)` and radii `(…, tiles)` of balls that hold the values of each tile.
+    """Centers `(…, tiles, dim)` and radii `(…, tiles)` of balls that enclose the values of each tile.
 
     Args:
         values: `(…, keys, dim)`.
@@ -118,7 +118,7 @@ def value_balls(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """
     keys, dim = values.shape[-2:]
     tiles = -(-keys // width)
-    index = torch.arange(tiles * width, device=values.device).clamp(max=keys - 1)  # the last vector fills its tile
+    index = torch.arange(tiles * width, device=values.device).clamp(max=keys - 1)  # padded with the last vector
     cut = values.index_select(-2, index).unflatten(-2, (tiles, width))
     centers = cut.mean(dim=-2)
     radii = norms(cut - centers[..., None, :]).amax(dim=-1)
@@ -126,7 +126,7 @@ def value_balls(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def value_extent(values: Tensor, centers: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-    """An upper bound of the distance between two means of values, and of their norms; both `(…)`.
+    """Upper bounds on the distance between two means of values and on their norms; both `(…)`.
 
     Args:
         values: `(…, keys, dim)`.
@@ -163,30 +163,30 @@ def change_bound(
 ) -> Tensor:
     """`Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` over tiles b that were dropped, rounded up; 0 where nothing was dropped.
 
-    *Theorem*: `dropped-keys`. `L_b = LEAST_SHARE·U_b`. What rounded scores do to masses and to o is included, for the exact change
-    and for one computed separately in the same precision from the same numbers. The distance between means of values
-    is a bound too, and taken where it is smaller.
+    *Theorem*: `dropped-keys`. `L_b = LEAST_SHARE·U_b`. The effect of rounded scores on masses and on o is included, so that
+    the bound holds for the exact change and for one computed separately in the same precision from the same numbers. The largest
+    distance between means of values is also a bound; the smaller of the two is returned.
 
     Args:
         weighted: `Σ_b U_b(|o − c_b| + r_b)`.
         upper: `Σ_b U_b`.
         kept: Z, the mass of the keys that were kept, relative to the same maximum as U.
         drift: how far a score may be off.
-        spread: largest distance between what can be the output with and without the keys.
+        spread: largest possible distance between the outputs with and without the keys.
         largest: largest norm of a value.
         terms: number of keys plus dimension of the values, for rounded sums.
     """
     rounding = 4 * (terms + 16) * _unit(weighted.dtype)
     grown = torch.expm1(4 * drift)
-    moved = grown * spread + rounding * largest  # the o in |o − c_b|
+    moved = grown * spread + rounding * largest  # error of o in |o − c_b|
     found = (1 + grown) * (weighted + moved * upper) / (kept + LEAST_SHARE * upper)
-    found = found * (1 + rounding) + _least(weighted.dtype)  # what is too small for a float is not 0
+    found = found * (1 + rounding) + _least(weighted.dtype)  # underflow must not give 0
     found = torch.fmin(found, spread)  # fmin: huge scores may give inf/inf
     return torch.where(upper > 0, found, 0.0)
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The least normal number: more than rounding is off where results are not normal."""
+    """The least normal number, which exceeds the rounding error of subnormal results."""
     return torch.finfo(dtype).tiny
 
 

@@ -1,4 +1,4 @@
-"""Native loops over a tile of scores: the two best keys of each row, and its sums, with two passes over numbers in the cache."""
+"""Native loops over a tile of scores: the two best keys of each row and its sums, in two passes over numbers in the cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from partita.kernels.native_code import exp_native, least_part, loop, part, summ
 
 __all__ = ["sum_tile"]
 
-_SEGMENT = 64  # numbers whose largest is kept, so that places are looked for in one segment
-_RUN = 256  # numbers that are added up in the dtype of the scores; runs are added up in float64
+_SEGMENT = 64  # numbers per segment; the maximum of each is kept, so that a place is searched in one segment only
+_RUN = 256  # numbers that are summed in the dtype of the scores; these sums are added in float64
 
 
 @least_part
@@ -22,7 +22,7 @@ def _largest(row):
 
 @part
 def _first_place(row, heights, largest):
-    """The first entry that is as large as the largest; the first of all where there is none (NaN)."""
+    """The first entry equal to the largest; the very first if there is none (NaN)."""
     for segment in range(len(heights)):
         if heights[segment] == largest:
             for j in range(segment * _SEGMENT, min((segment + 1) * _SEGMENT, len(row))):
@@ -33,7 +33,7 @@ def _first_place(row, heights, largest):
 
 @summed_part
 def _sum_run(row, columns, best, place):
-    """Sums of a part of a row, which becomes its weights. The winner is −∞ here, as is what is masked: it adds nothing."""
+    """Sums of a part of a row, which is overwritten by its weights. The winner is set to −∞, like masked keys, and adds nothing."""
     zero = row.dtype.type(0)
     rest, weighted, squares, below, below_squared, away, seen = zero, zero, zero, zero, zero, zero, zero
     for j in range(len(row)):
@@ -54,7 +54,7 @@ def _sum_run(row, columns, best, place):
 
 @summed_part
 def _sum_equal(row, numbers, own):
-    """The weights of keys whose number is `own`."""
+    """The total weight of keys whose token is `own`."""
     total = row.dtype.type(0)
     for j in range(len(row)):
         total += row[j] if numbers[j] == own else row.dtype.type(0)
@@ -63,14 +63,14 @@ def _sum_equal(row, numbers, own):
 
 @loop
 def sum_tile(scores, stride, count, first, last, places, columns, own, tokens, before, sums, found):
-    """Sums over the rows from `first` to `last` of a tile; the scores become weights relative to each row's best, 0 at the winner.
+    """Sums over the rows from `first` to `last` of a tile. Scores become weights relative to each row's best, 0 at the winner.
 
     Args:
         scores: flat; row r begins at `r·stride` and has `count` numbers, −∞ where masked.
-        stride: from one row to the next.
+        stride: numbers from one row to the next.
         count: keys of the tile.
         first: number of the first row.
-        last: number behind the last row.
+        last: number after the last row.
         places: `(rows of a head,)`, positions of the queries relative to the first key of the tile, in the dtype of the scores.
         columns: `0, 1, …`, in the dtype of the scores.
         own: `(rows of a head,)` integers, the token of each query; empty if tokens are unknown.

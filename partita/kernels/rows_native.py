@@ -1,4 +1,4 @@
-"""The sums over a tile of scores as native loops (extra: `fast`): what torch needs some fifteen passes for takes two."""
+"""The sums over a tile of scores as native loops (extra: `fast`). They take two passes; torch needs about fifteen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partita.kernels import native
 
 __all__ = ["sum_tile"]
 
-_ROWS = 16  # that are worth a thread
+_ROWS = 16  # least rows per thread
 
 
 def sum_tile(
@@ -19,8 +19,8 @@ def sum_tile(
     """Sums and places by the names of `RowSums`, `(heads, rows)` each; the margin is NaN where no key is seen.
 
     Args:
-        scores: `(heads, rows, keys)` on the CPU, float32 or float64, −∞ where masked; rows may be apart, numbers of a row may not.
-            They become the weights, relative to the best one and 0 at the winner.
+        scores: `(heads, rows, keys)` on the CPU, float32 or float64, −∞ where masked; rows need not be adjacent, numbers of
+            a row must be. Overwritten by the weights, relative to the best one and 0 at the winner.
         places: `(rows,)`, positions of the queries relative to the first key.
         tokens: integers below 2³¹: of the queries `(rows,)`, of the keys `(keys,)` and of the keys before them; None if unknown.
     """

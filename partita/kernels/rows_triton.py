@@ -2,8 +2,8 @@
 
 Scores are products on the tensor cores with float32 sums, exact products for half precision; float32 inputs are multiplied as
 float32. The weights that multiply the values are rounded to the dtype of the values, as flash attention does; all other sums
-take them in float32. Sums over a tile are plain, sums over tiles are compensated. The two best keys of a tile come out of one
-minimum over `best − score` with the number of the column in its lowest bits: a margin is within 2^−16 of itself, besides the
+take them in float32. Sums within a tile are plain, sums over tiles are compensated. The two best keys of a tile come from one
+minimum over `best − score` with the column number in its lowest bits, so a margin is within 2^−16 of itself, besides the
 rounding of the scores.
 """
 
@@ -27,13 +27,13 @@ _NONE = tl.constexpr(0x7F800000)  # the bits of infinity
 
 @triton.jit
 def _two_least(a, b, c, d):
-    """The two least of two ordered pairs."""
+    """The two smallest numbers of two ordered pairs."""
     return tl.minimum(a, c), tl.minimum(tl.maximum(a, c), tl.minimum(b, d))
 
 
 @triton.jit
 def _added(total, lost, more, factor):
-    """`total·factor + more`, and what that addition loses (Kahan)."""
+    """`total·factor + more`, and the rounding error of that addition (Kahan)."""
     total = total * factor
     more = more - lost * factor
     sum = total + more
@@ -70,7 +70,7 @@ def _tiles(
     TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The tiles of keys from begin to end. SIDE −1, 1: every query sees all of them, and they are before or after it; 0: not so."""
+    """The tiles of keys from begin to end. SIDE −1 or 1: every query sees all keys, all before it or all after it; 0: otherwise."""
     (
         top,
         winner,
@@ -116,7 +116,7 @@ def _tiles(
                     added = tl.load(place, mask=visible, other=0.0).to(tl.float32)
                     visible = visible & (added > -9e3)
                     s = s * rate + added * 1.4426950408889634
-        SCALED: tl.constexpr = (MASK == 2) or ALIBI  # what is added has made the scores final
+        SCALED: tl.constexpr = (MASK == 2) or ALIBI  # adding biases has already scaled the scores
         if ALIBI:
             if MASK != 2:
                 s = s * rate
@@ -143,7 +143,7 @@ def _tiles(
         next_gap = (next & (0x7FFFFFFF - (BN - 1))).to(tl.float32, bitcast=True)
         next_gap = tl.where(next >= _NONE, float("inf"), next_gap)
         first_gap = tl.where(first >= _NONE, float("inf"), first_gap)
-        lost = tl.where(top == -float("inf"), float("inf"), rise)  # how far the old winner is behind a new one
+        lost = tl.where(top == -float("inf"), float("inf"), rise)  # how far the old winner is below a new one
         runner_up = tl.where(
             later,
             tl.where(lost <= next_gap, winner, tl.where(next >= _NONE, -1, start + (next & (BN - 1)))),
@@ -236,7 +236,7 @@ def _rows(
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(1)
-    # of a causal mask the longest rows first, so that the last blocks to run are short
+    # under a causal mask the longest rows come first, so that the last blocks to run are short
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
     rows = block * BM + tl.arange(0, BM)
     dims = tl.arange(0, D)
@@ -390,11 +390,12 @@ def sum_rows(
         window: query i sees the keys j with `|i − j| < window` only.
         slopes: `(heads,)` for ALiBi.
         ids: `(keys,)`, the tokens of self-attention.
-        blocks: queries and keys of a tile, warps and stages, to try others than the usual ones.
+        blocks: queries and keys of a tile, warps and stages, to override the defaults.
     """
     heads, count, _ = queries.shape
     width = values.shape[2]
-    queries = -queries if scale < 0 else queries  # the largest product is the largest score only with a positive factor
+    # the largest product is the largest score only if the factor is positive
+    queries = -queries if scale < 0 else queries
     queries, keys, values = (_padded(t) for t in (queries, keys, values))
     reals = queries.new_empty(10, heads, count, dtype=torch.float32)
     labels = queries.new_empty(3, heads, count, dtype=torch.int32)
@@ -405,8 +406,10 @@ def sum_rows(
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         mask_strides = (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(1) if mask.shape[1] > 1 else 0)
     bm, bn, warps, stages = blocks or _blocks(queries.dtype, max(queries.shape[2], values.shape[2]))
-    held = queries  # a pointer for what is not there
-    numbers = None if ids is None else torch.unique(ids, return_inverse=True)[1]  # any integers fit into 32 bits so
+    held = queries  # placeholder pointer for missing arguments
+    numbers = (
+        None if ids is None else torch.unique(ids, return_inverse=True)[1]
+    )  # any integers, renumbered to fit into 32 bits
     launch(
         _rows,
         (triton.cdiv(count, bm), heads),
@@ -530,7 +533,7 @@ def pair_products(queries: Tensor, keys: Tensor, partners: Tensor, *, group: int
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """Rows of a power of two numbers, at least 16, one after the other: what blocks of a kernel hold."""
+    """Contiguous rows padded to a power of two, at least 16, as kernel blocks require."""
     missing = max(16, triton.next_power_of_2(tensor.shape[-1])) - tensor.shape[-1]
     tensor = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,4 +1,4 @@
-"""`partita.attend_blocks`: attention that skips blocks of keys, bounds what that changed, and redoes blocks beyond an error.
+"""`partita.attend_blocks`: attention that skips blocks of keys, bounds the change, and recomputes blocks if the bound is too large.
 
 A reference for kernels that skip softmax blocks. It runs on every device that torch has, and is not written for speed.
 """
@@ -29,7 +29,7 @@ from partita.kernels.plain_arithmetic import plain_arithmetic
 
 __all__ = ["BlockAttention", "attend_blocks", "require_tile"]
 
-_FARTHEST = 1000.0  # nats: exponentials of scores that trail by more are 0 in every dtype
+_FARTHEST = 1000.0  # nats: exponentials of scores further below the maximum are 0 in every dtype
 
 
 class BlockAttention(NamedTuple):
@@ -38,7 +38,7 @@ class BlockAttention(NamedTuple):
     Attributes:
         output: `(…, heads, queries, value_dim)`.
         lse: `(…, heads, queries)`, `log Σ_j exp(s_j)` over the keys that were not skipped.
-        bound: `(…, heads, queries)`, an upper bound of how far skipping moved each output; 0 where nothing was skipped.
+        bound: `(…, heads, queries)`, an upper bound on how far skipping moved each output; 0 where nothing was skipped.
     """
 
     output: Tensor
@@ -70,20 +70,20 @@ def attend_blocks(
     threshold: float | None = None,
     tile: tuple[int, int] = (64, 128),
 ) -> BlockAttention:
-    """Attention that skips tiles of keys and is proved to change no output by more than `error`.
+    """Attention that skips tiles of keys, with a proof that this changes no output by more than `error`.
 
     A tile of keys is skipped for a block of queries if, in every row that sees it, `exp(tile max − running max) < threshold`.
-    `q kᵀ` is computed for all tiles; exponentials and products with v for those that are kept, per batch element and head.
-    Then `|Δo| ≤ Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` bounds the change of each output, b over its skipped tiles, whose masses
-    lie between L_b and U_b and whose values lie within r_b of c_b. Blocks of queries with a larger bound than `error` are
-    recomputed with their skipped tiles, so that the bound is at most `error` everywhere. *Theorem*: `dropped-keys`.
+    `q kᵀ` is computed for all tiles; exponentials and products with v only for those that are kept, per batch element and head.
+    The change of each output is bounded by `|Δo| ≤ Σ_b U_b(|o − c_b| + r_b)/(Z + Σ_b L_b)` over its skipped tiles b, whose masses
+    lie between L_b and U_b and whose values lie within r_b of c_b. Blocks of queries whose bound exceeds `error` are recomputed
+    with their skipped tiles, so that the bound is at most `error` everywhere. *Theorem*: `dropped-keys`.
 
-    The bound compares exact attention over all keys with exact attention over those that were kept. Rounding is separate and is
-    that of every dense attention: half precision is computed in float32 and rounded at the end, and products of float32 are not cut
-    to TF32 or bfloat16, whatever torch is set to. With unit roundoff u,
+    The bound compares exact attention over all keys with exact attention over those that were kept. Rounding is separate, as in
+    any dense attention: half precision is computed in float32 and rounded at the end, and products of float32 are not reduced to
+    TF32 or bfloat16, whatever torch's settings are. With unit roundoff u,
     `δ = (d + 16)u(|scale||q| max|k| + max|s|)` and n keys, an output is off by at most
     `(e^{2δ} − 1)·max|v_i − v_j| + (2n + 16)u·max|v|`, as long as numbers stay in the normal range. NaN and infinity in the inputs,
-    and scores that overflow, come out as they do of dense attention: the bound is about skipping only. No gradients are computed.
+    and scores that overflow, act as in dense attention: the bound is about skipping only. No gradients are computed.
 
     Args:
         q: `(…, heads, queries, dim)`, as for `F.scaled_dot_product_attention`; float64, float32, bfloat16 or float16.
@@ -95,7 +95,7 @@ def attend_blocks(
         scale: factor of the scores; `1/√dim` by default.
         enable_gqa: several query heads share a key head.
         threshold: from 0 to 1. By default `error/spread`, per batch element and head; spread bounds the distance between values.
-            Larger thresholds skip more, and have more to redo.
+            Larger thresholds skip more, but may recompute more.
         tile: queries and keys per block.
 
     Returns:
@@ -134,7 +134,8 @@ def attend_blocks(
         bound = values.new_zeros(count, tokens)
         if keys.shape[1] and count:
             width, root = min(width, keys.shape[1]), math.sqrt(abs(factor))
-            queries, keys = queries * math.copysign(root, factor), keys * root  # their products alone may overflow
+            # scaled before the product, which may overflow otherwise
+            queries, keys = queries * math.copysign(root, factor), keys * root
             held = _Held.of(keys, values, width)
             if bool((held.largest.isfinite() & (held.largest > _most(dtype) / (4 * keys.shape[1]))).any()):
                 raise NonFiniteValueError(
@@ -152,7 +153,7 @@ def attend_blocks(
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """Keys and values of all heads, and what is known of them before the first query. The first axis is batch times heads."""
+    """Keys and values of all heads, and what can be computed before the first query. The first axis is batch times heads."""
 
     values: Tensor
     centers: Tensor
@@ -211,7 +212,7 @@ def _skipped_bound(
     done: tuple[Tensor, Tensor, Tensor],
     width: int,
 ) -> Tensor:
-    """What the skipped tiles can change, `(batch·heads, rows)`."""
+    """Bound on the change from the skipped tiles, `(batch·heads, rows)`."""
     top, mass, sums = done
     means = sums / torch.where(mass == 0, 1.0, mass)[..., None]
     upper, weighted = torch.zeros_like(mass), torch.zeros_like(mass)
@@ -241,7 +242,7 @@ def _masked(scores: Tensor, mask: Tensor | None, causal: bool, part: slice, lead
 
 
 def _leading_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool) -> tuple[tuple[int, ...], int]:
-    """The axes before tokens, broadcast, and how many query heads share a key head."""
+    """The broadcast axes before tokens, and how many query heads share a key head."""
     given = {"q": q, "k": k, "v": v, **({} if mask is None else {"attn_mask": mask})}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):

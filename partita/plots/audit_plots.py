@@ -1,4 +1,4 @@
-"""Pictures of audits: what skipping costs each head, and how much any rule could skip at the same lost mass."""
+"""Plots of audits: what skipping costs each head, and how much any rule could skip at the same lost mass."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_audit"]
 
-_MOST_LAYERS = 8  # that a legend names; as many colours and markers are told apart
+_MOST_LAYERS = 8  # in the legend; there are as many distinct colours and markers
 
 
 def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, title: str = "") -> Figure:
     """Draw what rules cost each head against what they skip, and the oracle beside it.
 
     Left: the largest change of a head's output over queries, and its proved bound (dashed, hollow marks), against the mean share
-    that is skipped. There is a line per head and kind of rule, and a point per rule; `SkipBlocks` from the first tile and from the
-    last are two kinds. Layers differ in colour. Kinds, where there are several, differ in the shape of their marks. Rules that
-    skip nothing in a head and do not change its output have no point there; rules that change it without skipping, such as
-    `Quantized`, are drawn at 0. Right: what is skipped against the most that any rule could skip at the same lost mass; points on
-    the diagonal are as good as the oracle.
+    that is skipped. There is a line per head and kind of rule, and a point per rule; `SkipBlocks` in ascending and in
+    descending order are two kinds. Layers differ in colour, and kinds, if there are several, in the shape of their marks. A rule
+    that skips nothing in a head and does not change its output has no point there; a rule that changes it without skipping, such
+    as `Quantized`, is drawn at 0. Right: the share skipped against the most that any rule could skip at the same lost mass;
+    points on the diagonal are as good as the oracle.
 
     Args:
-        audit: what `pa.inspect.audit` returned, best for several rules, such as `SkipBlocks` at several thresholds.
+        audit: what `pa.inspect.audit` returned, preferably for several rules, such as `SkipBlocks` at several thresholds.
         path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
-        title: stands above the figure.
+        title: title above the figure.
 
     Returns:
         The figure.
 
     Raises:
-        UnsupportedError: another kind of file, or something that is not an audit.
+        UnsupportedError: the file type is not supported, or audit is not an audit.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch, partita as pa
@@ -98,17 +98,17 @@ def plot_audit(audit: Audit, path: str | os.PathLike[str] | None = None, *, titl
 
 
 def _kind(rule: Rule) -> str:
-    """Rules of one kind differ in a number only, so a line through their points means something."""
+    """Rules of one kind differ only in a number, so they can be joined by a line."""
     return type(rule).__name__ + (", descending" if getattr(rule, "descending", False) else "")
 
 
 def _look(layer: int, kind: int | None) -> tuple[str, str]:
-    """Colour and marker of a line; the marker is the layer's where there is one kind only."""
+    """Colour and marker of a line; with only one kind, the marker is that of the layer."""
     return mark(layer)["color"], mark(layer if kind is None else kind)["marker"]
 
 
 def _draw_line(costs: Axes, shares: Axes, heads: list[AuditedHead], color: str, marker: str, *, thin: bool) -> None:
-    """One head under rules of one kind, in the order of what they skip."""
+    """One head under rules of one kind, ordered by what they skip."""
     rows = sorted((head.row() for head in heads), key=lambda row: float(row["skipped"]))
     skipped, oracle, error, bound = (
         np.array([row[k] for row in rows]) for k in ("skipped", "oracle", "error", "error_bound")
@@ -116,7 +116,7 @@ def _draw_line(costs: Axes, shares: Axes, heads: list[AuditedHead], color: str, 
     some = (skipped > 0) | (error > 0)
     width, size = (0.6, 1.8) if thin else (1.2, 4.0)
     for y, dash, fill, each in ((error, "-", color, size), (bound, "--", BACKGROUND, 0.75 * size)):
-        drawn = some & (y > 0)  # no place for 0 on a logarithmic axis
+        drawn = some & (y > 0)  # 0 cannot be drawn on a logarithmic axis
         (line,) = costs.plot(skipped[drawn], y[drawn], color=color, ls=dash, lw=width, marker=marker, ms=each, mfc=fill)
         line.set(markeredgewidth=min(width, 0.8), zorder=2.0 if dash == "-" else 1.9)
     shares.plot(oracle[some], skipped[some], color=color, ls="", marker=marker, ms=size)

@@ -1,13 +1,14 @@
-"""What the page of a model shows of one head when it is chosen: its plane, its pattern, its clearest queries, its fullest cells.
+"""What the page of a model shows when a head is chosen: its plane, pattern, clearest queries and fullest cells.
 
-`head_details` makes bytes of it, small enough for a page of many heads. They are a zlib stream of
+`head_details` packs this into bytes, small enough for a page of many heads. They are a zlib stream of
 
     4 bytes     length of the JSON that follows, little endian
-    JSON        figures and lists, and under "arrays" name → [type, offset, length] of what follows it
+    JSON        figures and lists, and under "arrays" name → [type, offset, length] of the arrays that follow
     arrays      little endian: "u1", "u2", "u4" (unsigned integers) and "f2" (half precision), offsets in bytes
 
-Coordinates on the plane are 0 … 4095 across the window, shades 0 … 63. The weights of a pattern are stored as √w · 255, so that
-small ones stay apart; those of single keys have two digits. Positions and keys of shapes are differences to the one before.
+Coordinates on the plane are 0 … 4095 across the window, shades 0 … 63. The weights of a pattern are stored as √w · 255, to
+distinguish small ones; those of single keys have two digits. Positions and keys of shapes are stored as differences from the
+previous one.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from partita.inspection.snapshots import Snapshot
 
 __all__ = ["first_sequence", "head_details"]
 
-_STEPS = 4095  # of a coordinate across the window
-_BLOCKS = 64  # of a pattern along each axis
-_MORE_KEYS = 3  # of a query, after that of its cell
-_LEAST_WEIGHT = 1e-4  # of a key that is named: half precision is coarser below
+_STEPS = 4095  # steps of a coordinate across the window
+_BLOCKS = 64  # blocks of a pattern along each axis
+_MORE_KEYS = 3  # keys listed for a query, after that of its cell
+_LEAST_WEIGHT = 1e-4  # of a key that is listed: half precision is coarser below
 _DECIDED, _TIED, _CELLS, _SEQUENCES = 10, 5, 10, 8  # rows of the lists
-_CONTEXT = 3  # tokens on either side
+_CONTEXT = 3  # tokens shown on either side
 
 
 def first_sequence(record: HeadRecord) -> int:
-    """The number of the first sequence with a query that counts: the one that is drawn."""
+    """The number of the sequence that is drawn: the first with a query that counts."""
     return next(k for k, s in enumerate(record.snapshots) if len(replace(s).counted))
 
 
@@ -63,7 +64,7 @@ def head_details(
         queries: the largest number of queries to keep, evenly spread.
     """
     drawn = first_sequence(record)
-    snapshots = [replace(s) for s in record.snapshots]  # what they work out, masks as large as scores, goes with them
+    snapshots = [replace(s) for s in record.snapshots]  # copies: their cached masks, as large as the scores, are freed
     readings = [read_queries(s) for s in snapshots]
     names = [_Names(s, labels[k] if k < len(labels) else ()) for k, s in enumerate(snapshots)]
     snapshot, reading = snapshots[drawn], readings[drawn]
@@ -100,7 +101,7 @@ def _packed(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
     for name, array in arrays.items():
         part = np.ascontiguousarray(array).tobytes()
         places[name] = [array.dtype.str[1:], offset, array.size]
-        padding = -len(part) % 4  # every array starts where its type may be read
+        padding = -len(part) % 4  # every array starts at an aligned offset
         parts.append(part + bytes(padding))
         offset += len(part) + padding
     text = json.dumps({**header, "arrays": places}, ensure_ascii=False, allow_nan=False).encode()
@@ -121,7 +122,7 @@ def _plane_arrays(shown: PlaneView, kept: NDArray[np.int64]) -> dict[str, NDArra
     seen = [(key, shape) for key, shape in enumerate(shown.shapes) if len(shape)]
     corners = np.concatenate([shape for _, shape in seen]) if seen else np.empty((0, 2))
     finite = shown.margins[np.isfinite(shown.margins)]
-    top = 1.6 * float(np.quantile(finite, 0.95)) if finite.size else 0.0  # the shade of plot_plane
+    top = 1.6 * float(np.quantile(finite, 0.95)) if finite.size else 0.0  # same shading as plot_plane
     share = np.where(np.isfinite(shown.margins), shown.margins / top, 1.0) if top else np.zeros(shown.margins.shape)
     return {
         "x": placed(shown.points[kept])[:, 0],
@@ -134,7 +135,7 @@ def _plane_arrays(shown: PlaneView, kept: NDArray[np.int64]) -> dict[str, NDArra
 
 
 def _pattern_arrays(snapshot: Snapshot, kept: NDArray[np.int64], cells: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Blocks of the pattern: mean over a block's queries of their weight on a block's keys. For each query, the keys with the
+    """Blocks of the pattern: the weight on a block of keys, averaged over a block of queries. For each query, the keys with the
     largest weights after that of its cell, and the weights of all these."""
     rows, keys = snapshot.counted[kept], len(snapshot.keys)
     down, across = -(-len(rows) // _BLOCKS), -(-keys // _BLOCKS)
@@ -162,7 +163,7 @@ def _pattern_arrays(snapshot: Snapshot, kept: NDArray[np.int64], cells: NDArray[
 
 
 class _Names:
-    """The tokens of one sequence as queries and as keys, where their numbers fit."""
+    """The tokens of one sequence as queries and as keys, where their counts match."""
 
     def __init__(self, snapshot: Snapshot, labels: Sequence[str]) -> None:
         assert snapshot.positions is not None
@@ -173,7 +174,7 @@ class _Names:
 
     @staticmethod
     def around(labels: Sequence[str] | None, place: int) -> list[Any] | None:
-        """The token at a place between those before and after it."""
+        """The token at a position, with its neighbours before and after."""
         if labels is None:
             return None
         first = max(0, place - _CONTEXT)
@@ -183,7 +184,7 @@ class _Names:
 def _queries(
     snapshots: Sequence[Snapshot], readings: Sequence[Reading], names: Sequence[_Names], most: int, *, clearest: bool
 ) -> list[dict[str, Any]]:
-    """The queries with the largest margin, or the smallest, of all sequences; of those that see more than one key."""
+    """The queries with the largest or smallest margins in all sequences, among those that see more than one key."""
     found = []
     for k, reading in enumerate(readings):
         margins = np.where(np.isfinite(reading.margins), -reading.margins if clearest else reading.margins, np.inf)
@@ -219,7 +220,7 @@ def _cell(cell: Cell, names: _Names) -> dict[str, Any]:
 
 
 def _tokens(cells: Sequence[Cell], names: Sequence[_Names]) -> list[list[Any]]:
-    """Tokens by the number of queries in the cells of their keys, over all sequences."""
+    """Tokens by number of queries in the cells of their keys, over all sequences."""
     count: Counter[str] = Counter()
     for cell in cells:
         labels = names[cell.sequence].keys
@@ -229,7 +230,7 @@ def _tokens(cells: Sequence[Cell], names: Sequence[_Names]) -> list[list[Any]]:
 
 
 def _sequences(readings: Sequence[Reading], names: Sequence[_Names]) -> list[dict[str, Any]]:
-    """The sequences on which the head is most decided: the smallest mean leakage first."""
+    """The sequences with the clearest winners: smallest mean leakage first."""
     rows = [
         {
             "sequence": k,
@@ -257,7 +258,7 @@ def _half(numbers: Array) -> NDArray[Any]:
 
 
 def _two_digits(numbers: Array) -> NDArray[Any]:
-    """Half precision without its last three bits: rounded to 0.4 %. Keeps the order and packs smaller."""
+    """Half precision without its last three bits: rounded to 0.4 %. Keeps the order and compresses better."""
     bits = _half(numbers).view("<u2")
     return ((bits + 4) & 0xFFF8).astype("<u2").view("<f2")
 

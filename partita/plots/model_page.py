@@ -1,6 +1,6 @@
-"""The page of an inspected model: all heads by any two figures, and for each its plane, its pattern and its clearest queries.
+"""The page of an inspected model: all heads by any two figures, and for each its plane, pattern and clearest queries.
 
-One HTML file that loads nothing: partita/plots/page holds its markup, style and script, and this file puts the data in.
+It is one HTML file that loads nothing else. partita/plots/page holds its markup, style and script; this file inserts the data.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from partita.storage.files import write_whole
 __all__ = ["FIGURE_WORDS", "InspectionPage", "write_inspection"]
 
 _PAGE = Path(__file__).parent / "page"
-_PIXELS = 48  # of a plane along each axis
+_PIXELS = 48  # pixels of a plane along each axis
 _THRESHOLDS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 _KEYS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-_QUERIES = 512 * 144  # drawn on the whole page; fewer per head where there are more heads
+_QUERIES = 512 * 144  # queries drawn on the whole page; fewer per head if there are more heads
 
 # What each figure is called on the page and what it means, in the order of the menus.
 FIGURE_WORDS: dict[str, tuple[str, str]] = {
@@ -68,7 +68,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "distance": ("attention distance", "mean distance in tokens between a query and what it attends to."),
     "on_self": ("weight on its own token", "mean weight of a query on the key at its own position."),
     "on_previous": ("weight on the previous token", "mean weight of a query on the key just before it."),
-    "lag": ("most frequent lag", "distance in tokens from a query to its cell's key that occurs most often."),
+    "lag": ("most frequent lag", "the most frequent distance in tokens from a query to the key of its cell."),
     "lag_share": ("queries at that lag", "share of the queries whose cell's key is at the most frequent lag."),
     "on_lag": ("weight at that lag", "mean weight at the most frequent lag."),
     "same_token": ("weight on same token", "mean weight on keys with the query's token."),
@@ -118,18 +118,18 @@ def write_inspection(
     Args:
         heads: from `capture`, or some of its records.
         folder: where the files go. It is created; files of the same names are replaced.
-        title: of the page.
+        title: title of the page.
         figures: draw heads.svg and heads.png; needs the extra 'plot'.
         tokens: the tokens of each recorded sequence, as strings or as ids, padding included. By default the ids that reached the
-            model's embedding tell which tokens are equal, and with a tokenizer they are shown.
+            model's embedding, which are shown only with a tokenizer.
         tokenizer: converts ids to strings; see `pa.inspect.pattern`.
-        audit: what `pa.inspect.audit` returned, for the curves of the heads. By default `TopK` and `SkipBlocks` with a few
-            numbers and thresholds, on the sequence that is drawn. False: no curves.
+        audit: what `pa.inspect.audit` returned, for the curves of the heads. By default `TopK` and `SkipBlocks` with several
+            numbers of keys and thresholds, on the sequence that is drawn. False: no curves.
         progress: called as `progress(name, done, of)`.
-        options: of `pa.inspect.read`.
+        options: options of `pa.inspect.read`.
 
     Returns:
-        The report, and the files, the page first.
+        The report, and the files, with the page first.
 
     Raises:
         ShapeError: the length of tokens does not match a recorded sequence.
@@ -173,8 +173,8 @@ def _recorded_tokens(heads: CapturedHeads | Sequence[HeadRecord]) -> list[Any] |
 
 
 def _names_others(labels: Sequence[Sequence[str]], heads: CapturedHeads | Sequence[HeadRecord]) -> bool:
-    """Whether all heads have keys that are not their queries' tokens, so that labels can name one of the two only. Raises a
-    ShapeError if they name neither."""
+    """Whether in all heads queries and keys are different tokens, so that labels can name only one of the two. Raises a
+    ShapeError if they match neither."""
     snapshots = [(k, s) for record in heads for k, s in enumerate(record.snapshots)]
     if not snapshots or any(s.same_tokens for _, s in snapshots):
         return False
@@ -189,7 +189,7 @@ def _names_others(labels: Sequence[Sequence[str]], heads: CapturedHeads | Sequen
 
 
 def _length(snapshot: Snapshot) -> int:
-    """Queries of the sequence, including those that were not recorded: the last one always is."""
+    """Number of queries of the sequence, including those that were not recorded; the last one is always recorded."""
     assert snapshot.positions is not None
     return int(snapshot.positions.max(initial=-1)) + 1
 
@@ -199,7 +199,7 @@ def _views(heads: CapturedHeads | Sequence[HeadRecord]) -> dict[tuple[str, int],
     out = {}
     with threadpool_limits(limits=1, user_api="blas"):
         for record in heads:
-            snapshot = replace(record.snapshots[first_sequence(record)])  # its mask is not kept beyond the picture
+            snapshot = replace(record.snapshots[first_sequence(record)])  # a copy: its mask is freed after drawing
             out[record.layer, record.head] = view(snapshot, pixels=_PIXELS)
     return out
 
@@ -258,19 +258,19 @@ def _data(
 
 
 def _small_audit(heads: CapturedHeads | Sequence[HeadRecord]) -> Audit:
-    """The largest scores alone, and skipped blocks at a few thresholds, on the sequences that are drawn. There are about eight
-    blocks along the longest, of at most 64 tokens."""
+    """An audit of `TopK` and `SkipBlocks` at several thresholds, on the sequences that are drawn. Tiles cut the longest sequence
+    into about eight blocks, of at most 64 tokens."""
     drawn = [replace(record, snapshots=(record.snapshots[first_sequence(record)],)) for record in heads]
     longest = max(len(record.snapshots[0].keys) for record in drawn)
     side = 1 << max(0, min(6, int(math.log2(longest)) - 3))
-    with threadpool_limits(limits=1):  # many small operations of torch: threads would mostly wait for each other
+    with threadpool_limits(limits=1):  # many small torch operations: threads would mostly wait for each other
         few = [TopK(k, (side, side)) for k in _KEYS if k < longest] or [TopK(1, (side, side))]
         return audit_heads(drawn, rule=[*few, *(SkipBlocks(t, (side, side)) for t in _THRESHOLDS)])
 
 
 def _curves(audit: Audit) -> dict[tuple[str, int], dict[str, Any]]:
-    """For each head its points: share skipped, the oracle's share, and bound and error over the mean size of the output. Kinds of
-    rules make curves of their own. A kind of rule that skipped no tile has a sentence instead."""
+    """For each head its points: share skipped, the oracle's share, and bound and error over the mean norm of the output. Each kind
+    of rule has its own curve; if `SkipBlocks` skipped no tile, a sentence says so."""
     out: dict[tuple[str, int], dict[str, Any]] = {}
     blocks: dict[tuple[str, int], list[tuple[float, bool]]] = {}
     for head in audit.heads:
@@ -295,14 +295,14 @@ def _words(name: str) -> tuple[str, str]:
 
 
 def _number(value: float) -> float | str | None:
-    """Six digits; None for NaN, and infinity as a word that the script reads as a number."""
+    """Six digits; None for NaN, and infinity as a string that the script converts to a number."""
     if math.isnan(value):
         return None
     return float(f"{value:.6g}") if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _about(head: HeadReport) -> str:
-    own = "; its bias depends on the position, so the plane is scored as the last query" if head.per_position else ""
+    own = "; its bias depends on the position, so the plane uses that of the last query" if head.per_position else ""
     return (
         f"{head.figures.queries:,} {'query' if head.figures.queries == 1 else 'queries'} in R^{head.dimension} against "
         f"{counted(head.figures.keys, 'key')} with values in R^{head.value_dimension}; "
@@ -327,7 +327,7 @@ def _counts(report: ModelReport) -> str:
 
 
 def _html(title: str, counts: str, data: dict[str, Any]) -> str:
-    """The file: markup with style, script and data in it, and a policy that allows these two and nothing else."""
+    """The HTML with style, script and data in it, and a policy that allows this style and script and nothing else."""
     markup, style, script = (
         (_PAGE / f"model_page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
@@ -343,7 +343,7 @@ def _html(title: str, counts: str, data: dict[str, Any]) -> str:
         "policy": policy,
         "style": style,
         "script": script,
-        "data": text.replace("<", "\\u003c"),  # no text in it can end the element
+        "data": text.replace("<", "\\u003c"),  # so that no text in it can end the element
     }
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], markup)
 

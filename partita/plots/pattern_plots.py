@@ -1,4 +1,4 @@
-"""A picture of an attention pattern: the weights of queries on keys, with the tokens along the sides."""
+"""Plot of an attention pattern: the weights of queries on keys, with the tokens along the sides."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_pattern"]
 
-_LABELLED = 64  # tokens along a side; more are too small to read, and positions are shown
-_LETTERS = 16  # of a token
+_LABELLED = 64  # most tokens shown along a side; with more, positions are shown instead
+_LETTERS = 16  # most letters of a token
 
 
 def plot_pattern(
@@ -26,21 +26,21 @@ def plot_pattern(
 ) -> Figure:
     """Draw an attention pattern as a heat map, as a matplotlib figure: a row per query, a column per key.
 
-    The colours follow √w, so that small weights can be told from none. Up to 64 tokens along a side are named; beyond that the
+    The colours follow √w, so that small weights can be told from zero. Up to 64 tokens are shown along a side; with more, the
     axes show positions.
 
     Args:
         pattern: what `pa.inspect.pattern` returned: `weights (queries, keys)`, `query_labels` and `key_labels`.
         path: a file to write as well, .svg, .png or .pdf. It is replaced if it exists; parents are created.
-        title: stands above the figure.
+        title: title above the figure.
         ax: your own matplotlib axes to draw into.
 
     Returns:
         The figure, or that of `ax`.
 
     Raises:
-        UnsupportedError: another kind of file, or something that is not a pattern.
-        ShapeError: the labels are more or fewer than the queries and keys.
+        UnsupportedError: the file type is not supported, or pattern is not a pattern.
+        ShapeError: the number of labels differs from the number of queries or keys.
         MissingExtraError: matplotlib is not installed.
 
     >>> import numpy as np
@@ -93,7 +93,7 @@ def plot_pattern(
 
 
 def _size(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Inches: room for every token that is named, no more than a page."""
+    """Size in inches: room for every token that is shown, at most a page."""
     height, width = (min(9.0, max(2.6, 0.17 * count)) for count in shape)
     return width + 2.0, height + 1.1
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_training"]
 
-_ONE_BY_ONE = len(COLOURS)  # so many heads have a colour each; of more, each layer has one
-_LAYER_BY_LAYER = 3  # so many layers have a line of random heads each
+_ONE_BY_ONE = len(COLOURS)  # up to this many heads have a colour each; with more, each layer has one
+_LAYER_BY_LAYER = 3  # up to this many layers have a line of random heads each
 _DOTS: Any = (0, (1, 1.6))
-_WIDE = 100.0  # a series whose largest number is so many times its smallest is drawn on a logarithmic axis
+_WIDE = 100.0  # least ratio of largest to smallest number for a logarithmic axis
 
 
 def plot_training(
@@ -37,7 +37,7 @@ def plot_training(
 ) -> Figure:
     """Draw how the heads of a model changed while it was trained: a panel per figure, a line per head, and the loss.
 
-    Dotted lines are means of the random heads of the same shapes: up to three layers have a line each, in the colour of the layer's
+    Dotted lines are means over random heads of the same shapes. Up to three layers have a line each, in the colour of the layer's
     first head; with more layers there is one line for all. Up to eight heads have a colour each; with more, each layer has one,
     from the first (dark) to the last (light). Numbers over a wide range are drawn on a logarithmic axis.
 
@@ -53,7 +53,7 @@ def plot_training(
         The figure.
 
     Raises:
-        UnsupportedError: not a watch, nothing was recorded, another kind of file, or a figure that does not exist.
+        UnsupportedError: watch is not a watch, nothing was recorded, the file type is not supported, or a figure does not exist.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch, partita as pa
@@ -118,7 +118,7 @@ def _draw(panel: Any, watch: TrainingWatch, lines: list[Array], null: list[Array
 
 
 def _random_heads(watch: TrainingWatch) -> list[tuple[str, str, list[int]]]:
-    """Name, colour and heads of each dotted line. Layers differ in scale, so that a mean over them is close to none of them."""
+    """Name, colour and heads of each dotted line. Layers differ in scale, so a mean over all would be close to none of them."""
     layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
     if not 1 < len(layers) <= _LAYER_BY_LAYER:
         return [("random heads, mean", MUTED, list(range(len(watch.heads))))]
@@ -133,7 +133,7 @@ def _look(watch: TrainingWatch, number: int) -> dict[str, Any]:
         return {
             "markersize": 3.2,
             "linestyle": "-",
-        }  # markers tell them apart in grey; the random heads' line is dotted
+        }  # solid; markers distinguish heads without colour, and the random heads' line is dotted
     layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
     at = layers.index(watch.heads[number][0]) / max(len(layers) - 1, 1)
     return {

@@ -6,7 +6,7 @@
  *     figures   [{name, label, words}]            what every head has a number for
  *     layers    [{name, figures, null}]           numbers in the order of `figures`; null where undefined
  *     heads     [{layer, head, kind, sentence, about, figures, null, detail, audit}]; null: figures of a random head
- *     tokens    {sequence: [token, …]}            of the sequences that are drawn
+ *     tokens    {sequence: [token, …]}            for the sequences that are drawn
  *     palette   the table of partita/plots/colours.py
  *
  * `detail` is base64 of what partita/plots/head_details.py packs; it is unpacked when a head is first drawn. Text reaches the
@@ -51,7 +51,7 @@ function short(number, digits = 3) {
 const visible = (token) => token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length)) || "∅";
 const tokenOf = (token) => el("span", { className: "token" }, visible(token));
 
-/** [before, token, after] as one line; a place where tokens are unknown. */
+/** [before, token, after] as one line; only the place if tokens are unknown. */
 function contextOf(text, place) {
   if (!text) return el("span", { className: "context" }, place);
   const [before, token, after] = text;
@@ -425,7 +425,7 @@ function beside(here, [dx, dy]) {
   let best = here, least = Infinity;
   for (const spot of spots) {
     const along = (spot.x - here.x) * dx + (spot.y - here.y) * dy, aside = Math.abs((spot.x - here.x) * dy) + Math.abs((spot.y - here.y) * dx);
-    const later = along === 0 && aside === 0 && (spot.head.index - here.head.index) * (dx - dy) > 0; // one above another
+    const later = along === 0 && aside === 0 && (spot.head.index - here.head.index) * (dx - dy) > 0; // same place: order by index
     const away = later ? 1e-9 * Math.abs(spot.head.index - here.head.index) : along > 0 ? along + 2 * aside : Infinity;
     if (away < least) [best, least] = [spot, away];
   }
@@ -660,7 +660,7 @@ async function drawDetail() {
   const panel = $("detail"), head = headNamed.get(state.head);
   if (!head) return drawOverview(panel);
   const detail = await detailOf(head);
-  if (state.head !== head.name) return; // another one was chosen meanwhile
+  if (state.head !== head.name) return; // another head was chosen meanwhile
   const at = rows.indexOf(head), other = (step) => rowBeside(at, step);
   const button = (label, id, words, target) => el("button", { type: "button", className: "quiet", "data-testid": id, title: words, "aria-label": words, disabled: !target, onclick: () => choose(target) }, label);
   const top = el("div", { className: "card" },
@@ -674,7 +674,7 @@ async function drawDetail() {
   keepingFocus(panel, () => panel.replaceChildren(top, cards));
   redraw = () => { for (const canvas of cards.querySelectorAll("canvas.strip")) drawStrip(canvas); };
   if (detail) drawn(cards, head, detail);
-  else top.append(el("p", { className: "note" }, "This head was read while the model ran, without keeping its queries and keys: there is no plane and no pattern."));
+  else top.append(el("p", { className: "note" }, "This head was read while the model ran, without keeping its queries and keys, so there is no plane and no pattern."));
   if (head.audit) cards.append(auditCard(head));
   if (detail) cards.append(...listCards(detail));
   cards.append(figuresCard(head));
@@ -794,7 +794,7 @@ function listCards(detail) {
     out.push(card("Fullest cells", "Keys by the number of queries that fall into their cells.", table("cells", ["key", "queries", "margin", "|value|"],
       detail.cells.map((row) => [el("span", {}, where(place("key", row, row.key)), row.text ? contextOf(row.text, place("key", row, row.key)) : ""), String(row.queries), short(row.margin), short(row.value)])), true));
   }
-  if (detail.tokens.length) out.push(card("Tokens attended to", "Queries in the cells of all keys with this token.", el("p", { className: "chips", "data-testid": "tokens" }, detail.tokens.map(([token, count]) => el("span", {}, tokenOf(token), ` ${count}`))), true));
+  if (detail.tokens.length) out.push(card("Tokens attended to", "Number of queries in the cells of all keys with this token.", el("p", { className: "chips", "data-testid": "tokens" }, detail.tokens.map(([token, count]) => el("span", {}, tokenOf(token), ` ${count}`))), true));
   if (detail.tied.length) out.push(card("Closest to a tie", drawnOnly.trim(), table("tied", ["query", "goes to", "margin", "leakage"], queries(detail.tied)), true));
   if (many) {
     out.push(card("Sequences with the clearest winners", "Smallest mean leakage first.", table("sequences", ["sequence", "queries", "median margin", "leakage"],
@@ -813,7 +813,7 @@ function figuresCard(head) {
   const lines = figures.map(line), cut = Math.ceil(lines.length / 2);
   return el("div", { className: "card wide" }, el("h3", {}, "Figures"),
     el("div", { className: "strips", "data-testid": "figures" }, [lines.slice(0, cut), lines.slice(cut)].map((part) => el("table", { className: "lists" }, el("tbody", {}, part)))),
-    el("p", { className: "note" }, "In brackets and as a ring: a random head of the same shape. The grey lines are all heads of the model, the coloured bar is this one."));
+    el("p", { className: "note" }, "In brackets and as a ring: a random head of the same shape. The grey lines are all heads of the model; the coloured bar is this head."));
 }
 
 function drawStrip(canvas) {
@@ -839,7 +839,7 @@ function drawStrip(canvas) {
 const AUDIT_LINES = [
   { label: "bound (proved)", x: 0, y: 2, colour: "ink" },
   { label: "largest change of the output (measured)", x: 0, y: 3, colour: "accent" },
-  { label: "the same mass lost by an oracle", x: 1, y: 3, colour: "oracle", dash: "5 4", wide: 4 }, // under the change: TopK is its own oracle
+  { label: "oracle: the most skipped at the same lost mass", x: 1, y: 3, colour: "oracle", dash: "5 4", wide: 4 }, // drawn under the change, because TopK is its own oracle
 ];
 
 /** Points of the audit are [skipped, oracle, bound, error, mass lost], one per rule; bound and error over the size of the output.
@@ -924,8 +924,8 @@ function drawOverview(panel) {
   const cells = drawn ? "Each key has a cell: where its score is the largest. The stronger the shade, the clearer the winner; dots are queries, in the colours of their cells. " : "";
   const overview = el("div", { className: "overview" },
     el("div", { className: "card" }, el("h3", {}, drawn ? "Every head on the principal plane of its queries" : "Every head"), grid,
-      el("p", { className: "note" }, `A row per layer, a column per head. ${cells}Click on a head for its panel. ${drawn ? "Beneath each: " : "Shaded by "}`, figures[k].label, ramp, "from small to large.")),
-    el("div", { className: "card" }, el("h3", {}, "Layers"), el("div", { className: "sideways" }, layers), el("p", { className: "note" }, "Counts are summed over the heads of a layer, other figures averaged; in brackets for random heads of the same shapes. ", data.note)));
+      el("p", { className: "note" }, `A row per layer, a column per head. ${cells}Click on a head for its panel. ${drawn ? "The bar beneath each shows " : "Shaded by "}`, figures[k].label, ramp, "from small to large.")),
+    el("div", { className: "card" }, el("h3", {}, "Layers"), el("div", { className: "sideways" }, layers), el("p", { className: "note" }, "Counts are summed over the heads of a layer, other figures are averaged. In brackets: random heads of the same shapes. ", data.note)));
   panel.replaceChildren(overview);
   watcher?.disconnect();
   watcher = new IntersectionObserver((entries) => { for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); thumb(entry.target); } });
@@ -981,7 +981,7 @@ for (const id of ["filter", "low", "high"]) $(id).oninput = () => update({ [id]:
 for (const id of ["logx", "logy", "nulls", "names", "every"]) $(id).onchange = () => update({ [id]: $(id).checked });
 $("swap").onclick = () => update({ x: state.y, y: state.x, logx: state.logy, logy: state.logx });
 $("reset").onclick = () => update(Object.fromEntries(["filter", "by", "low", "high", "sort", "every"].map((key) => [key, DEFAULTS[key]])), { push: true });
-$("skip").onclick = (event) => { event.preventDefault(); $("detail").focus(); }; // the address after # is the state
+$("skip").onclick = (event) => { event.preventDefault(); $("detail").focus(); }; // the address after # holds the state
 
 const whole = () => { drawLegend(); rows = []; return show(Object.keys(DEFAULTS)); };
 addEventListener("popstate", () => { state = read(); whole(); });
@@ -991,7 +991,7 @@ addEventListener("beforeprint", () => { printing = true; drawLegend(); drawScatt
 addEventListener("afterprint", () => { printing = false; drawLegend(); drawScatter(); redraw(); });
 let width = innerWidth, waiting = 0;
 addEventListener("resize", () => {
-  if (innerWidth === width) return; // a phone's address bar
+  if (innerWidth === width) return; // on phones, the address bar changes only the height
   width = innerWidth;
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(() => { drawScatter(); redraw(); });
