@@ -441,8 +441,8 @@ def capture(
             of these.
         max_bytes: largest size of the recorded arrays in bytes.
         stream: read the heads while the model runs, tile by tile, and keep only what `read` needs for its figures, instead of the
-            vectors: 16 bytes per query and head, and 16 per cell with queries. No array of size queries × keys is formed. Float16
-            and bfloat16 models are read in float32. Dead keys are not looked for.
+            vectors. With the random heads this is 16 bytes per query and head, and 8 per cell with queries. No array of size
+            queries × keys is formed. Float16 and bfloat16 models are read in float32. Dead keys are not looked for.
         keep: with `stream`, also keep queries, keys and values, and the numbers of every query.
         queries: with `stream`, also keep the numbers of every query (winner, runner-up, margin, leakage, …) for
             `heads[layer, head].queries()`: 184 bytes per query and head.
