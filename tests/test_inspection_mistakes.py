@@ -76,6 +76,8 @@ def test_eager_attention_that_is_no_plain_softmax_is_refused_with_advice():
         pa.inspect.read(heads)
     with pytest.raises(UnsupportedError, match=r'set_attn_implementation\("sdpa"\)'):
         pa.inspect.harden(model, lambda model: model(x).mean())
+    model.config.attn_logit_softcapping = 5.0  # "sdpa" would not cap the scores
+    assert 'set_attn_implementation("flex_attention")' in advice_on_eager(model)
     assert advice_on_eager(encoder()) == "" == advice_on_eager(None)  # other models get other advice
     model._supports_sdpa = False
     assert "readers=" in advice_on_eager(model) and "set_attn" not in advice_on_eager(model)
@@ -87,6 +89,15 @@ def test_a_reader_of_a_hugging_face_layer_replaces_what_is_recognised():
     with pa.inspect.capture(model, readers={"0": reader}) as heads:
         model(x)
     assert [len(record.snapshots) for record in heads] == [1, 1]
+
+
+@pytest.mark.parametrize("options", [{"layers": "decoder.*"}, {"heads": [9]}])
+def test_heads_that_ran_are_named_if_none_was_chosen(options):
+    model = encoder().eval()
+    with pa.inspect.capture(model, **options) as heads:
+        model(torch.randn(1, 4, 16))
+    with pytest.raises(UnsupportedError, match=r"match no head of the model.*layers\.0\.self_attn \(2 heads\)"):
+        pa.inspect.read(heads)
 
 
 @pytest.mark.parametrize("given", [encoder(), nn.Sequential(nn.Linear(2, 2)), nn.ReLU(), 3, ["a"], None], ids=str)

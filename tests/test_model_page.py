@@ -439,6 +439,29 @@ def test_heads_that_were_streamed_have_no_empty_planes(visit: Any, tmp_path: Pat
     assert "2 heads are not shown: a figure is not defined there." in page.get_by_test_id("meaning").inner_text()
 
 
+def test_without_random_heads_the_page_speaks_of_none(visit: Any, tmp_path: Path):
+    for null in (True, False):
+        with pa.inspect.capture(stream=True, null=null) as heads:
+            torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 2, 40, 8), is_causal=True)
+        page = visit(Written(tmp_path / str(null), heads).address)
+        assert page.get_by_test_id("nulls").is_visible() == null
+        for part in ("table", "layers"):
+            assert ("(" in page.get_by_test_id(part).inner_text()) == null, part
+        page.get_by_test_id("head-1").click()
+        assert ("(" in page.get_by_test_id("figures").inner_text()) == null
+        assert ("random head" in page.inner_text("body")) == null
+        assert page.locator("#scatter .null").count() == (2 if null else 0)
+
+
+def test_parts_of_names_that_all_layers_share_are_left_out(visit: Any, tmp_path: Path):
+    names = ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"]
+    heads = [HeadRecord(name, 0, record.snapshots) for name, record in zip(names, records(3, 1))]
+    page = visit(Written(tmp_path, heads).address)
+    wanted = ["encoder.self_attn", "decoder.self_attn", "decoder.encoder_attn"]
+    assert page.locator(".row-name").all_inner_texts() == wanted
+    assert page.locator("#table tbody button").all_text_contents() == [f"{name}:0" for name in wanted]
+
+
 def test_names_and_tokens_that_look_like_markup_do_nothing(visit: Any, tmp_path: Path):
     heads = records(2, 2, name="layer{}" + EVIL)
     page = visit(Written(tmp_path, heads, tokens=[[EVIL] * 24, ["@@script@@"] * 24], title=EVIL).address)

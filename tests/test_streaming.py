@@ -853,7 +853,32 @@ def test_without_a_random_head_nothing_is_said():
     (q, k, v), ids = planted("nothing")
     with pa.inspect.capture(stream=True, null=False, tokens=ids) as heads:
         pa.inspect.record(q, k, v, is_causal=True)
-    assert pa.inspect.read(heads).heads[0].sentence == ""
+    report = pa.inspect.read(heads)
+    assert report.heads[0].sentence == "" and math.isnan(report.heads[0].null.table_distance)
+    assert "(" not in str(report) and "random" not in str(report) + report._repr_html_()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "crosses"),
+    [
+        *(("encoder_attn", True), ("crossattention", True), ("EncDecAttention", True), ("cross_attn", True)),
+        *(("self_attn", False), ("attn", False), ("my_encoder_attn", False), ("encoder", False)),
+    ],
+)
+def test_layers_whose_name_says_so_are_cross_attention_whatever_the_lengths(name, crosses, stream):
+    (q, k, v), ids = planted("previous")
+
+    class Layer(nn.Module):
+        def forward(self):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    model = nn.ModuleDict({name: Layer()})
+    with pa.inspect.capture(model, stream=stream, tokens=ids) as heads:
+        model[name]()
+    (head,) = pa.inspect.read(heads).heads[:1]
+    assert math.isnan(head.roles.on_previous) == math.isnan(head.roles.induction) == crosses
+    assert ("previous" in head.sentence) != crosses
 
 
 @pytest.mark.parametrize(

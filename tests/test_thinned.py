@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +149,103 @@ def test_a_rule_of_your_own_does_what_its_mask_does(rule):
         thin = plain(x)[:, 1:]  # the first query of a causal head sees itself only
     with torch.no_grad():
         torch.testing.assert_close(thin, by_hand(x)[:, 1:], rtol=0, atol=1e-13)
+
+
+class Cached(nn.Module):
+    """Causal attention of one head that can remember its keys: `start` is how many tokens came before these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(6, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor, start: int = 0, hidden: int = 0) -> torch.Tensor:
+        q, k, v = (x @ self.mix)[:, None].chunk(3, dim=-1)
+        self.kept = self.kept[: start and 2]
+        if start:
+            k, v = (torch.cat([old, new], dim=2) for old, new in zip(self.kept, (k, v)))
+        self.kept = [k, v]
+        keys, places = torch.arange(k.shape[2]), start + torch.arange(q.shape[2])
+        seen = (keys <= places[:, None]) & (keys >= hidden)
+        mask = None if q.shape[2] == 1 and not hidden else seen  # models decode one token without a mask
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+
+
+class Even(pa.inspect.DroppingRule):
+    def keeps(self, scores, positions, head):
+        keys = torch.arange(scores.shape[-1])
+        return (keys % 2 == 0) | (keys == positions[:, None])
+
+
+@pytest.mark.parametrize("rule", [pa.inspect.Window(1, 3), pa.inspect.Window(0, 2), Even()], ids=str)
+@pytest.mark.parametrize("cut", [(8, 1, 1, 1, 1), (5, 4, 3), (1,) * 12])
+def test_a_cache_of_keys_changes_nothing(rule, cut):
+    plain, x = Cached(), torch.randn(2, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad(), pa.inspect.thinned(plain, {("Cached", 0): rule}):
+        whole = plain(x)
+        starts = np.cumsum((0, *cut))
+        steps = [plain(x[:, a:b], int(a)) for a, b in itertools.pairwise(starts)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-13)
+    with torch.no_grad():
+        assert (plain(x) - whole).abs().max() > 0.1
+    last = starts[-2]
+    with torch.no_grad(), pa.inspect.capture(plain) as heads:
+        plain(x[:, :last])
+        plain(x[:, last:], int(last))
+    late = pa.inspect.audit(heads, rule=rule).heads[0].error[-2 * cut[-1] :]  # the steps of the two sequences
+    early = pa.inspect.audit(plain, x, rule).heads[0].error.reshape(2, 12)[:, last:].ravel()
+    np.testing.assert_allclose(late, early, atol=1e-13)
+
+
+def test_queries_of_another_sequence_stand_at_their_own_places():
+    """Fewer queries than keys are the last tokens, but not in a layer whose name says that it is cross-attention."""
+
+    class Decoder(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+            self.add_module(name, Step())
+
+        def forward(self, x, y):
+            return self.get_submodule(self.name)(x, y)
+
+    class Step(nn.Module):
+        def forward(self, x, y):
+            return functional.scaled_dot_product_attention(x, y, y)
+
+    x, y = torch.randn(2, 1, 3, 4, dtype=torch.float64), torch.randn(2, 1, 9, 4, dtype=torch.float64)
+    kept = {}
+    for name in ("attn", "encoder_attn"):
+        found = pa.inspect.audit(Decoder(name), (x, y), pa.inspect.Window(0, 1)).heads[0]
+        by_hand = pa.inspect.KeepMask(np.eye(9, dtype=bool)[6:] if name == "attn" else np.eye(9, dtype=bool)[:3])
+        wanted = pa.inspect.audit(Decoder(name), (x, y), by_hand).heads[0]
+        np.testing.assert_array_equal(found.error, wanted.error)
+        kept[name] = found.error
+    assert (kept["attn"] != kept["encoder_attn"]).all()
+
+
+@pytest.mark.parametrize("rule", [pa.inspect.Window(1, 3), pa.inspect.Window(2, 1)], ids=str)
+def test_padding_before_a_sequence_is_no_sink(rule):
+    plain, x = Cached(), torch.randn(1, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    padded = torch.cat([torch.ones(1, 4, 6, dtype=torch.float64), x], dim=1)
+    alone = pa.inspect.audit(plain, x, rule).heads[0]
+    behind = pa.inspect.audit(plain, {"x": padded, "hidden": 4}, rule).heads[0]
+    with torch.no_grad(), pa.inspect.capture(plain) as heads:
+        plain(padded, hidden=4)
+    for found in (behind, pa.inspect.audit(heads, rule=rule).heads[0]):
+        for name in ("skipped", "mass_lost", "error"):
+            np.testing.assert_allclose(getattr(found, name), getattr(alone, name), atol=1e-13)
+    with torch.no_grad(), pa.inspect.thinned(plain, {("Cached", 0): rule}):
+        torch.testing.assert_close(plain(padded, hidden=4)[:, 4:], plain(x), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("changed", [pa.inspect.thinned, pa.inspect.hardened])
+def test_heads_that_cannot_be_replaced_are_named_even_if_no_other_can(changed):
+    class ByHand(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x @ x.mT, dim=-1) @ x
+
+    plain, rules = ByHand(), {("ByHand", 0): pa.inspect.TopK(1)}
+    with pytest.raises(pa.errors.UnsupportedError, match=r"did not run .* cannot be replaced.*no heads.*by hand"):  # noqa: SIM117
+        with changed(plain, rules):
+            plain(torch.randn(1, 3, 2))

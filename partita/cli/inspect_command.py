@@ -16,18 +16,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from partita.arithmetic.notebook_cards import counted
 from partita.cli.common import Seed, require_new, stderr, stdout
 from partita.cli.own_code import names_own_code, object_named, run_own
 from partita.errors import DomainError, ShapeError, UnsupportedError
-from partita.inspection.captured_heads import capture
-from partita.inspection.interception import watching
+from partita.inspection.captured_heads import CapturedHeads, capture
 from partita.inspection.token_ids import labels_of
 from partita.plots.model_page import write_inspection
 
 __all__ = ["inspect_command", "load_inputs", "load_labels"]
-
-_LISTED = 20  # most layers named in a message
 
 
 def inspect_command(
@@ -102,10 +98,7 @@ def inspect_command(
     with torch.no_grad(), capture(built, **chosen) as captured:  # type: ignore[arg-type]
         run_own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
     if not len(captured):
-        met: dict[str, int] = {}
-        with torch.no_grad(), watching(built, lambda layer, call: met.update({layer: call.heads})):
-            run_own(f"{model}, called with {inputs}", lambda: built(*args, **kwargs))
-        raise _nothing_recorded(model, met, layers, heads, captured.advice)
+        raise _nothing_recorded(model, captured, layers, heads)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -145,27 +138,18 @@ def _naming(labels: Path | None) -> Iterator[None]:
 
 
 def _nothing_recorded(
-    model: str, met: dict[str, int], layers: Sequence[str] | None, heads: Sequence[int] | None, advice: str
+    model: str, captured: CapturedHeads, layers: Sequence[str] | None, heads: Sequence[int] | None
 ) -> UnsupportedError:
-    """The reason why there is no head to read: the options match no head that ran, or no head can be recorded.
-
-    Args:
-        met: layers that ran and their numbers of heads.
-    """
-    if not met:
+    """The reason why there is no head to read: the options match no head that ran, or no head can be recorded."""
+    if not captured.ran:
         return UnsupportedError(
             f"{model} computed no attention that can be recorded",
-            advice
+            captured.advice
             or "Hand-written attention must call pa.inspect.record(q, k, v). Scripted models are not recorded, and flex attention "
             "requires torch ≥ 2.9.",
         )
     given = [f"--layers {pattern}" for pattern in layers or ()] + [f"--head {number}" for number in heads or ()]
-    listed = [f"{layer} ({counted(number, 'head')})" for layer, number in met.items()]
-    more = f", and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return UnsupportedError(
-        f"{' '.join(given)} matches no head of {model}",
-        f"Its layers are {', '.join(listed[:_LISTED])}{more}. Heads are numbered from 0.",
-    )
+    return UnsupportedError(f"{' '.join(given)} matches no head of {model}", captured.describe_ran())
 
 
 def load_inputs(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

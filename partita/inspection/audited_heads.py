@@ -33,6 +33,7 @@ from partita.inspection.captured_heads import (
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.hardening import Answer, Which, base_loss, chosen_heads, loss_with
 from partita.inspection.interception import Reader, watching
+from partita.inspection.reading import padding_of
 from partita.inspection.report import short
 from partita.inspection.rules import DroppingRule, Quantized, Rule, kept_keys, require_rule
 from partita.inspection.snapshots import Snapshot
@@ -72,7 +73,7 @@ class AuditedHead:
         error_bound: proved upper bound on the change of the output.
         error: Euclidean norm of the change of the output.
         output_norm: norm of the unchanged output.
-        positions: positions of the queries.
+        positions: number of each query in its call.
         sequence: number of the sequence that each query belongs to.
         loss_change: change of the model's loss with the rule applied to this head alone; None without a loss.
     """
@@ -469,6 +470,11 @@ class _Sequences:
                 )
         return self
 
+    @cached_property
+    def first_keys(self) -> Tensor:
+        """The first key that any query sees, `(batch,)`."""
+        return torch.cat([padding_of(self.call, e, slice(0, 1)).first[0] for e in range(self.call.batch)])
+
     def parts(self, height: int) -> Iterator[_Part]:
         """Some queries and all keys at a time. Blocks of `height` positions are never split."""
         batch, keys = len(self.call.queries), self.call.keys.shape[2]
@@ -544,7 +550,10 @@ class _Part:
         return self._dropped(rule)
 
     def _dropped(self, rule: DroppingRule) -> dict[str, Tensor]:
-        keep = kept_keys(rule, self.scores, self.positions, self.head) & self.seen
+        of = self.sequences
+        keep = (
+            kept_keys(rule, self.scores, self.positions, of.call.first_position, of.first_keys, self.head) & self.seen
+        )
         drop = self.seen & ~keep
         none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
         weights = torch.softmax(

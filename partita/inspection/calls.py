@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.errors import ShapeError
+from partita.inspection.layer_names import names_cross_attention
 
 __all__ = [
     "COLUMNS",
@@ -58,6 +59,7 @@ class AttentionCall:
             `scale·q kᵀ`, `(heads, rows, keys)`, of sequence number `element`. `heads`, `rows` and `keys` are their numbers, as
             tensors that broadcast to that shape. It returns the scores that softmax sees, −∞ where masked.
         dropout: share of the weights that the model drops at random here. It is not applied.
+        offset: position of the first query among the keys, as `first_position` gives it; derived from the masks by default.
     """
 
     queries: Tensor
@@ -72,6 +74,7 @@ class AttentionCall:
     positions: Tensor | None = None
     modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor] | None = None
     dropout: float = 0.0
+    offset: int | None = None
 
     @property
     def heads(self) -> int:
@@ -96,6 +99,24 @@ class AttentionCall:
         return int(self.positions.max()) if len(self.positions) else -1
 
     @property
+    def first_position(self) -> int:
+        """The position of query 0 among the keys, for rules that compare the two.
+
+        With fewer queries than keys the queries are the last tokens of a longer sequence whose keys are cached: the last query
+        stands at the last key that it sees. 0 if queries and keys are known to come from different sequences, and where a window
+        or ALiBi says how far apart they are.
+        """
+        if self.offset is not None:
+            return self.offset
+        room = self.keys.shape[2] - self.last_place - 1
+        if room <= 0 or self.last_place < 0 or self.crosses or self.window is not None or self.slopes is not None:
+            return 0
+        last = slice(self.queries.shape[2] - 1, None)
+        ends = [self.visible(element, slice(0, 1), last)[0, 0].nonzero()[-1:, 0] for element in range(self.batch)]
+        found = torch.cat(ends)
+        return min(max(int(found.max()) - self.last_place, 0), room) if len(found) else 0
+
+    @property
     def is_square(self) -> bool:
         """Whether queries and keys are the same tokens, as far as shapes tell, so that distances between them have a meaning."""
         tokens, keys = self.queries.shape[2], self.keys.shape[2]
@@ -110,6 +131,14 @@ class AttentionCall:
         if len(set(chosen)) == 1:
             return tensor[element, chosen[0]].expand(len(chosen), -1, -1)
         return tensor[element, chosen[0] : chosen[-1] + 1] if _consecutive(chosen) else tensor[element, chosen]
+
+    def in_layer(self, layer: str) -> AttentionCall:
+        """The same call; known to cross two sequences if the layer's name says so. Equal lengths do not show it.
+
+        Args:
+            layer: the module path of its layer.
+        """
+        return replace(self, crosses=True) if names_cross_attention(layer) else self
 
     def subset(self, element: int | None, heads: Sequence[int], rows: Tensor | None = None) -> AttentionCall:
         """Some heads of one sequence, and some of its queries, as a call of their own.
@@ -143,6 +172,7 @@ class AttentionCall:
             slopes=None if self.slopes is None else self.slopes[chosen],
             positions=self.positions if rows is None else self.places[rows],
             modify=None if self.modify is None else _Renumbered(self.modify, element, chosen),
+            offset=self.offset if self.is_square else self.first_position,
         )
 
     def mask_of(self, element: int, head: int) -> Tensor | None:

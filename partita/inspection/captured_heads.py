@@ -30,6 +30,7 @@ from partita.inspection.token_ids import SeenTokens, TokenIds
 __all__ = ["CapturedHeads", "HeadRecord", "are_captured", "capture", "records_of", "require_snapshots"]
 
 DEFAULT_MAX_BYTES = 2 << 30
+_LISTED = 20  # most layers named in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +183,7 @@ class CapturedHeads:
     Attributes:
         bytes_held: memory of the recorded arrays, in bytes.
         advice: what to change in the model if nothing was recorded. Usually empty.
+        ran: layers that ran and their numbers of heads, including those that `layers=` and `heads=` left out.
     """
 
     _limits: _Limits
@@ -192,6 +194,7 @@ class CapturedHeads:
     _passed: dict[str, int] = field(default_factory=dict, repr=False)
     bytes_held: int = 0
     advice: str = field(default="", repr=False)
+    ran: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[HeadRecord]:
         for layer, heads in self._heads().items():
@@ -228,12 +231,19 @@ class CapturedHeads:
         """The recorded layers and their numbers of heads, in one line."""
         return ", ".join(f"{layer} ({len(heads)})" for layer, heads in self._heads().items()) or "no heads"
 
+    def describe_ran(self) -> str:
+        """The layers that ran, recorded or not, in a sentence for error messages."""
+        listed = [f"{layer} ({counted(number, 'head')})" for layer, number in self.ran.items()]
+        more = f", and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        return f"Its layers are {', '.join(listed[:_LISTED])}{more}. Heads are numbered from 0."
+
     def __repr__(self) -> str:
         heads, layers = counted(len(self), "head"), counted(len(self.layers), "layer")
         return f"CapturedHeads({heads} in {layers}, {self.bytes_held / 2**20:.1f} MiB)"
 
     def _add(self, layer: str, call: AttentionCall) -> None:
         limits = self._limits
+        self.ran[layer] = call.heads
         self._tokens.attention_seen()
         if limits.layers is not None and not any(fnmatchcase(layer, pattern) for pattern in limits.layers):
             return
@@ -253,7 +263,7 @@ class CapturedHeads:
         index = torch.as_tensor(positions, device=call.queries.device)
         queries = _held(call.queries[:batch, list(chosen)].index_select(2, index))
         keys, values = (_held(t[:batch, key_heads]) for t in (call.keys, call.values))
-        masks = _Masks(call, index)
+        masks, offset = _Masks(call, index), call.first_position
         for slot, head in enumerate(chosen):
             place = key_heads.index(call.key_head(head))
             for element in range(batch):
@@ -270,6 +280,7 @@ class CapturedHeads:
                     same_tokens=call.is_square,
                     tokens=None if ids is None else ids[element],
                     follows_scores=call.follows_scores(element, head),
+                    offset=offset,
                 )
                 self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
 

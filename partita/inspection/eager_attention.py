@@ -288,6 +288,12 @@ def advice_on_eager(model: nn.Module | None) -> str:
         if isinstance(used, str) and used != "sdpa" and is_hugging_face(module):
             if not getattr(module, "_supports_sdpa", True):
                 return f'{type(module).__name__} writes its attention out and has no "sdpa"; use pa.inspect.record or readers=.'
+            config = getattr(module, "config", None)
+            if getattr(config, "attn_logit_softcapping", None):
+                return (
+                    f'The model uses attn_implementation="{used}" and caps its scores, which "sdpa" does not do. Call '
+                    'model.set_attn_implementation("flex_attention") (torch ≥ 2.9), or use pa.inspect.record or readers=.'
+                )
             return (
                 f'The model uses attn_implementation="{used}". Call model.set_attn_implementation("sdpa"), or load it with '
                 'attn_implementation="sdpa".'

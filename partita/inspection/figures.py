@@ -495,6 +495,6 @@ def _quantile(numbers: NDArray[np.floating], share: float) -> float:
 
 def _ratio(squared: float, against: float) -> float:
     """√ of a quotient of mean squares; 0/0 is no change at all."""
-    if squared == 0:
-        return 0.0
+    if squared == 0 or np.isnan(squared):
+        return float(squared)
     return float(np.sqrt(squared / against)) if against > 0 else np.inf

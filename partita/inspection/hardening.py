@@ -98,11 +98,11 @@ class _Replacing(TorchFunctionMode):
     def _replaced(self, call: AttentionCall, answers: Tensor, name: str | None) -> Tensor | None:
         """The outputs, `(batch, heads, tokens, value_dim)`, with those of chosen heads replaced; None if none is chosen."""
         chosen = self._chosen(call.heads, name)
-        if not chosen:
+        if not chosen or name is None:
             return None
         answers = answers.clone()
         for head, answer in chosen.items():
-            answers[:, head] = answer(call, head, answers[:, head]).to(answers.dtype)
+            answers[:, head] = answer(call.in_layer(name), head, answers[:, head]).to(answers.dtype)
         return answers
 
     def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
@@ -200,12 +200,12 @@ def replacing(
     met, reasons = mode.met, mode.written.reasons()
     which = list(answers)
     missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
-    if missing and (met or reasons):
+    if missing and (met or reasons or mode.names.met):
         layer, head = missing[0]
         raise UnsupportedError(
-            f"head {head} of layer {layer!r} did not run inside `{inside}`. Replaceable: "
+            f"head {head} of layer {layer!r} did not run inside `{inside}`, or cannot be replaced. Replaceable: "
             + (", ".join(f"{layer} ({count})" for layer, count in met.items()) or "no heads"),
-            reasons.get(layer) or BY_HAND,
+            reasons.get(layer) or advice_on_eager(model) or BY_HAND,
         )
 
 

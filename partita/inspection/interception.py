@@ -201,7 +201,7 @@ class _Watch:
             return
         with self.looking_away(), set_aside([self.function_mode, self.dispatch_mode]), torch.no_grad():
             for call in calls():
-                self.on_call(name, call)
+                self.on_call(name, call.in_layer(name))
 
     def see_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A function called by a Hugging Face model: the last of those that make up its attention is recorded."""

@@ -12,7 +12,19 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-__all__ = ["LayerNames"]
+__all__ = ["LayerNames", "names_cross_attention"]
+
+_CROSSING = re.compile(r"(^|[._])(cross_?att|enc_?dec_?att|src_att)|(^|\.)encoder_attn($|[.#])", re.IGNORECASE)
+
+
+def names_cross_attention(layer: str) -> bool:
+    """Whether models name a cross-attention like this, as in `decoder.layers.0.encoder_attn`, `h.0.crossattention` or
+    `EncDecAttention`.
+
+    Args:
+        layer: the module path.
+    """
+    return _CROSSING.search(layer) is not None
 
 
 @dataclass(eq=False)
@@ -27,6 +39,7 @@ class LayerNames:
     """Which layer of the model is running, in the thread that asked: module paths, from global module hooks.
 
     `entering` and `leaving` are called for every module of that thread; what `entering` returns is undone on the way out.
+    `met` says whether any module of the model has run.
     """
 
     def __init__(
@@ -40,6 +53,7 @@ class LayerNames:
         self._anywhere, self._root = model is None, type(model).__name__
         self._entering, self._leaving = entering, leaving
         self._frames: list[_Frame] = []
+        self.met = False
         self._outside_calls = 0
         self._thread = threading.get_ident()
 
@@ -127,6 +141,7 @@ class LayerNames:
             return
         undo = self._entering(module) if self._entering else None
         self._frames.append(_Frame(module, self._names.get(id(module)), undo=undo))
+        self.met |= self._frames[-1].name is not None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         """`rest` is (kwargs, output), or the output alone when forward raised."""

@@ -211,7 +211,11 @@ class ModelReport:
         yield "", *(c.replace("inverse_", "inv. ").replace("_", " ") for c in _SHOWN)
         for head in self.heads:
             pairs = ((getattr(head.figures, c), getattr(head.null, c)) for c in _SHOWN)
-            yield head.name, *(f"{short(a)} ({short(b)})" for a, b in pairs)
+            beside = bool(head.null.queries)
+            yield head.name, *(f"{short(a)} ({short(b)})" if beside else short(a) for a, b in pairs)
+
+    def _note(self) -> str:
+        return _NULL if any(head.null.queries for head in self.heads) else ""
 
     def __repr__(self) -> str:
         layers = counted(len({head.layer for head in self.heads}), "layer")
@@ -221,13 +225,13 @@ class ModelReport:
         columns, *rows = self._shown()
         said = [(*row, head.sentence) for row, head in zip(rows, self.heads)]
         columns = (*columns, "what it does")
-        return card(counted(len(self.heads), "attention head"), columns=columns, rows=said, note=_NULL)
+        return card(counted(len(self.heads), "attention head"), columns=columns, rows=said, note=self._note())
 
     def __str__(self) -> str:
         width = max(len(head.name) for head in self.heads)
         lines = [f"{name:<{width}}" + "".join(f"{x:>18}" for x in figures) for name, *figures in self._shown()]
         said = [f"{h.name:<{width}}  {h.sentence}" for h in self.heads if h.sentence]
-        return "\n".join([*lines, _NULL, *(["", *said] if said else [])])
+        return "\n".join([*lines, *filter(None, [self._note()]), *(["", *said] if said else [])])
 
 
 def read(
@@ -269,12 +273,16 @@ def read(
     """
     records = records_of(heads)
     if not records:
+        if isinstance(heads, CapturedHeads) and heads.ran:
+            raise UnsupportedError(
+                "no attention was recorded, because layers= or heads= of capture match no head of the model",
+                heads.describe_ran(),
+            )
         if isinstance(heads, CapturedHeads) and heads.advice:
             raise UnsupportedError("no attention was recorded", heads.advice)
         raise UnsupportedError(
-            "no attention was recorded. Run the model inside `with capture(model)`; check that layers= and heads= match something; "
-            "for attention written by hand use pa.inspect.record or readers=. Scripted models are not recorded, and flex attention "
-            "requires torch ≥ 2.9."
+            "no attention was recorded. Run the model inside `with capture(model)`; for attention written by hand use "
+            "pa.inspect.record or readers=. Scripted models are not recorded, and flex attention requires torch ≥ 2.9."
         )
     given = None if tokens is None else TokenIds.of_any(tokens)
     if given is not None and any(not record.snapshots for record in records):

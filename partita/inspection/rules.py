@@ -49,7 +49,8 @@ class DroppingRule(Rule, ABC):
 
         Args:
             scores: `(batch, rows, keys)`, −∞ where masked; every recorded row of each block of queries.
-            positions: `(rows,)`, ascending positions of the queries.
+            positions: `(rows,)`, ascending positions of the queries among the keys. With fewer queries than keys, as with a cache
+                of keys, the queries are the last tokens.
             head: number of the head within its layer.
         """
 
@@ -67,17 +68,23 @@ def require_rule(rule: Any) -> Rule:
     return rule
 
 
-def kept_keys(rule: DroppingRule, scores: Tensor, positions: Tensor, head: int) -> Tensor:
+def kept_keys(rule: DroppingRule, scores: Tensor, numbers: Tensor, offset: int, first: Tensor, head: int) -> Tensor:
     """The mask that `rule.keeps` returns. Raises a ShapeError if it is not a mask that fits the scores.
 
     Args:
         rule: the rule.
         scores: `(batch, rows, keys)`, −∞ where masked.
-        positions: `(rows,)`, ascending positions of the queries.
+        numbers: `(rows,)`, ascending numbers of the queries in their call.
+        offset: position of query 0 among the keys.
+        first: `(batch,)`, the first key that any query sees.
         head: number of the head within its layer.
     """
-    built_in = isinstance(rule, (SkipBlocks, TopK, Window, KeepMask))
-    kept = rule.keeps(scores, positions, head) if built_in else rule.keeps(scores.clone(), positions.clone(), head)
+    if isinstance(rule, (SkipBlocks, TopK, KeepMask)):
+        kept = rule.keeps(scores, numbers, head)
+    elif isinstance(rule, Window):
+        kept = rule.keeps(scores, numbers + offset, head, first)
+    else:
+        kept = rule.keeps(scores.clone(), numbers + offset, head)
     ends = zip(reversed(kept.shape), reversed(scores.shape)) if isinstance(kept, Tensor) else ()
     if (
         not isinstance(kept, Tensor)
@@ -193,6 +200,9 @@ class TopK(DroppingRule):
 class Window(DroppingRule):
     """Keeps the first keys and those near the query: key j is kept for query i if `j < sinks` or `|i − j| < recent`.
 
+    Keys are counted from the first one that any query sees, so that padding before the sequence does not count. With fewer queries
+    than keys, as with a cache of keys, the queries are the last tokens. In cross-attention the distance has no meaning.
+
     Attributes:
         sinks: number of first keys that are always kept; may be 0.
         recent: keys at a distance below this are kept; 1 keeps only the query's own position, 0 none.
@@ -214,16 +224,18 @@ class Window(DroppingRule):
     def __str__(self) -> str:
         return f"Window({self.sinks}, {self.recent})"
 
-    def keeps(self, scores: Tensor, positions: Tensor, head: int) -> Tensor:
+    def keeps(self, scores: Tensor, positions: Tensor, head: int, first: Tensor | None = None) -> Tensor:
         """Which keys are kept.
 
         Args:
             scores: `(batch, rows, keys)`.
             positions: `(rows,)`.
             head: not used.
+            first: `(batch,)`, where sinks begin; 0 by default.
         """
         keys = torch.arange(scores.shape[-1], device=scores.device)
-        return (keys < self.sinks) | ((positions[:, None] - keys).abs() < self.recent)
+        sinks = self.sinks if first is None else self.sinks + first[:, None, None]
+        return (keys < sinks) | ((positions[:, None] - keys).abs() < self.recent)
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class Snapshot:
             true if there are equally many.
         tokens: `(keys,)`, numbers of the tokens, equal for equal tokens; None if they are unknown.
         follows_scores: whether the mask is what flex attention added to these scores, and would differ for other scores.
+        offset: position of the first query of the call among the keys: what a cache held before, with fewer queries than keys.
     """
 
     queries: NDArray[np.floating]
@@ -54,6 +55,7 @@ class Snapshot:
     same_tokens: bool | None = None
     tokens: NDArray[np.int64] | None = None
     follows_scores: bool = False
+    offset: int = 0
 
     def __repr__(self) -> str:
         return f"Snapshot({len(self.queries)} queries × {len(self.keys)} keys, R^{self.keys.shape[1]}, {self.dtype})"
@@ -129,7 +131,8 @@ class Snapshot:
         assert self.positions is not None
         places = torch.from_numpy(np.ascontiguousarray(self.positions, dtype=np.int64))
         crosses = not self.same_tokens
-        return AttentionCall(queries, keys, values, self.scale, mask, self.causal, crosses, positions=places)
+        call = AttentionCall(queries, keys, values, self.scale, mask, self.causal, crosses, positions=places)
+        return replace(call, offset=self.offset)
 
     def weights(self) -> Array:
         """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. A row is 0 if the query sees no key."""

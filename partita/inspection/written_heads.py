@@ -118,10 +118,12 @@ class WrittenHeads:
         wrong = [p for p, fits in zip(products, [*same, *[False] * len(products)]) if not fits]
         missing = [self.names.next_name() for _ in told[len(products) :]]
         step = f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
+        shapes = ", ".join(str(tuple(p.out.shape)) for p in products[:3]) or "none"
         reason = (
-            f"The reader of {name!r} tells of {len(told)} attentions, but {len(products)} products were followed in the module; "
-            f"expected the same ones, in the same order, as (batch, heads, queries, dim).{step} Call pa.inspect.record(q, k, v) "
-            "before the product instead, or use out = pa.inspect.record(q, k, v, output=out)."
+            f"The reader of {name!r} tells of {len(told)} attentions, but {len(products)} products were followed in the module, of "
+            f"shape {shapes}; expected the same ones, in the same order, as (batch, heads, queries, dim), heads on their own axis."
+            f"{step} Call pa.inspect.record(q, k, v) before the product instead, or use "
+            "out = pa.inspect.record(q, k, v, output=out)."
         )
         self._reasons |= {layer: reason for layer in (*missing, *(p.name for p in wrong)) if layer is not None}
         if any(p.replaced for p in wrong):

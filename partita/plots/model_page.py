@@ -235,7 +235,7 @@ def _data(
                     "about": _about(head),
                     "sequences": head.sequences,
                     "figures": [_number(row[n]) for n in names],
-                    "null": [_number(row.get(f"null_{n}", math.nan)) for n in names],
+                    "null": _null(row, names) if head.null.queries else [None] * len(names),
                     "detail": detail,
                     "audit": curves.get((head.layer, head.head)),
                 }
@@ -246,7 +246,7 @@ def _data(
             {
                 "name": row["layer"],
                 "figures": [_number(row.get(n, math.nan)) for n in names],
-                "null": [_number(row.get(f"null_{n}", math.nan)) for n in names],
+                "null": _null(row, names) if row["null_queries"] else [None] * len(names),
             }
             for row in layers
         ],
@@ -255,6 +255,11 @@ def _data(
         "note": _POSITIONS if any(h.per_position for h in report.heads) else "",
         "palette": palette(),
     }
+
+
+def _null(row: dict[str, Any], names: Sequence[str]) -> list[float | str | None]:
+    """The figures of the random head."""
+    return [_number(row.get(f"null_{n}", math.nan)) for n in names]
 
 
 def _small_audit(heads: CapturedHeads | Sequence[HeadRecord]) -> Audit:

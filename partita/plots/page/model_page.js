@@ -108,18 +108,27 @@ const heads = data.heads.map((h, index) => ({
 }));
 for (const layer of data.layers) Object.assign(layer, { figures: numbers(layer.figures), null: numbers(layer.null) });
 const headNamed = new Map(heads.map((h) => [h.name, h]));
+const anyNull = heads.some((h) => h.null.some((v) => !Number.isNaN(v))); // whether random heads were read
 const anyKind = heads.some((h) => h.kind), anySentence = heads.some((h) => h.sentence);
+/** A figure of a head or layer, and in brackets that of its random head. */
+const withNull = (row, k) => [short(row.figures[k]), anyNull ? el("small", {}, ` (${short(row.null[k])})`) : null];
 
-/** Names without the parts between dots that all of them begin or end with. */
+/** Names without the parts between dots that all of them share: in every place if they have as many parts, else at both ends. */
 function shortened(names) {
   const parts = names.map((name) => name.split("."));
   if (names.length < 2) return names.map((name) => name.split(".").at(-1));
+  if (parts.every((p) => p.length === parts[0].length)) {
+    return parts.map((p) => p.filter((part, k) => parts.some((other) => other[k] !== part)).join("."));
+  }
   const least = Math.min(...parts.map((p) => p.length));
   let start = 0, end = 0;
   while (start < least - 1 && parts.every((p) => p[start] === parts[0][start])) start += 1;
   while (end < least - 1 - start && parts.every((p) => p.at(-1 - end) === parts[0].at(-1 - end))) end += 1;
   return parts.map((p) => p.slice(start, p.length - end).join("."));
 }
+
+/** A name that may be broken after its dots. */
+const breakable = (name) => name.split(/(?<=\.)/).flatMap((part, k) => (k ? [el("wbr"), part] : [part]));
 
 const unpacked = new Map();
 
@@ -386,7 +395,7 @@ function light(head, { tip = false } = {}) {
   const spot = head && tip && spots.find((s) => s.head === head), box = $("tip");
   box.hidden = !spot;
   if (!spot) return;
-  const line = (name) => `${figures[figureAt[name]].label} ${short(head.figures[figureAt[name]])} (${short(head.null[figureAt[name]])})`;
+  const line = (name) => `${figures[figureAt[name]].label} ${short(head.figures[figureAt[name]])}${anyNull ? ` (${short(head.null[figureAt[name]])})` : ""}`;
   box.replaceChildren(el("b", {}, head.name + (head.kind ? ` · ${head.kind}` : "")), line(state.y), el("br"), line(state.x), ...(head.sentence ? [el("br"), head.sentence] : []));
   const room = scatter.clientWidth, left = Math.min(spot.x + 12, room - 12 - Math.min(280, box.offsetWidth));
   box.style.left = `${Math.max(0, left)}px`;
@@ -468,10 +477,10 @@ function drawTable() {
     const swatch = el("span", { className: "swatch" });
     swatch.style.background = layerColour(h.layer);
     return el("tr", { className: h.name === state.head ? "chosen" : "", "data-row": h.index, title: h.sentence || h.name },
-      el("td", {}, swatch, el("button", { type: "button", "data-testid": `head-${h.index}`, title: h.name, "aria-label": saidOf(h) }, h.short)),
+      el("td", {}, swatch, el("button", { type: "button", "data-testid": `head-${h.index}`, title: h.name, "aria-label": saidOf(h) }, breakable(h.short))),
       anyKind ? el("td", { className: "left" }, h.kind) : null,
       anySentence ? el("td", { className: "what", title: h.sentence }, el("span", { "data-testid": `what-${h.index}` }, h.sentence)) : null,
-      names.map((n) => el("td", { className: "figure" }, short(h.figures[figureAt[n]]), " ", el("small", {}, `(${short(h.null[figureAt[n]])})`))));
+      names.map((n) => el("td", { className: "figure" }, withNull(h, figureAt[n]))));
   })); });
   $("shown").textContent = `${rows.length} of ${heads.length} head${heads.length === 1 ? "" : "s"}`;
   $("none").hidden = rows.length > 0;
@@ -807,13 +816,13 @@ function figuresCard(head) {
   const line = (f, k) => {
     const known = heads.map((h) => h.figures[k]).filter((v) => !Number.isNaN(v)), value = head.figures[k];
     const rank = Number.isNaN(value) ? "not defined here" : `rank ${1 + known.filter((v) => v > value).length} of ${known.length}`;
-    return el("tr", {}, el("th", { scope: "row", className: "left", title: f.words }, f.label), el("td", {}, short(value), " ", el("small", {}, `(${short(head.null[k])})`)),
+    return el("tr", {}, el("th", { scope: "row", className: "left", title: f.words }, f.label), el("td", {}, withNull(head, k)),
       el("td", {}, el("canvas", { className: "strip", role: "img", title: rank, "aria-label": rank, "data-strip": `${head.index} ${k}` })));
   };
   const lines = figures.map(line), cut = Math.ceil(lines.length / 2);
   return el("div", { className: "card wide" }, el("h3", {}, "Figures"),
     el("div", { className: "strips", "data-testid": "figures" }, [lines.slice(0, cut), lines.slice(cut)].map((part) => el("table", { className: "lists" }, el("tbody", {}, part)))),
-    el("p", { className: "note" }, "In brackets and as a ring: a random head of the same shape. The grey lines are all heads of the model; the coloured bar is this head."));
+    el("p", { className: "note" }, `${anyNull ? "In brackets and as a ring: a random head of the same shape. " : ""}The grey lines are all heads of the model; the coloured bar is this head.`));
 }
 
 function drawStrip(canvas) {
@@ -905,7 +914,7 @@ function drawOverview(panel) {
   grid.style.gridTemplateColumns = `max-content repeat(${numbersHere.length}, minmax(44px, 120px))`;
   data.layers.forEach((layer, row) => {
     const here = new Map(heads.filter((h) => h.layer === row).map((h) => [h.head, h]));
-    grid.append(el("span", { className: "row-name", title: layer.name }, `\u200e${shortLayers[row]}`));
+    grid.append(el("span", { className: "row-name", title: layer.name }, breakable(shortLayers[row])));
     for (const n of numbersHere) {
       const head = here.get(n);
       if (!head) { grid.append(el("span")); continue; }
@@ -919,13 +928,13 @@ function drawOverview(panel) {
   ramp.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((t) => css(inkAt(0.08 + 0.9 * t))).join(", ")})`;
   const names = [...new Set([state.y, state.x, ...USUAL])].filter(has);
   const layers = el("table", { className: "lists", "data-testid": "layers" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", className: "left" }, "layer"), names.map((n) => el("th", { scope: "col", title: figures[figureAt[n]].words }, figures[figureAt[n]].label)))),
-    el("tbody", {}, data.layers.map((layer) => el("tr", {}, el("td", { className: "left" }, layer.name), names.map((n) => el("td", {}, short(layer.figures[figureAt[n]]), " ", el("small", {}, `(${short(layer.null[figureAt[n]])})`)))))));
+    el("tbody", {}, data.layers.map((layer) => el("tr", {}, el("td", { className: "left" }, layer.name), names.map((n) => el("td", {}, withNull(layer, figureAt[n])))))));
   const drawn = heads.some((h) => h.detail);
   const cells = drawn ? "Each key has a cell: where its score is the largest. The stronger the shade, the clearer the winner; dots are queries, in the colours of their cells. " : "";
   const overview = el("div", { className: "overview" },
     el("div", { className: "card" }, el("h3", {}, drawn ? "Every head on the principal plane of its queries" : "Every head"), grid,
       el("p", { className: "note" }, `A row per layer, a column per head. ${cells}Click on a head for its panel. ${drawn ? "The bar beneath each shows " : "Shaded by "}`, figures[k].label, ramp, "from small to large.")),
-    el("div", { className: "card" }, el("h3", {}, "Layers"), el("div", { className: "sideways" }, layers), el("p", { className: "note" }, "Counts are summed over the heads of a layer, other figures are averaged. In brackets: random heads of the same shapes. ", data.note)));
+    el("div", { className: "card" }, el("h3", {}, "Layers"), el("div", { className: "sideways" }, layers), el("p", { className: "note" }, `Counts are summed over the heads of a layer, other figures are averaged. ${anyNull ? "In brackets: random heads of the same shapes. " : ""}`, data.note)));
   panel.replaceChildren(overview);
   watcher?.disconnect();
   watcher = new IntersectionObserver((entries) => { for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); thumb(entry.target); } });
@@ -973,6 +982,7 @@ function neighbours() {
   }
 }
 
+for (const node of [$("nulls").closest("label"), $("bracketed")]) node.hidden = !anyNull;
 for (const id of ["x", "y", "by"]) {
   $(id).append(...(id === "by" ? [el("option", { value: "" }, "choose a figure")] : []), ...figures.map((f) => el("option", { value: f.name, title: f.words }, f.label)));
   $(id).onchange = () => update({ [id]: $(id).value });
