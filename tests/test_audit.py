@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 import partita as pa
 from partita.errors import NonFiniteValueError
@@ -920,6 +922,8 @@ def test_thresholds_travel_as_json(tmp_path):
         ({"queries": 0}, "queries"),
         ({"queries": True}, "queries"),
         ({"error": good["heads"][0]["error_bound"] + 1}, "above its bound"),
+        ({"error_bound": 10**400}, "not a finite number"),
+        ({"layer": "\ud800"}, "wrong type"),
     ):
         assert words in spoiled(heads=[{**good["heads"][0], **changes}])
     other = {**good["heads"][1], "threshold": good["heads"][0]["threshold"] / 2 + 0.1}
@@ -932,6 +936,9 @@ def test_thresholds_travel_as_json(tmp_path):
         AT.load_calibration(place)
     with pytest.raises(pa.errors.TruncatedFileError, match="is missing"):
         AT.load_calibration(tmp_path / "none.json")
+    for nothing in (5, None):
+        with pytest.raises(pa.errors.UnsupportedError, match="path is of type"):
+            AT.load_calibration(nothing)
     os.mkfifo(tmp_path / "pipe.json")
     for other in (tmp_path / "pipe.json", tmp_path, "/dev/zero"):
         with pytest.raises(pa.errors.FormatError, match="regular file"):
@@ -1138,3 +1145,92 @@ def test_numbers_at_the_ends_of_the_range():
     assert AT.audit(Attention(), given, AT.TopK(1, tile=(10**9, 10**9))).heads[0].skipped == pytest.approx(2 / 3)
     with pytest.raises(NonFiniteValueError, match="NaN"):
         AT.audit(Attention(), (*given, torch.full((1, 1, 1, 3), math.nan).double()), AT.TopK(1))
+
+
+def test_alibi_beyond_nine_thousand_masks_nothing():
+    q, k, v = torch.zeros(1, 1, 9001, 4), torch.zeros(1, 1, 2, 4), torch.tensor([[0.0], [1.0]])[None, None]
+    with AT.capture(tokens=2) as heads:
+        AT.record(q, k, v, slopes=torch.tensor([1.0]))
+    head = AT.audit(heads, rule=AT.KeepMask([False, True], tile=(1, 1))).heads[0]
+    true = 1 / (1 + math.e)  # the scores are −9000 and −8999
+    assert head.error[-1] == pytest.approx(true) and head.error_bound[-1] >= head.error[-1]
+    q, k, v = torch.zeros(1, 1, 40, 2), torch.zeros(1, 1, 40, 2), torch.randn(1, 1, 40, 2)
+    seen = []
+    for stream in (False, True):
+        with AT.capture(stream=stream, queries=stream) as heads:
+            AT.record(q, k, v, attn_mask=torch.full((40, 40), -8995.0), slopes=torch.ones(1))
+        seen.append(heads["attention", 0].queries()["seen"])
+    np.testing.assert_array_equal(*seen)
+    assert (seen[0] == 40).all()
+
+
+def test_alibi_that_a_mask_takes_away_is_rounded_in_recorded_heads_too():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 64, 4).double(), torch.randn(1, 1, 4, 4).double(), torch.randn(1, 1, 4, 1).double()
+    slope, apart = 1e14 + 0.3, (torch.arange(64)[:, None] - torch.arange(4)).abs()
+    with AT.capture() as heads:
+        AT.record(q, k, v, attn_mask=slope * apart, slopes=torch.tensor([slope], dtype=torch.float64))
+    head = AT.audit(heads, rule=AT.KeepMask([True, True, False, False], tile=(1, 1))).heads[0]
+    exact = [[Fraction(slope * int(d)) - Fraction(slope) * int(d) for d in row] for row in apart]
+    scores = 0.5 * (q @ k.mT)[0, 0].numpy() + np.array([[float(x) for x in row] for row in exact])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    outs = [
+        (weights * keep) @ v[0, 0, :, 0].numpy() / (weights * keep).sum(axis=1) for keep in (1, np.array([1, 1, 0, 0]))
+    ]
+    assert (np.abs(outs[0] - outs[1]) <= head.error_bound).all()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_score_mod_may_shift_and_multiply_scores_without_masking_them(recorded):
+    class Flex(nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.change = change
+
+        def forward(self, q, k, v):
+            return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: self.change(s))
+
+    q, k, v = torch.zeros(1, 1, 6, 4), torch.zeros(1, 1, 6, 4), torch.tensor([0.0, 0, 0, 9, 0, 9])[None, None, :, None]
+    q[..., 0], k[..., 0] = 2, torch.tensor([-90.906, -90.908, -90.910, -90.912, -90.914, -90.916])
+    keep = torch.tensor([True, False] * 3)
+    for change in (lambda s: 100 * s, lambda s: s - 1e4, lambda s: s):
+        model = Flex(change)
+        with torch.no_grad(), AT.capture(model) as heads:
+            model(q, k, v)
+        rule = AT.KeepMask(keep, tile=(1, 1))
+        head = AT.audit(heads, rule=rule).heads[0] if recorded else AT.audit(model, (q, k, v), rule).heads[0]
+        scores = change((q @ k.mT).double()[0, 0] / 2)
+        outs = [
+            torch.softmax(s, dim=-1) @ v[0, 0, :, 0].double() for s in (scores, scores.masked_fill(~keep, -torch.inf))
+        ]
+        change_of_output = (outs[0] - outs[1]).abs().numpy()
+        assert change_of_output.min() > 0.5
+        assert (change_of_output <= head.error_bound).all()
+        np.testing.assert_allclose(head.error, change_of_output, rtol=0.02)  # float32 scores, times 100
+
+
+@pytest.mark.parametrize(("keys", "values"), [(2, 6), (6, 2), (3, 2), (1, 3), (2, 2)])
+def test_grouped_queries_with_other_numbers_of_values_than_of_keys(keys, values):
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, heads, 5, 4).double() for heads in (6, keys, values))
+
+    class Grouped(nn.Module):
+        def forward(self, q, k, v):
+            return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    keep = torch.arange(5) % 2 == 0
+    found = AT.audit(Grouped(), (q, k, v), AT.KeepMask(keep, tile=(1, 1)))
+    k, v = k.repeat_interleave(6 // keys, dim=1), v.repeat_interleave(6 // values, dim=1)
+    whole, some = (
+        functional.scaled_dot_product_attention(q, k, v, attn_mask=mask) for mask in (None, keep.expand(5, 5))
+    )
+    for head in found.heads:
+        np.testing.assert_allclose(head.error, (whole - some)[0, head.head].norm(dim=-1), rtol=1e-9)
+        assert (head.error <= head.error_bound).all()
+
+
+def test_products_that_overflow_downwards_are_refused():
+    q, k, v = torch.full((1, 1, 2, 2), -1.0).double(), torch.ones(1, 1, 3, 2).double(), torch.randn(1, 1, 3, 1).double()
+    with pytest.raises(NonFiniteValueError, match="overflow"):
+        AT.audit(Attention(), (1e200 * q, 1e200 * k, v), AT.TopK(1))

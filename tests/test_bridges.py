@@ -325,6 +325,10 @@ def window(score, b, h, i, j):
     return torch.where((i - j).abs() <= 2, score, -torch.inf)
 
 
+def least_in_window(score, b, h, i, j):
+    return torch.where((i - j).abs() <= 2, score, torch.finfo(torch.float32).min)
+
+
 def causal(b, h, i, j):
     return i >= j
 
@@ -335,6 +339,7 @@ FLEX = {  # score_mod, mask_mod, and what they make of the scores (batch, heads,
     "table": (alibi, None, lambda s: s - SLOPES[:, None, None] * (ROW - COLUMN).abs()),
     "soft cap": (capping, None, lambda s: 2 * torch.tanh(s / 2)),
     "masks in score_mod": (window, None, lambda s: s.masked_fill((ROW - COLUMN).abs() > 2, -torch.inf)),
+    "least number": (least_in_window, None, lambda s: s.masked_fill((ROW - COLUMN).abs() > 2, -torch.inf)),
     "block mask": (None, causal, lambda s: s.masked_fill(ROW < COLUMN, -torch.inf)),
     "both": (capping, causal, lambda s: (2 * torch.tanh(s / 2)).masked_fill(ROW < COLUMN, -torch.inf)),
     "per sequence": (None, lambda b, h, i, j: j <= b + 2 * (h > 1), None),
@@ -689,3 +694,36 @@ def test_patterns_that_cannot_be_exported(x, tmp_path):
         with pytest.raises(UnsupportedError, match=words):
             pa.inspect.export_patterns(nothing, tmp_path / "p.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flex_attention_is_seen_while_another_thread_compiles(x, monkeypatch):
+    layer = Flex("both")
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # of the whole process
+    with pa.inspect.capture(layer) as heads, torch.no_grad():
+        layer(x.float())
+    assert len(heads) == 4
+
+
+def test_capped_scores_are_recorded_alike_under_autocast(x):
+    layer = Flex("soft cap")
+    weights = []
+    for enabled in (False, True):
+        with pa.inspect.capture() as heads, torch.no_grad():
+            q, k, v = layer.split(30 * x.float())
+            with torch.autocast("cpu", enabled=enabled):
+                layer.attend(q, k, v, **layer.options)
+        weights.append(next(iter(heads)).snapshots[0].weights())
+    assert np.abs(weights[0] - weights[1]).max() < 1e-6
+
+
+def test_hard_tables_are_those_of_float32_scores_under_autocast():
+    q, k, v = torch.randn(3, 1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
+
+    class Attention(nn.Module):
+        def forward(self):
+            return functional.scaled_dot_product_attention(q, k, v)
+
+    with torch.no_grad(), torch.autocast("cpu"), pa.inspect.hardened(model := Attention(), [("Attention", 0)]):
+        out = model()
+    nearest = torch.cdist(out[0, 0].double(), v[0, 0].double()).argmin(dim=-1)
+    assert torch.equal(nearest, (q[0, 0].double() @ k[0, 0].double().mT).argmax(dim=-1))

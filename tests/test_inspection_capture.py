@@ -1,5 +1,6 @@
 """Capture: every door to attention is seen, once, with the numbers that were used; nothing that the model computes changes."""
 
+import contextvars
 import math
 import threading
 from typing import ClassVar
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import flex_attention as torch_flex
 
 import partita as pa
 from partita.errors import NonFiniteValueError, SizeError, UnsupportedError
@@ -658,3 +660,43 @@ class Attending(nn.Module):
 
     def forward(self, x):
         return self.attention(x, x, x)[0]
+
+
+MODELS = {
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(64, 4, 32, batch_first=True), 2, enable_nested_tensor=False
+    ),
+    "decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(64, 4, 32, batch_first=True), 2),
+    "attention": lambda: nn.MultiheadAttention(64, 4, bias=False, batch_first=True),
+    "linear": lambda: nn.Linear(64, 64),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_autocast_and_inference_mode_give_the_same_bits(name, autocast, mode):
+    torch.manual_seed(0)
+    model, x = MODELS[name]().eval(), torch.randn(7, 50, 64).transpose(0, 1)
+    given = {"encoder": 1, "decoder": 2, "attention": 3, "linear": 1}[name]
+    with mode(), torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+        plain = model(*[x] * given)
+        with pa.inspect.capture(model) as heads:
+            seen = model(*[x] * given)
+    for a, b in zip(*[o if isinstance(o, tuple) else (o,) for o in (plain, seen)]):
+        assert a is b is None or (a.dtype == b.dtype and torch.equal(a, b))
+    assert len(heads) == {"encoder": 8, "decoder": 16, "attention": 4, "linear": 0}[name]
+
+
+def test_a_capture_that_is_left_in_another_context_leaves_nothing_behind():
+    before = {
+        name: getattr(torch_flex, name) for name in ("flex_attention_hop", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG")
+    }
+    held = pa.inspect.capture()
+    contextvars.copy_context().run(held.__enter__)
+    assert torch_flex.flex_attention_hop is not before["flex_attention_hop"]
+    held.__exit__(None, None, None)
+    assert {name: getattr(torch_flex, name) for name in before} == before
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(*torch.randn(3, 1, 2, 5, 4))
+    assert len(heads) == 2

@@ -54,7 +54,7 @@ __all__ = ["Audit", "AuditedHead", "answer_under", "audit"]
 
 _SCORES_AT_ONCE = 1 << 21
 _UNIT = 2.0**-53
-_LARGEST = 1e302  # of keys and values
+_LARGEST = 1e302  # of keys, values and scores
 _QUANTILES = (0.5, 0.9, 0.99)
 _PER_QUERY = ("skipped", "oracle", "mass_lost", "error_bound", "error", "output_norm")
 
@@ -521,13 +521,13 @@ class _Part:
         self.queries, self.keys, self.scale = call.queries[:, 0, rows], call.keys[:, 0], call.scale
         self.scores, self.seen = call.scores(0, rows, torch.float64)
         top = self.scores.amax(dim=-1, keepdim=True)
-        if not bool((top < torch.inf).all()):
+        sizes = abs(self.scale) * norms(self.queries) * norms(self.keys).amax(dim=-1)[:, None]
+        if not bool((top < torch.inf).all()) or (not bool((sizes < _LARGEST).all()) and self._overflows()):
             raise NonFiniteValueError(
                 "scores of a head are NaN or overflow; check the model's activations and its mask."
             )
         self.behind = self.scores - torch.where(top > -torch.inf, top, 0.0)
         self.masses = torch.exp(self.behind)
-        sizes = abs(self.scale) * norms(self.queries) * norms(self.keys).amax(dim=-1)[:, None]
         if call.slopes is not None:  # a mask may cancel the ALiBi bias
             sizes = sizes + call.slopes.abs().double().max() * (1 + max(call.last_place, self.keys.shape[1]))
         highest = torch.where(self.seen, self.scores.abs(), 0.0).amax(dim=-1)
@@ -537,6 +537,12 @@ class _Part:
         if sequences.padding is not None:
             self.counted = self.counted & ~sequences.padding[:, rows]
         self._orders: dict[int, Tensor] = {}
+
+    def _overflows(self) -> bool:
+        """Whether the score of a visible key is −∞."""
+        call = self.sequences.call
+        shown = [call.visible(element, slice(0, 1), self.rows)[0] for element in range(call.batch)]
+        return bool((torch.stack(shown) & ~self.seen).any())
 
     @cached_property
     def upper(self) -> Tensor:

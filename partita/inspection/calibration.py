@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -322,6 +323,8 @@ def load_calibration(path: str | Path) -> Calibration:
     >>> again.rows() == found.rows()
     True
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise UnsupportedError(f"path is of type {type(path).__name__}; expected the path of a JSON file.")
     try:
         data = json.loads(read_regular(Path(path), _LARGEST_FILE).decode())
     except (ValueError, RecursionError) as problem:
@@ -354,11 +357,12 @@ def _from_json(data: dict[str, Any]) -> Calibration:
         rule = SkipBlocks(head.threshold, tile=tuple(data["tile"]), descending=data["descending"])
         shares = (head.skipped, head.mass_lost, head.beyond, head.beyond_bound)
         if not all(is_number(s) and 0 <= s <= 1 for s in shares) or not all(
-            is_number(e) and 0 <= e < math.inf for e in (head.error, head.error_bound)
+            is_number(e) and 0 <= e <= sys.float_info.max for e in (head.error, head.error_bound)
         ):
             raise DomainError(f"{head.name}: a share is outside [0, 1], or an error is not a finite number ≥ 0.")
         if not isinstance(head.layer, str) or type(head.head) is not int or head.head < 0:
             raise DomainError(f"{head.name}: expected layer to be text and head an integer ≥ 0.")
+        head.layer.encode()  # half of a surrogate pair could not be written again
         require_count("queries", head.queries)
         if head.error > head.error_bound or head.beyond > head.beyond_bound:
             raise DomainError(f"{head.name}: the error is above its bound, or beyond is larger than beyond_bound.")

@@ -60,6 +60,7 @@ class AttentionCall:
             tensors that broadcast to that shape. It returns the scores that softmax sees, −∞ where masked.
         dropout: share of the weights that the model drops at random here. It is not applied.
         offset: position of the first query among the keys, as `first_position` gives it; derived from the masks by default.
+        hides_below: numbers in the mask up to this one hide a key.
     """
 
     queries: Tensor
@@ -75,6 +76,7 @@ class AttentionCall:
     modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor] | None = None
     dropout: float = 0.0
     offset: int | None = None
+    hides_below: float = MASKED_BELOW
 
     @property
     def heads(self) -> int:
@@ -256,7 +258,7 @@ class AttentionCall:
             mask = mask[:, rows] if mask.shape[1] > 1 else mask
             mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
             # NaN counts as above, so that it shows in the scores
-            seen = mask if mask.dtype == torch.bool else ~(mask <= MASKED_BELOW)
+            seen = mask if mask.dtype == torch.bool else ~(mask <= self.hides_below)
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
         if self.modify is not None:
             scores = scores + self._added(scores, element, heads, i, j).to(scores)
@@ -273,8 +275,7 @@ class AttentionCall:
         assert self.modify is not None
         scores = scores.to(torch.promote_types(self.queries.dtype, torch.float32))
         numbers = torch.arange(self.heads, device=scores.device)[heads][:, None, None]
-        added = self.modify(scores, element, numbers, i, j) - scores
-        return torch.where(added > MASKED_BELOW, added, -torch.inf)
+        return self.modify(scores, element, numbers, i, j) - scores
 
     @property
     def changes_scores(self) -> bool:
@@ -299,8 +300,8 @@ class AttentionCall:
         own = self._added(scores, element, heads, places, columns)
         other = self._added(torch.zeros_like(scores), element, heads, places, columns)
         seen = (own > -torch.inf) & (other > -torch.inf)
-        size = torch.where(seen, scores.abs() + own.abs(), 0.0).max() if seen.any() else 0.0
-        return bool((torch.where(seen, own - other, 0.0).abs() > 2.0**-12 * size).any())
+        differ = torch.where(seen, own - other, 0.0).abs()
+        return bool((differ > 2.0**-18 * (scores.abs() + own.abs())).any())  # more than rounding
 
     @property
     def is_masked(self) -> bool:
@@ -314,15 +315,14 @@ class AttentionCall:
         return own or self.modify is not None or self.slopes is not None
 
     def whole_mask(self, element: int, head: int) -> Tensor | None:
-        """Everything but `causal` as one mask, `(tokens or 1, keys)`: boolean, or numbers to add. `modify` is evaluated at the
-        call's own scores."""
-        if self.modify is None and self.window is None and self.slopes is None:
+        """Everything but `causal` and `slopes` as one mask, `(tokens or 1, keys)`: boolean, or numbers to add. `modify` is
+        evaluated at the call's own scores."""
+        if self.modify is None and self.window is None:
             return self.mask_of(element, head)
         heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
-        free = replace(self, causal=False)
-        plain = replace(free, mask=None, modify=None, window=None, slopes=None)
-        # slopes in float64, so that reading a recorded head adds no rounding to its scores
-        dtype = torch.promote_types(self.queries.dtype, torch.float32 if self.slopes is None else torch.float64)
+        free = replace(self, causal=False, slopes=None)
+        plain = replace(free, mask=None, modify=None, window=None)
+        dtype = torch.promote_types(self.queries.dtype, torch.float32)
         step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
         parts = []
         for start in range(0, max(self.queries.shape[2], 1), step):
@@ -333,8 +333,7 @@ class AttentionCall:
                 parts.append(free._masked(nothing, element, heads, rows, places, columns)[0])
             else:
                 scores = plain.tile(element, heads, rows, slice(None), dtype)
-                added = free._masked(scores, element, heads, rows, places, columns) - scores
-                parts.append(torch.where(added > MASKED_BELOW, added, -torch.inf)[0])
+                parts.append((free._masked(scores, element, heads, rows, places, columns) - scores)[0])
         whole = torch.cat(parts)
         seen = whole > -torch.inf
         return whole if (whole[seen] != 0).any() else seen
@@ -396,7 +395,7 @@ class AttentionCall:
                     seen[first:last] = True
                 mask = self.mask_of(element, head)
                 if mask is not None:
-                    seen &= mask[0] if mask.dtype == torch.bool else mask[0] > MASKED_BELOW
+                    seen &= mask[0] if mask.dtype == torch.bool else mask[0] > self.hides_below
                 own = bool(seen.any())
         return seen, own
 
@@ -504,10 +503,13 @@ def from_sdpa(
         attn_mask = attn_mask.unsqueeze(-3) if attn_mask is not None and attn_mask.dim() > 2 else attn_mask
     if query.dim() == 3:
         query, key, value = query[None], key[None], value[None]
-    grouped = key.shape[-3] != query.shape[-3] and enable_gqa
+    grouped = enable_gqa and not query.shape[-3] == key.shape[-3] == value.shape[-3]
     lead = torch.broadcast_shapes(*(t.shape[: -3 if grouped else -2] for t in (query, key, value)))
     leads = [(*lead, t.shape[-3]) if grouped else tuple(lead) for t in (query, key, value)]
     q, k, v = (_four_axes(t, axes) for t, axes in zip((query, key, value), leads))
+    if grouped and k.shape[1] != v.shape[1]:  # keys and values are shared by groups of different sizes
+        common = math.lcm(k.shape[1], v.shape[1])
+        k, v = (t.repeat_interleave(common // t.shape[1], dim=1) for t in (k, v))
     mask = None
     if attn_mask is not None:
         mask = attn_mask.reshape((1,) * max(0, 4 - attn_mask.dim()) + tuple(attn_mask.shape))

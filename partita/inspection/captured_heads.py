@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -281,6 +282,8 @@ class CapturedHeads:
                     tokens=None if ids is None else ids[element],
                     follows_scores=call.follows_scores(element, head),
                     offset=offset,
+                    slope=0.0 if call.slopes is None else float(call.slopes[head]),
+                    hides_below=call.hides_below if call.modify is None else -math.inf,
                 )
                 self._kept.setdefault(layer, {}).setdefault(head, []).append(snapshot)
 
@@ -325,8 +328,8 @@ class CapturedHeads:
             rows = tokens if call.mask.shape[2] > 1 else 1
             copies = min(batch, call.mask.shape[0]) * min(heads, call.mask.shape[1])
             needed += copies * rows * keys * (1 if call.mask.dtype == torch.bool else width)
-        if call.modify is not None or call.window is not None or call.slopes is not None:  # written out as a mask
-            needed += batch * heads * tokens * keys * (width if call.slopes is None else 8)
+        if call.modify is not None or call.window is not None:  # written out as a mask
+            needed += batch * heads * tokens * keys * width
         self._require_room(layer, needed)
 
     def _require_room(self, layer: str, needed: int) -> None:
@@ -349,17 +352,18 @@ class _Masks:
         self._padding: dict[tuple[int, int], np.ndarray] = {}
 
     def _which(self, element: int, head: int) -> tuple[int, int]:
-        if self.call.mask is None or self.call.modify is not None or self.call.slopes is not None:
+        if self.call.modify is not None:
             return element, head  # each has its own
+        if self.call.mask is None:
+            return 0, 0
         return (element if self.call.mask.shape[0] > 1 else 0), (head if self.call.mask.shape[1] > 1 else 0)
 
     def of(self, element: int, head: int) -> np.ndarray | None:
-        if not self.call.is_masked:
-            return None
         which = self._which(element, head)
         if which not in self._rows:
             whole = self.call.whole_mask(element, head)
-            assert whole is not None
+            if whole is None:
+                return None
             self._rows[which] = _held(whole.index_select(0, self.index) if len(whole) > 1 else whole)
         return self._rows[which]
 

@@ -9,10 +9,11 @@ globals are restored when the last listener has left.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class _Listener:
     modes: tuple[TorchFunctionMode | TorchDispatchMode, ...]
 
 
-_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("partita_flex_listeners", default=())
+_listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_flex_listeners", default=())
 _exchanging = threading.Lock()
 _exchanged: dict[str, Any] = {}  # torch's own globals, while ours are in their place
 _uncompiled: list[Any] = []
@@ -52,10 +53,15 @@ _held: list[Answer] = []
 
 @dataclass(frozen=True, eq=False)
 class _Modified:
-    """`AttentionCall.modify` of a score_mod and a mask_mod, which are written for one score and its four indices."""
+    """`AttentionCall.modify` of a score_mod and a mask_mod, which are written for one score and its four indices.
+
+    A score_mod masks with −∞, or with the least number of the dtype in which it runs. It may shift or multiply all scores, so
+    other large negative numbers are no masks.
+    """
 
     score_mod: Callable[..., Tensor] | None
     mask_mod: Callable[..., Tensor] | None
+    dtype: torch.dtype
 
     @property
     def only_masks(self) -> bool:
@@ -70,7 +76,7 @@ class _Modified:
         with TransformGetItemToIndex():
             out = scores if self.score_mod is None else _over_all(self.score_mod)(scores, *places)
             seen = None if self.mask_mod is None else _over_all(self.mask_mod)(*places)
-        out = out.to(scores.dtype)
+        out = out.to(scores.dtype).masked_fill(out <= torch.finfo(self.dtype).min / 2, -torch.inf)
         return out if seen is None else torch.where(seen, out, -torch.inf)
 
 
@@ -92,7 +98,8 @@ def from_flex(arguments: dict[str, Any]) -> AttentionCall:
         more = arguments.get(extra, ())
         plain = function is getattr(torch_flex, nothing, None)
         given.append(None if plain else (lambda *args, f=function, m=more: f(*args, *m)))
-    modify = None if given == [None, None] else _Modified(*given)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    modify = None if given == [None, None] else _Modified(given[0], given[1], dtype)
     return AttentionCall(query, key, value, float(arguments["scale"]), modify=modify)
 
 
@@ -111,9 +118,9 @@ def _compute(*args: Any, **kwargs: Any) -> Any:
 
 def _in_its_place(*args: Any, **kwargs: Any) -> Any:
     """The replacement of the operator."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():  # not `is_compiling`, which another thread may have set
         return _exchanged[_OPERATOR](*args, **kwargs)
-    listeners = _listeners.get()
+    listeners = list(itertools.chain(*_listeners.get()))
     with set_aside([mode for listener in listeners for mode in listener.modes]):
         out, *rest = _compute(*args, **kwargs)
         named = {**dict(zip(_NAMES, args)), **kwargs}
@@ -149,11 +156,14 @@ def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchM
         if not _held:
             _exchange()
         _held.append(answer)
-    token = _listeners.set((*_listeners.get(), _Listener(answer, modes)))
+    held = [_Listener(answer, modes)]
+    token = _listeners.set((*_listeners.get(), held))
     try:
         yield
     finally:
-        _listeners.reset(token)
+        held.clear()
+        with suppress(ValueError):  # left in another context than it was entered in
+            _listeners.reset(token)
         with _exchanging:  # listeners in different threads may leave in any order
             _held.remove(answer)
             if not _held:

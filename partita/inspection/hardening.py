@@ -26,6 +26,7 @@ from partita.inspection.interception import Reader, listening, multi_head_argume
 from partita.inspection.layer_names import LayerNames
 from partita.inspection.told_attention import plain_layout
 from partita.inspection.written_heads import WrittenHeads
+from partita.kernels.plain_arithmetic import plain_arithmetic
 
 __all__ = [
     "Answer",
@@ -101,8 +102,9 @@ class _Replacing(TorchFunctionMode):
         if not chosen or name is None:
             return None
         answers = answers.clone()
-        for head, answer in chosen.items():
-            answers[:, head] = answer(call.in_layer(name), head, answers[:, head]).to(answers.dtype)
+        with plain_arithmetic(answers.device.type):
+            for head, answer in chosen.items():
+                answers[:, head] = answer(call.in_layer(name), head, answers[:, head]).to(answers.dtype)
         return answers
 
     def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
@@ -122,8 +124,9 @@ class _Replacing(TorchFunctionMode):
         dim = call.values.shape[-1]
         change = torch.zeros_like(out[0])
         for head, answer in chosen.items():
-            plain = _answer(call, head, 1.0)
-            moved = (answer(call, head, plain) - plain).to(out[0].dtype)
+            with plain_arithmetic(out[0].device.type):
+                plain = _answer(call, head, 1.0)
+                moved = (answer(call, head, plain) - plain).to(out[0].dtype)
             projected = functional.linear(moved, arguments["out_proj_weight"][:, head * dim : (head + 1) * dim])
             change += projected.transpose(0, 1) if out[0].dim() == 3 else projected[0]
         return out[0] + change, out[1]
@@ -200,12 +203,14 @@ def replacing(
     met, reasons = mode.met, mode.written.reasons()
     which = list(answers)
     missing = [w for w in which if w[0] not in met or not 0 <= w[1] < met[w[0]]]
-    if missing and (met or reasons or mode.names.met):
+    if missing:
         layer, head = missing[0]
         raise UnsupportedError(
             f"head {head} of layer {layer!r} did not run inside `{inside}`, or cannot be replaced. Replaceable: "
             + (", ".join(f"{layer} ({count})" for layer, count in met.items()) or "no heads"),
-            reasons.get(layer) or advice_on_eager(model) or BY_HAND,
+            reasons.get(layer)
+            or advice_on_eager(model)
+            or (BY_HAND if met or reasons else f"Run the model inside. {BY_HAND}"),
         )
 
 

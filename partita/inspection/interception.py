@@ -12,9 +12,10 @@ flex_calls.py.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, overload
@@ -37,6 +38,7 @@ from partita.inspection.eager_attention import EagerAttention, is_hugging_face
 from partita.inspection.flex_calls import listening_to_flex, set_aside
 from partita.inspection.layer_names import LayerNames
 from partita.inspection.told_attention import Told, require_output
+from partita.kernels.plain_arithmetic import plain_arithmetic
 
 __all__ = [
     "Reader",
@@ -82,7 +84,7 @@ _MULTI_HEAD_NAMES = (
 _has_torch_function = torch.overrides.has_torch_function
 _hidden_modes: list[TorchFunctionMode] = []
 _hiding = threading.Lock()
-_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("partita_listeners", default=())
+_listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_listeners", default=())
 
 
 class _Listener(Protocol):
@@ -135,15 +137,17 @@ class _DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.watch.fused_multi_head |= func is _FUSED_MULTI_HEAD
-        if not self.watch.away and (func in (_FUSED_LAYER, _FUSED_MULTI_HEAD) or func in _FUSED_ATTENTION):
-            named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
-            if func is _FUSED_LAYER:
-                self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
-            elif func is _FUSED_MULTI_HEAD:
-                self.watch.see_fused_multi_head(named)
-            else:
-                self.watch.see_fused(named)
-        return func(*args, **kwargs)
+        fused = func in (_FUSED_LAYER, _FUSED_MULTI_HEAD)
+        with self.watch.autocast_inside(args[0].device.type) if fused else nullcontext():
+            if not self.watch.away and (fused or func in _FUSED_ATTENTION):
+                named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
+                if func is _FUSED_LAYER:
+                    self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
+                elif func is _FUSED_MULTI_HEAD:
+                    self.watch.see_fused_multi_head(named)
+                else:
+                    self.watch.see_fused(named)
+            return func(*args, **kwargs)
 
 
 @contextmanager
@@ -186,6 +190,7 @@ class _Watch:
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
         self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
+        self._autocast: set[str] = set()  # devices whose autocast was on where the last fused layer began
         self.eager, self.told = EagerAttention(), Told(self.names)
 
     @contextmanager
@@ -196,12 +201,24 @@ class _Watch:
         finally:
             self.away -= 1
 
+    def autocast_inside(self, device: str) -> AbstractContextManager[None]:
+        """Autocast as it was outside. Dispatch modes run without it, but the products inside a fused layer follow it.
+
+        Args:
+            device: the type of the device.
+        """
+        if device not in self._autocast:
+            return nullcontext()
+        key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
+        return torch._C._SetExcludeDispatchKeyGuard(key, False)
+
     def see(self, calls: Callable[[], Iterable[AttentionCall]], suffix: str = "") -> None:
         if self.away or (name := self.names.next_name(suffix)) is None:
             return
         with self.looking_away(), set_aside([self.function_mode, self.dispatch_mode]), torch.no_grad():
-            for call in calls():
-                self.on_call(name, call.in_layer(name))
+            for call in calls():  # projected as the model does it, but not read under its autocast
+                with plain_arithmetic(call.queries.device.type):
+                    self.on_call(name, call.in_layer(name))
 
     def see_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A function called by a Hugging Face model: the last of those that make up its attention is recorded."""
@@ -264,6 +281,8 @@ class _Watch:
             self.see(lambda: from_encoder_layer(layer))
 
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
+        if isinstance(module, _WITH_FAST_PATH):
+            self._autocast = {device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
         if _is_stock(module):
             if self._stepped_aside:
                 return None
@@ -391,11 +410,14 @@ def watching(
 @contextmanager
 def listening(listener: _Listener) -> Iterator[None]:
     """Inside the `with`, `record` also calls `listener.hear(calls, output)`, and returns its result."""
-    token = _listeners.set((*_listeners.get(), listener))
+    held = [listener]
+    token = _listeners.set((*_listeners.get(), held))
     try:
         yield
     finally:
-        _listeners.reset(token)
+        held.clear()
+        with suppress(ValueError):  # left in another context than it was entered in
+            _listeners.reset(token)
 
 
 @overload
@@ -500,6 +522,6 @@ def record(
                 require_output(call, output)
             yield call
 
-    for listener in reversed(_listeners.get()):
+    for listener in reversed(list(itertools.chain(*_listeners.get()))):
         output = listener.hear(calls, output)
     return output

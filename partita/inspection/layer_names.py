@@ -39,7 +39,6 @@ class LayerNames:
     """Which layer of the model is running, in the thread that asked: module paths, from global module hooks.
 
     `entering` and `leaving` are called for every module of that thread; what `entering` returns is undone on the way out.
-    `met` says whether any module of the model has run.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class LayerNames:
         self._anywhere, self._root = model is None, type(model).__name__
         self._entering, self._leaving = entering, leaving
         self._frames: list[_Frame] = []
-        self.met = False
         self._outside_calls = 0
         self._thread = threading.get_ident()
 
@@ -141,7 +139,6 @@ class LayerNames:
             return
         undo = self._entering(module) if self._entering else None
         self._frames.append(_Frame(module, self._names.get(id(module)), undo=undo))
-        self.met |= self._frames[-1].name is not None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         """`rest` is (kwargs, output), or the output alone when forward raised."""

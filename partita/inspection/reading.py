@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from partita.errors import NonFiniteValueError
 from partita.geometry.domains import Array
-from partita.inspection.calls import MASKED_BELOW, AttentionCall
+from partita.inspection.calls import AttentionCall
 from partita.inspection.row_sums import RowSums, pair_scores, row_sums, runs_on_device
 from partita.inspection.snapshots import Snapshot
 
@@ -290,7 +290,7 @@ def _lengths(vectors: Tensor) -> Tensor:
 def _largest_bias(call: AttentionCall) -> float:
     assert call.mask is not None
     parts = list(call.mask.flatten(0, 1)) if call.mask.numel() else []
-    sizes = [float(torch.where(p <= MASKED_BELOW, 0.0, p).abs().max()) for p in parts]
+    sizes = [float(torch.where(p <= call.hides_below, 0.0, p).abs().max()) for p in parts]
     if not all(map(math.isfinite, sizes)):
         raise NonFiniteValueError(
             "the mask of a head contains NaN or +infinity; expected finite numbers, and −infinity to mask."
@@ -360,7 +360,7 @@ def _visible_values(
         masks = [m[0] for h in range(call.heads)[heads] if (m := call.mask_of(element, h)) is not None]  # one row each
         if masks:
             rows = torch.stack(masks)
-            columns = columns * (rows if rows.dtype == torch.bool else rows > MASKED_BELOW)[..., None]
+            columns = columns * (rows if rows.dtype == torch.bool else rows > call.hides_below)[..., None]
         if call.causal or call.window is not None:
             prefix = _prefix_sums(columns)
             places, count = call.places, values.shape[1]

@@ -41,6 +41,8 @@ class Snapshot:
         tokens: `(keys,)`, numbers of the tokens, equal for equal tokens; None if they are unknown.
         follows_scores: whether the mask is what flex attention added to these scores, and would differ for other scores.
         offset: position of the first query of the call among the keys: what a cache held before, with fewer queries than keys.
+        slope: `−slope·|i − j|` is added to the scores (ALiBi).
+        hides_below: numbers in the mask up to this one hide a key.
     """
 
     queries: NDArray[np.floating]
@@ -56,6 +58,8 @@ class Snapshot:
     tokens: NDArray[np.int64] | None = None
     follows_scores: bool = False
     offset: int = 0
+    slope: float = 0.0
+    hides_below: float = MASKED_BELOW
 
     def __repr__(self) -> str:
         return f"Snapshot({len(self.queries)} queries × {len(self.keys)} keys, R^{self.keys.shape[1]}, {self.dtype})"
@@ -69,20 +73,18 @@ class Snapshot:
             if not np.isfinite(getattr(self, name)).all():
                 raise NonFiniteValueError(f"{name} of a head contain NaN or infinity; check the model's activations.")
 
-    @staticmethod
-    def allows(mask: NDArray[Any]) -> NDArray[np.bool_]:
-        """Where a mask lets a query see a key: True, or a number above −9000.
-
-        Args:
-            mask: booleans or numbers.
-        """
-        return mask if mask.dtype == np.bool_ else mask > MASKED_BELOW
+    @cached_property
+    def _allowed(self) -> NDArray[np.bool_]:
+        """Which keys the mask shows, `(queries or 1, keys)`."""
+        if self.mask is None:
+            return np.ones((1, len(self.keys)), dtype=np.bool_)
+        return self.mask if self.mask.dtype == np.bool_ else self.mask > self.hides_below
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
         """Which keys each query may see, `(queries, keys)`."""
         shape = (len(self.queries), len(self.keys))
-        seen = np.broadcast_to(np.array(True) if self.mask is None else self.allows(self.mask), shape)  # no copies yet
+        seen = np.broadcast_to(self._allowed, shape)  # no copies yet
         if self.causal:
             assert self.positions is not None
             seen = seen & (np.arange(shape[1]) <= self.positions[:, None])
@@ -102,10 +104,14 @@ class Snapshot:
     @cached_property
     def bias(self) -> Array | None:
         """What is added to the scores, `(queries or 1, keys)`, 0 where masked; None if nothing is added."""
-        if self.mask is None or self.mask.dtype == np.bool_:
-            return None
-        added = np.where(self.allows(self.mask), self.mask, 0.0).astype(np.float64)
-        return added if added.any() else None
+        added: Any = 0.0
+        if self.mask is not None and self.mask.dtype != np.bool_:
+            added = np.where(self._allowed, self.mask, 0.0).astype(np.float64)
+        if self.slope:
+            assert self.positions is not None
+            apart = np.abs(self.positions[:, None] - np.arange(len(self.keys)))
+            added = np.where(self._allowed, added - self.slope * apart, 0.0)
+        return added if np.any(added) else None
 
     def scores(self, rows: NDArray[np.int64]) -> Array:
         """`scale·k_j·x + bias_j` in float64, −∞ where a key is masked, `(rows, keys)`.
@@ -131,8 +137,11 @@ class Snapshot:
         assert self.positions is not None
         places = torch.from_numpy(np.ascontiguousarray(self.positions, dtype=np.int64))
         crosses = not self.same_tokens
-        call = AttentionCall(queries, keys, values, self.scale, mask, self.causal, crosses, positions=places)
-        return replace(call, offset=self.offset)
+        slopes = torch.tensor([self.slope], dtype=torch.float64) if self.slope else None
+        call = AttentionCall(
+            queries, keys, values, self.scale, mask, self.causal, crosses, slopes=slopes, positions=places
+        )
+        return replace(call, offset=self.offset, hides_below=self.hides_below)
 
     def weights(self) -> Array:
         """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. A row is 0 if the query sees no key."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import NonFiniteValueError
-from partita.inspection.calls import MASKED_BELOW, AttentionCall
+from partita.inspection.calls import AttentionCall
 from partita.inspection.figures import Gathered, Summary, gathered, on_host, summarised
 from partita.inspection.reading import Padding, Reading, padding_of, random_call, read_call
 from partita.inspection.snapshots import shared_offsets
@@ -226,11 +226,11 @@ def _offsets(call: AttentionCall, head: int) -> Tensor | None:
     if mask is None or mask.dtype == torch.bool:
         return found
     if len(mask) == 1:
-        return found + torch.where(mask[0] > MASKED_BELOW, mask[0], 0.0)
+        return found + torch.where(mask[0] > call.hides_below, mask[0], 0.0)
     largest, counts = 0.0, []
     for start in range(0, len(mask), _ROWS_AT_ONCE):
         part = mask[start : start + _ROWS_AT_ONCE]
-        largest = max(largest, float(torch.where(part > MASKED_BELOW, part.abs(), 0.0).max()))
+        largest = max(largest, float(torch.where(part > call.hides_below, part.abs(), 0.0).max()))
         counts.append(call.visible(0, slice(head, head + 1), slice(start, start + len(part)))[0].sum(dim=1))
     if largest == 0:
         return found
