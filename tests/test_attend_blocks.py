@@ -159,6 +159,14 @@ def test_grouped_queries(key_heads):
     assert (change <= found.bound + 1e-13).all() and (found.bound > 0).any()
 
 
+@pytest.mark.parametrize(("keys", "values"), [(2, 6), (6, 2), (3, 2), (1, 6), (6, 6)])
+def test_grouped_queries_with_other_numbers_of_values_than_of_keys(keys, values):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 5, 4, dtype=torch.float64) for heads in (6, keys, values))
+    found = pa.attend_blocks(q, k, v, error=0, enable_gqa=True, tile=(2, 3))
+    torch.testing.assert_close(found.output, functional.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
 @pytest.mark.parametrize(
     ("q", "k", "v"),
     [
@@ -423,7 +431,7 @@ def test_linear_exponentials_bound_masses():
         ({"k": torch.ones(1, 2, 5, 9)}, pa.errors.ShapeError, "expected q"),
         ({"k": torch.ones(1, 3, 5, 4)}, pa.errors.ShapeError, "enable_gqa"),
         ({"k": torch.ones(1, 2, 5, 4).double()}, pa.errors.ShapeError, "float64"),
-        ({"q": torch.ones(1, 3, 6, 4), "enable_gqa": True}, pa.errors.ShapeError, "divisor"),
+        ({"q": torch.ones(1, 3, 6, 4), "enable_gqa": True}, pa.errors.ShapeError, "must divide"),
         ({"attn_mask": torch.ones(7, 7, dtype=torch.bool)}, pa.errors.ShapeError, "broadcast"),
         ({"attn_mask": torch.ones(6, 5, dtype=torch.int64)}, pa.errors.ShapeError, "int64"),
         ({"v": None}, pa.errors.ShapeError, "NoneType"),

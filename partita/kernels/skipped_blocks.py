@@ -118,14 +118,12 @@ def attend_blocks(
     error, (rows, width) = require_number("error", error, zero=True), require_tile(tile)
     if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
         raise DomainError(f"threshold is {threshold!r}; expected a number from 0 to 1, or None.")
-    lead, group = _leading_axes(q, k, v, attn_mask, enable_gqa)
+    lead, groups = _leading_axes(q, k, v, attn_mask, enable_gqa)
     dtype = torch.promote_types(q.dtype, torch.float32)
     if scale is not None and not (is_number(scale) and -_most(dtype) <= scale <= _most(dtype)):
         raise DomainError(f"scale is {scale!r}; expected a number that is finite in {dtype}, or None for 1/√dim.")
     with torch.no_grad(), plain_arithmetic(q.device.type):
-        flat = [t.to(dtype).expand(*lead[:-1], *t.shape[-3:]) if group > 1 else t.to(dtype) for t in (q, k, v)]
-        if group > 1:
-            flat = [flat[0], *(t.repeat_interleave(group, dim=-3) for t in flat[1:])]
+        flat = [t.to(dtype) if g == 1 else t.to(dtype).repeat_interleave(g, dim=-3) for t, g in zip((q, k, v), groups)]
         queries, keys, values = (t.expand(*lead, *t.shape[-2:]).reshape(math.prod(lead), *t.shape[-2:]) for t in flat)
         factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
         count, tokens = queries.shape[:2]
@@ -241,8 +239,10 @@ def _masked(scores: Tensor, mask: Tensor | None, causal: bool, part: slice, lead
     return scores
 
 
-def _leading_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool) -> tuple[tuple[int, ...], int]:
-    """The broadcast axes before tokens, and how many query heads share a key head."""
+def _leading_axes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool
+) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The broadcast axes before tokens, and how many query heads share each head of q (1), k and v."""
     given = {"q": q, "k": k, "v": v, **({} if mask is None else {"attn_mask": mask})}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
@@ -259,16 +259,16 @@ def _leading_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped:
     wanted = "expected q (…, heads, queries, dim), k (…, heads, keys, dim), v (…, heads, keys, value_dim)"
     if min(t.dim() for t in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError(f"the shapes are {shapes}; {wanted}.")
-    group = 1
-    if grouped and min(t.dim() for t in (q, k, v)) > 2 and q.shape[-3] != k.shape[-3]:
-        if k.shape[-3] != v.shape[-3] or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
+    heads, groups = [], (1, 1, 1)
+    if grouped and min(t.dim() for t in (q, k, v)) > 2:
+        heads = [q.shape[-3]]
+        if not all(t.shape[-3] and heads[0] % t.shape[-3] == 0 for t in (k, v)):
             raise ShapeError(
-                f"the shapes are {shapes}; with enable_gqa expected k and v to have as many heads, a divisor of q's."
+                f"the shapes are {shapes}; with enable_gqa the heads of k and of v must divide those of q."
             )
-        group = q.shape[-3] // k.shape[-3]
+        groups = (1, heads[0] // k.shape[-3], heads[0] // v.shape[-3])
     try:
-        axes = [t.shape[: -3 if group > 1 else -2] for t in (q, k, v)]
-        lead = tuple(torch.broadcast_shapes(*axes)) + ((q.shape[-3],) if group > 1 else ())
+        lead = (*torch.broadcast_shapes(*(t.shape[: -3 if heads else -2] for t in (q, k, v))), *heads)
         if mask is not None:
             torch.broadcast_to(mask, (*lead, q.shape[-2], k.shape[-2]))
     except RuntimeError as problem:
@@ -276,4 +276,4 @@ def _leading_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped:
             f"the shapes are {shapes}; {wanted}{', and attn_mask to broadcast' if mask is not None else ''}. "
             "For fewer key heads than query heads use enable_gqa=True."
         ) from problem
-    return lead, group
+    return lead, groups
