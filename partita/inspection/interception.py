@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, overload
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import ShapeError, UnsupportedError
+from partita.inspection.autocast import OuterAutocast
 from partita.inspection.calls import (
     AttentionCall,
     from_encoder_layer,
@@ -111,6 +112,7 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.watch.autocast.called(getattr(func, "__name__", ""))
         if self.watch.is_inside_multi_head():
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
@@ -137,9 +139,8 @@ class _DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.watch.fused_multi_head |= func is _FUSED_MULTI_HEAD
-        fused = func in (_FUSED_LAYER, _FUSED_MULTI_HEAD)
-        with self.watch.autocast_inside(args[0].device.type) if fused else nullcontext():
-            if not self.watch.away and (fused or func in _FUSED_ATTENTION):
+        with self.watch.autocast.inside(func):
+            if not self.watch.away and (func in (_FUSED_LAYER, _FUSED_MULTI_HEAD) or func in _FUSED_ATTENTION):
                 named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
                 if func is _FUSED_LAYER:
                     self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
@@ -190,7 +191,7 @@ class _Watch:
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
         self.dispatch_mode = _DispatchMode(self)
         self._stepped_aside = self.fused_multi_head = False
-        self._autocast: set[str] = set()  # devices whose autocast was on where the last fused layer began
+        self.autocast = OuterAutocast()
         self.eager, self.told = EagerAttention(), Told(self.names)
 
     @contextmanager
@@ -200,17 +201,6 @@ class _Watch:
             yield
         finally:
             self.away -= 1
-
-    def autocast_inside(self, device: str) -> AbstractContextManager[None]:
-        """Autocast as it was outside. Dispatch modes run without it, but the products inside a fused layer follow it.
-
-        Args:
-            device: the type of the device.
-        """
-        if device not in self._autocast:
-            return nullcontext()
-        key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
-        return torch._C._SetExcludeDispatchKeyGuard(key, False)
 
     def see(self, calls: Callable[[], Iterable[AttentionCall]], suffix: str = "") -> None:
         if self.away or (name := self.names.next_name(suffix)) is None:
@@ -281,8 +271,7 @@ class _Watch:
             self.see(lambda: from_encoder_layer(layer))
 
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
-        if isinstance(module, _WITH_FAST_PATH):
-            self._autocast = {device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
+        self.autocast.entered(_FUSED_LAYER)
         if _is_stock(module):
             if self._stepped_aside:
                 return None
