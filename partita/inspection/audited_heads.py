@@ -27,8 +27,9 @@ from partita.inspection.captured_heads import (
     DropoutWarning,
     HeadRecord,
     are_captured,
+    no_query,
     records_of,
-    require_snapshots,
+    require_kept,
 )
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.hardening import Answer, Which, base_loss, chosen_heads, loss_with
@@ -314,7 +315,7 @@ def _walk(heads: Any, inputs: Any, loss: Any, held: _Tables, progress: Any) -> N
     records = records_of(heads, name="model", wanted="an nn.Module, or ")
     if inputs is not None or loss is not None:
         raise UnsupportedError("inputs and loss need the model; with captured heads give the rule alone, rule=….")
-    require_snapshots(records)
+    require_kept(records)
     for number, record in enumerate(records):
         if progress is not None:
             progress(record.name, number, len(records))
@@ -421,9 +422,7 @@ class _Tables:
                 parts = self._parts[number, which]
                 arrays: Any = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
                 if not len(arrays["error"]):
-                    raise UnsupportedError(
-                        f"{which[0]}:{which[1]}: no query sees a key: the input had no tokens, or every key was masked."
-                    )
+                    raise no_query(f"{which[0]}:{which[1]}")
                 out.append(AuditedHead(*which, rule, **arrays))
         return tuple(out)
 
@@ -562,9 +561,8 @@ class _Part:
         )
         drop = self.seen & ~keep
         none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
-        weights = torch.softmax(
-            self.scores.masked_fill(~keep, -torch.inf), dim=-1
-        )  # relative to the kept maximum: kept scores may be far below the overall one
+        # relative to the kept maximum: kept scores may be far below the overall one
+        weights = torch.softmax(self.scores.masked_fill(~keep, -torch.inf), dim=-1)
         output = torch.where(none[..., None], -values.middle, torch.nan_to_num(weights) @ values.moved)
         gone = self.masses * drop
         kept, lost = (self.masses * keep).sum(dim=-1), gone.sum(dim=-1)

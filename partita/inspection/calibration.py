@@ -23,7 +23,7 @@ from partita.inspection.hardening import Which
 from partita.inspection.interception import Reader
 from partita.inspection.report import short
 from partita.inspection.rules import SkipBlocks
-from partita.storage.files import read_regular, write_whole
+from partita.storage.files import read_regular, write_json
 
 __all__ = ["CalibratedHead", "Calibration", "calibrate", "load_calibration"]
 
@@ -122,8 +122,7 @@ class Calibration:
         Args:
             path: the file. It is replaced if it exists; parents are created.
         """
-        text = json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False, indent=1)
-        return write_whole(path, text + "\n")
+        return write_json(path, self.to_json())
 
     def _title(self) -> str:
         skipped = float(np.mean([h.skipped for h in self.heads]))

@@ -28,15 +28,8 @@ _MINUS = {"sub", "__sub__", "__isub__", "sub_", "subtract"}
 _SAME = {"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "dropout"}
 _RESHAPED = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}  # these keep the order of the numbers
 _SOFTMAX = {"softmax", "special_softmax"}
-_NO_STEP = {
-    "__get__",
-    "__getitem__",
-    "transpose",
-    "permute",
-    "expand",
-    "detach",
-    *_RESHAPED,
-}  # not named as the reason of a refusal
+# Never named as the step that ended a trail.
+_NO_STEP = {"__get__", "__getitem__", "transpose", "permute", "expand", "detach", *_RESHAPED}
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from partita.errors import DomainError, NonFiniteValueError, ShapeError
 from partita.kernels.dropped_keys import (
     LOG2_E,
     change_bound,
+    needed_tiles,
     norms,
-    objecting,
     score_drift,
     tiles_of,
     upper_masses,
@@ -180,7 +180,7 @@ def _one_block(
     at = (error / held.spread).clamp(max=1.0)[:, None, None] if threshold is None else threshold
     at = torch.nan_to_num(at, nan=0.0) if isinstance(at, Tensor) else at
     visible = (best != -torch.inf).any(dim=1)
-    kept = objecting(best, at).any(dim=1)
+    kept = needed_tiles(best, at).any(dim=1)
     skipped = visible & ~kept
     mass = scores.new_zeros(scores.shape[:2])
     sums = scores.new_zeros(*scores.shape[:2], held.values.shape[-1])
