@@ -257,7 +257,7 @@ def test_a_reader_that_tells_of_another_attention_is_refused(x):
     for told, attend in ((wrong, "matmul"), (lambda *a: [], "matmul"), (reader, "bmm")):  # bmm: heads are not known
         model[0].attend = WAYS[attend][0]
         with (
-            pytest.raises(UnsupportedError, match=r"layer '0' cannot be replaced.*reader of '0' tells of \d"),
+            pytest.raises(UnsupportedError, match=r"layer '0' cannot be replaced.*reader of '0' reports \d"),
             pa.inspect.hardened(model, [("0", 0)], readers={"0": told}),
         ):
             model(x)

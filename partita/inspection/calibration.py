@@ -214,7 +214,7 @@ def calibrate(
         raise UnsupportedError(f"thresholds is {thresholds!r}; expected a list of numbers from 0 to 1.")
     if isinstance(model, nn.Module) and are_captured(held_out):
         raise UnsupportedError(
-            "held_out are captured heads, and model is a module; expected inputs of the model, or captured heads as both."
+            "held_out are captured heads, but model is a module; expected inputs of the model, or captured heads for both."
         )
     pattern = rule if isinstance(rule, SkipBlocks) else SkipBlocks(0.0)
     thresholds = list(thresholds)

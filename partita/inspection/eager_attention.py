@@ -280,7 +280,7 @@ def advice_on_eager(model: nn.Module | None) -> str:
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(used, str) and used != "sdpa" and is_hugging_face(module):
             if not getattr(module, "_supports_sdpa", True):
-                return f'{type(module).__name__} writes its attention out and has no "sdpa"; use pa.inspect.record or readers=.'
+                return f'{type(module).__name__} has no "sdpa" attention; use pa.inspect.record or readers=.'
             config = getattr(module, "config", None)
             if getattr(config, "attn_logit_softcapping", None):
                 return (

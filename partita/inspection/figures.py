@@ -181,7 +181,7 @@ class Summary:
         score_error: largest bound on the rounding error of a score.
         occupied: `(cells,)`, keys whose cells contain queries.
         occupancy: `(cells,)`, how many queries each contains.
-        cells: the same with their values; for long sequences only the largest.
+        cells: the same with their values; with `capture(..., stream=True)`, only the fullest.
     """
 
     keys: int

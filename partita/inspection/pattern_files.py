@@ -133,7 +133,7 @@ def export_patterns(
     if entries * (digits + 4) > max_bytes:
         raise SizeError(
             f"{len(records)} heads have {entries:,} weights: about {entries * (digits + 4) / 2**20:,.3g} MiB of JSON; max_bytes "
-            f"allows {max_bytes / 2**20:,.3g}",
+            f"allows {max_bytes / 2**20:,.3g} MiB",
             "Choose layers=, heads=, tokens= or batch= of capture, fewer digits, or raise max_bytes.",
         )
     labels = _labels(records, tokens, tokenizer)

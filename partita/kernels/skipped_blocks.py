@@ -251,7 +251,8 @@ def _leading_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped:
             raise ShapeError(f"{name} is on {tensor.device}; expected {q.device}, like q.")
     if {t.dtype for t in (q, k, v)} - {q.dtype} or not q.is_floating_point() or q.dtype.itemsize < 2:
         raise ShapeError(
-            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one of float64, float32, bfloat16, float16."
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one dtype for all three: float64, float32, bfloat16 or "
+            "float16."
         )
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise ShapeError(f"attn_mask is {mask.dtype}; expected bool or floating point.")
