@@ -444,8 +444,8 @@ class _Sequences:
         queries, keys, values = (t.to(device, torch.float64) for t in (alone.queries, alone.keys, alone.values))
         mask = None if alone.mask is None else alone.mask.to(device)
         alone = replace(alone, queries=queries, keys=keys, values=values, mask=mask)
-        hidden = [alone.padding(element, 0) for element in range(alone.batch)]
-        known = [torch.zeros(len(alone.places), dtype=torch.bool, device=device) if h is None else h for h in hidden]
+        hidden = [padding_of(alone, element, slice(0, 1)).queries for element in range(alone.batch)]
+        known = [torch.zeros_like(alone.places, dtype=torch.bool) if h is None else h[0] for h in hidden]
         padding = torch.stack(known) if any(h is not None for h in hidden) else None
         return cls(alone, head, alone.places, padding).checked()
 

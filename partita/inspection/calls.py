@@ -429,13 +429,6 @@ class AttentionCall:
             return last - first
         return int(self.seen_keys(element, head)[0].sum())
 
-    def padding(self, element: int, head: int) -> Tensor | None:
-        """Padding in self-attention, `(keys,)`: tokens that no query sees. None if nothing is masked or no token sees itself."""
-        if (self.mask is None and self.modify is None) or not self.is_square:
-            return None
-        seen, own = self.seen_keys(element, head)
-        return ~seen if own else None
-
     def is_full(self, rows: slice, keys: slice) -> bool:
         """Whether each of these queries is known to see each of these keys."""
         lowest, highest = self._extent(rows)

@@ -353,7 +353,8 @@ class CapturedHeads:
             smaller = "" if self._limits.stream else ", or stream=True, which keeps figures only"
             raise SizeError(
                 f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.3g} MiB; max_bytes allows "
-                f"{self._limits.max_bytes / 2**20:,.3g}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes{smaller}."
+                f"{self._limits.max_bytes / 2**20:,.3g} MiB. Choose layers=, heads=, tokens= or batch=, or raise "
+                f"max_bytes{smaller}."
             )
         self.bytes_held += needed
 
@@ -387,9 +388,9 @@ class _Masks:
         """Keys that no query sees, in self-attention where tokens may see themselves: padding, as queries too."""
         which = self._which(element, head)
         if which not in self._padding:
-            hidden = self.call.padding(element, head)
+            hidden = padding_of(self.call, element, slice(head, head + 1)).queries
             count = self.call.queries.shape[2]
-            self._padding[which] = np.zeros(count, dtype=bool) if hidden is None else _held(hidden)
+            self._padding[which] = np.zeros(count, dtype=bool) if hidden is None else _held(hidden[0])
         return self._padding[which]
 
 

@@ -188,7 +188,7 @@ class Padding(NamedTuple):
 
 
 def padding_of(call: AttentionCall, element: int, heads: slice) -> Padding:
-    """The padding, derived from the masks of a call.
+    """The padding, derived from the masks of a call: in self-attention, tokens that no query sees, if any token sees itself.
 
     Args:
         call: the attention.
