@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from partita.arithmetic.notebook_cards import aligned, card, counted
+from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, NonFiniteValueError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.inspection.calls import AttentionCall
@@ -35,7 +35,6 @@ from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.hardening import Answer, Which, base_loss, chosen_heads, loss_with
 from partita.inspection.interception import Reader, watching
 from partita.inspection.reading import padding_of
-from partita.inspection.report import short
 from partita.inspection.rules import DroppingRule, Quantized, Rule, kept_keys, require_rule
 from partita.inspection.snapshots import Snapshot
 from partita.kernels.dropped_keys import (

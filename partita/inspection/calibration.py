@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from partita.arithmetic.arguments import is_number, require_count, require_number
-from partita.arithmetic.notebook_cards import aligned, card, counted
+from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead, audit
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured
 from partita.inspection.hardening import Which
 from partita.inspection.interception import Reader
-from partita.inspection.report import short
 from partita.inspection.rules import SkipBlocks
 from partita.storage.files import read_regular, write_json
 

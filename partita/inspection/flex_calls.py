@@ -36,7 +36,7 @@ _NAMES = (
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
 Answer = Callable[[Callable[[], AttentionCall], Tensor], Tensor]
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterato
 
 
 @contextmanager
-def listed(listener: T, listeners: ContextVar[tuple[list[T], ...]]) -> Iterator[None]:
+def listed(listener: _T, listeners: ContextVar[tuple[list[_T], ...]]) -> Iterator[None]:
     """Inside the `with`, a listener is among those of this thread. Afterwards it is not, even if the block is left in another
     context than it was entered in, where the variable cannot be reset.
 

@@ -273,6 +273,11 @@ class HardenedHead:
     averaged: float
     kind: str
 
+    @property
+    def name(self) -> str:
+        """ "layer:head"."""
+        return f"{self.layer}:{self.head}"
+
 
 def _kind(loss: float, hardened: float, averaged: float) -> str:
     if max(abs(hardened), abs(averaged)) <= 0.01 * abs(loss):
@@ -313,16 +318,15 @@ class HardenReport:
 
     def _repr_html_(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
-        rows = [(f"{h.layer}:{h.head}", f"{h.hardened:+.3g}", f"{h.averaged:+.3g}", h.kind) for h in self.heads]
+        rows = [(h.name, f"{h.hardened:+.3g}", f"{h.averaged:+.3g}", h.kind) for h in self.heads]
         return card(str(self).splitlines()[0], columns=("head", what, "averaged", "kind"), rows=rows)
 
     def __str__(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
-        width = max(len(f"{h.layer}:{h.head}") for h in self.heads)
+        width = max(len(h.name) for h in self.heads)
         lines = [f"loss {self.loss:.5g}; all {what}: {self.together:+.3g}, all averaged: {self.averaged_together:+.3g}"]
         for h in self.heads:
-            name = f"{h.layer}:{h.head}"
-            lines.append(f"{name:<{width}}  {what} {h.hardened:+.3g}  averaged {h.averaged:+.3g}  {h.kind}")
+            lines.append(f"{h.name:<{width}}  {what} {h.hardened:+.3g}  averaged {h.averaged:+.3g}  {h.kind}")
         return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from partita.arithmetic.notebook_cards import card, counted
+from partita.arithmetic.notebook_cards import card, counted, short
 from partita.errors import UnsupportedError
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, no_query, records_of
 from partita.inspection.figures import Cell, Figures, Measured, Roles, measured, put_together
@@ -26,7 +26,7 @@ from partita.inspection.sentences import sentence
 from partita.inspection.token_ids import TokenIds
 from partita.storage.files import write_json, write_whole
 
-__all__ = ["HeadReport", "ModelReport", "finite_or_none", "read", "report_schema", "short"]
+__all__ = ["HeadReport", "ModelReport", "finite_or_none", "read", "report_schema"]
 
 FORMAT, VERSION = "partita-inspection", 1
 _ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
@@ -411,13 +411,6 @@ def report_schema() -> dict[str, Any]:
         },
         definitions,
     )
-
-
-def short(number: float) -> str:
-    """A figure for people: three digits, thousands in full, a dash for what is not defined."""
-    if math.isnan(number):
-        return "–"
-    return f"{number:,.0f}" if 1000 <= abs(number) < math.inf else f"{number:.3g}"
 
 
 def finite_or_none(data: Any) -> Any:
