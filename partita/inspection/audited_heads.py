@@ -346,8 +346,10 @@ def _with_loss(
     for number, head in enumerate(done):
         if progress is not None:
             progress(head.name, number, len(done))
-        number_of, _ = loss_with(model, loss, {(head.layer, head.head): answer_under(head.rule)}, readers)
-        changed.append(replace(head, loss_change=number_of - base))
+        own, _ = loss_with(model, loss, {(head.layer, head.head): answer_under(head.rule)}, readers)
+        changed.append(replace(head, loss_change=own - base))
+    if progress is not None:
+        progress("", len(done), len(done))
     together = []
     for rule in rules:
         answers = {(h.layer, h.head): answer_under(rule) for h in done if h.rule is rule}

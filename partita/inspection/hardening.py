@@ -474,5 +474,7 @@ def harden(
             progress(f"{w[0]}:{w[1]}", number, len(which))
         table, mean = (measured([w], f) - base for f in (factor, 0.0))
         done.append(HardenedHead(*w, table, mean, _kind(base, table, mean)))
+    if progress is not None:
+        progress("", len(which), len(which))
     together, averaged = (measured(which, f) - base for f in (factor, 0.0))
     return HardenReport(base, factor, together, averaged, tuple(done))
