@@ -597,6 +597,8 @@ def test_reports_are_plain_data():
     seen = []
     report = AT.audit(model, x, AT.Window(0, 1), progress=lambda *told: seen.append(told))
     assert seen[-1] == ("", 1, 1) and seen[0] == ("first", 0, 1)
+    AT.audit(model, x, AT.Window(0, 1), lambda m: m(x).sum(), progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("", len(report.heads), len(report.heads))
     row = report.rows()[0]
     assert list(row)[:6] == ["layer", "head", "rule", "queries", "skipped", "oracle"] and row["rule"] == "Window(0, 1)"
     assert row["error_q50"] <= row["error_q90"] <= row["error_q99"] <= row["error"] <= row["error_bound"]

@@ -242,8 +242,14 @@ def test_a_reader_lets_heads_be_hardened_without_touching_the_model(x):
         assert torch.allclose(model[1].out, truth(*model[1].split(model[0](x)), None, (2,)))
         with pa.inspect.hardened(model, [], readers=readers):
             assert torch.equal(model(x), plain)
-    report = pa.inspect.harden(model, lambda m: m(x).square().mean(), readers=readers)
-    assert len(report.heads) == 8
+        with pa.inspect.thinned(model, {("0", 1): pa.inspect.TopK(1)}, readers=readers):
+            model(x)
+        assert torch.allclose(model[0].out, truth(*model[0].split(x), None, (1,)))  # the best key alone
+    told = []
+    report = pa.inspect.harden(
+        model, lambda m: m(x).square().mean(), readers=readers, progress=lambda *step: told.append(step)
+    )
+    assert len(report.heads) == 8 and told[0] == ("0:0", 0, 8) and told[-1] == ("", 8, 8)
     with pytest.raises(UnsupportedError, match="readers="):
         pa.inspect.harden(model, lambda m: m(x).square().mean())
 
@@ -257,7 +263,7 @@ def test_a_reader_that_tells_of_another_attention_is_refused(x):
     for told, attend in ((wrong, "matmul"), (lambda *a: [], "matmul"), (reader, "bmm")):  # bmm: heads are not known
         model[0].attend = WAYS[attend][0]
         with (
-            pytest.raises(UnsupportedError, match=r"layer '0' cannot be replaced.*reader of '0' tells of \d"),
+            pytest.raises(UnsupportedError, match=r"layer '0' cannot be replaced.*reader of '0' reports \d"),
             pa.inspect.hardened(model, [("0", 0)], readers={"0": told}),
         ):
             model(x)

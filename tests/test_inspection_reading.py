@@ -18,10 +18,15 @@ from torch.nn import functional
 import partita as pa
 from partita.errors import UnsupportedError
 from partita.inspection import reachability
-from partita.inspection.figures import measure
+from partita.inspection.figures import measured
 from partita.inspection.reachability import DEAD, MASKED, REACHABLE, UNDECIDED, key_reach
 from partita.inspection.reading import random_snapshot, read_queries
 from partita.inspection.snapshots import Snapshot
+
+
+def measure(snapshots, **options):
+    found = measured(snapshots, tokens=[None] * len(snapshots), **options)
+    return found.figures, found.cells
 
 
 def make(queries=40, keys=25, dim=6, value_dim=3, seed=0, **options):

@@ -7,9 +7,10 @@ Text and lines take the colour of the page, so that a card is readable on light 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["aligned", "card", "counted"]
+__all__ = ["aligned", "card", "counted", "short"]
 
 _MOST_ROWS, _MOST_CHARACTERS = 50, 400
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
@@ -76,6 +77,20 @@ def counted(number: int, noun: str) -> str:
     ('1 head', '1,200 heads')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short(number: float) -> str:
+    """A number with three digits; thousands in full, and a dash for NaN.
+
+    Args:
+        number: what to write.
+
+    >>> short(0.12345), short(12345.6), short(float("nan"))
+    ('0.123', '12,346', '–')
+    """
+    if math.isnan(number):
+        return "–"
+    return f"{number:,.0f}" if 1000 <= abs(number) < math.inf else f"{number:.3g}"
 
 
 def _text(value: object) -> str:

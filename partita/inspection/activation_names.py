@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partita.arithmetic.notebook_cards import counted
 from partita.errors import ShapeError, UnsupportedError
-from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of, require_snapshots
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of, require_kept
 from partita.inspection.snapshots import Snapshot
 
 __all__ = ["ActivationCache", "activation_cache"]
@@ -101,7 +101,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     @staticmethod
     def _stacked(records: list[HeadRecord], compute: Callable[[Snapshot], np.ndarray], heads_first: bool) -> Tensor:
-        require_snapshots(records)
+        require_kept(records)
         shapes = {(len(s.queries), len(s.keys)) for record in records for s in record.snapshots}
         if len(shapes) != 1:
             raise ShapeError(

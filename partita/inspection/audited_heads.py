@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from partita.arithmetic.notebook_cards import aligned, card, counted
+from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, NonFiniteValueError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.inspection.calls import AttentionCall
@@ -27,14 +27,14 @@ from partita.inspection.captured_heads import (
     DropoutWarning,
     HeadRecord,
     are_captured,
+    no_query,
     records_of,
-    require_snapshots,
+    require_kept,
 )
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.hardening import Answer, Which, base_loss, chosen_heads, loss_with
 from partita.inspection.interception import Reader, watching
 from partita.inspection.reading import padding_of
-from partita.inspection.report import short
 from partita.inspection.rules import DroppingRule, Quantized, Rule, kept_keys, require_rule
 from partita.inspection.snapshots import Snapshot
 from partita.kernels.dropped_keys import (
@@ -314,7 +314,7 @@ def _walk(heads: Any, inputs: Any, loss: Any, held: _Tables, progress: Any) -> N
     records = records_of(heads, name="model", wanted="an nn.Module, or ")
     if inputs is not None or loss is not None:
         raise UnsupportedError("inputs and loss need the model; with captured heads give the rule alone, rule=….")
-    require_snapshots(records)
+    require_kept(records)
     for number, record in enumerate(records):
         if progress is not None:
             progress(record.name, number, len(records))
@@ -346,8 +346,10 @@ def _with_loss(
     for number, head in enumerate(done):
         if progress is not None:
             progress(head.name, number, len(done))
-        number_of, _ = loss_with(model, loss, {(head.layer, head.head): answer_under(head.rule)}, readers)
-        changed.append(replace(head, loss_change=number_of - base))
+        own, _ = loss_with(model, loss, {(head.layer, head.head): answer_under(head.rule)}, readers)
+        changed.append(replace(head, loss_change=own - base))
+    if progress is not None:
+        progress("", len(done), len(done))
     together = []
     for rule in rules:
         answers = {(h.layer, h.head): answer_under(rule) for h in done if h.rule is rule}
@@ -421,9 +423,7 @@ class _Tables:
                 parts = self._parts[number, which]
                 arrays: Any = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
                 if not len(arrays["error"]):
-                    raise UnsupportedError(
-                        f"{which[0]}:{which[1]}: no query sees a key: the input had no tokens, or every key was masked."
-                    )
+                    raise no_query(f"{which[0]}:{which[1]}")
                 out.append(AuditedHead(*which, rule, **arrays))
         return tuple(out)
 
@@ -445,8 +445,8 @@ class _Sequences:
         queries, keys, values = (t.to(device, torch.float64) for t in (alone.queries, alone.keys, alone.values))
         mask = None if alone.mask is None else alone.mask.to(device)
         alone = replace(alone, queries=queries, keys=keys, values=values, mask=mask)
-        hidden = [alone.padding(element, 0) for element in range(alone.batch)]
-        known = [torch.zeros(len(alone.places), dtype=torch.bool, device=device) if h is None else h for h in hidden]
+        hidden = [padding_of(alone, element, slice(0, 1)).queries for element in range(alone.batch)]
+        known = [torch.zeros_like(alone.places, dtype=torch.bool) if h is None else h[0] for h in hidden]
         padding = torch.stack(known) if any(h is not None for h in hidden) else None
         return cls(alone, head, alone.places, padding).checked()
 
@@ -562,9 +562,8 @@ class _Part:
         )
         drop = self.seen & ~keep
         none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
-        weights = torch.softmax(
-            self.scores.masked_fill(~keep, -torch.inf), dim=-1
-        )  # relative to the kept maximum: kept scores may be far below the overall one
+        # relative to the kept maximum: kept scores may be far below the overall one
+        weights = torch.softmax(self.scores.masked_fill(~keep, -torch.inf), dim=-1)
         output = torch.where(none[..., None], -values.middle, torch.nan_to_num(weights) @ values.moved)
         gone = self.masses * drop
         kept, lost = (self.masses * keep).sum(dim=-1), gone.sum(dim=-1)

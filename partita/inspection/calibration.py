@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from partita.arithmetic.arguments import is_number, require_count, require_number
-from partita.arithmetic.notebook_cards import aligned, card, counted
+from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead, audit
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured
 from partita.inspection.hardening import Which
 from partita.inspection.interception import Reader
-from partita.inspection.report import short
 from partita.inspection.rules import SkipBlocks
-from partita.storage.files import read_regular, write_whole
+from partita.storage.files import read_regular, write_json
 
 __all__ = ["CalibratedHead", "Calibration", "calibrate", "load_calibration"]
 
@@ -122,8 +121,7 @@ class Calibration:
         Args:
             path: the file. It is replaced if it exists; parents are created.
         """
-        text = json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False, indent=1)
-        return write_whole(path, text + "\n")
+        return write_json(path, self.to_json())
 
     def _title(self) -> str:
         skipped = float(np.mean([h.skipped for h in self.heads]))
@@ -215,7 +213,7 @@ def calibrate(
         raise UnsupportedError(f"thresholds is {thresholds!r}; expected a list of numbers from 0 to 1.")
     if isinstance(model, nn.Module) and are_captured(held_out):
         raise UnsupportedError(
-            "held_out are captured heads, and model is a module; expected inputs of the model, or captured heads as both."
+            "held_out are captured heads, but model is a module; expected inputs of the model, or captured heads for both."
         )
     pattern = rule if isinstance(rule, SkipBlocks) else SkipBlocks(0.0)
     thresholds = list(thresholds)

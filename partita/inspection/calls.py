@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ COLUMNS = 192
 _VISIBLE_AT_ONCE = 1 << 24  # pairs of a query and a key
 _SCORES_AT_ONCE = 1 << 21
 _ROWS_LOOKED_AT = 32
+_MODULE_NAMES = tuple(signature(nn.MultiheadAttention.forward).parameters)[1:]  # query, key, value, …
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,11 @@ class AttentionCall:
     @property
     def batch(self) -> int:
         return self.queries.shape[0]
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """The dtype in which scores are computed: that of the queries, float32 at least."""
+        return torch.promote_types(self.queries.dtype, torch.float32)
 
     @property
     def places(self) -> Tensor:
@@ -189,9 +196,9 @@ class AttentionCall:
         Args:
             head: number of the head.
             rows: which queries; all by default. Only their scores are formed.
-            dtype: to compute in; by default that of the queries, float32 at least.
+            dtype: to compute in; `score_dtype` by default.
         """
-        dtype = dtype or torch.promote_types(self.queries.dtype, torch.float32)
+        dtype = dtype or self.score_dtype
         tiles = [self.tile(e, slice(head, head + 1), rows, slice(None), dtype)[0] for e in range(self.batch)]
         scores = torch.stack(tiles) if tiles else self.queries.new_zeros(0, len(self.places[rows]), self.keys.shape[2])
         return scores, scores > -torch.inf
@@ -257,7 +264,7 @@ class AttentionCall:
             mask = mask[heads] if mask.shape[0] > 1 else mask
             mask = mask[:, rows] if mask.shape[1] > 1 else mask
             mask = mask[..., j] if j.dim() == 1 else mask.expand(len(j), j.shape[1], -1).gather(2, j)
-            # NaN counts as above, so that it shows in the scores
+            # NaN does not hide a key, so that it shows in the scores
             seen = mask if mask.dtype == torch.bool else ~(mask <= self.hides_below)
             scores = torch.where(seen, scores if mask.dtype == torch.bool else scores + mask.to(scores), -torch.inf)
         if self.modify is not None:
@@ -273,7 +280,7 @@ class AttentionCall:
     def _added(self, scores: Tensor, element: int, heads: slice, i: Tensor, j: Tensor) -> Tensor:
         """What `modify` adds to these scores, in the precision in which flex attention runs it; −∞ where masked."""
         assert self.modify is not None
-        scores = scores.to(torch.promote_types(self.queries.dtype, torch.float32))
+        scores = scores.to(self.score_dtype)
         numbers = torch.arange(self.heads, device=scores.device)[heads][:, None, None]
         return self.modify(scores, element, numbers, i, j) - scores
 
@@ -292,11 +299,11 @@ class AttentionCall:
         """
         if not self.changes_scores:
             return False
-        heads, dtype = slice(head, head + 1), torch.promote_types(self.queries.dtype, torch.float32)
+        heads = slice(head, head + 1)
         rows = slice(None, None, max(1, self.queries.shape[2] // _ROWS_LOOKED_AT))
         columns, places = torch.arange(self.keys.shape[2], device=self.keys.device), self.places[rows][:, None]
         plain = replace(self, mask=None, modify=None, window=None, slopes=None, causal=False)
-        scores = plain.tile(element, heads, rows, slice(None), dtype)
+        scores = plain.tile(element, heads, rows, slice(None), self.score_dtype)
         own = self._added(scores, element, heads, places, columns)
         other = self._added(torch.zeros_like(scores), element, heads, places, columns)
         seen = (own > -torch.inf) & (other > -torch.inf)
@@ -322,7 +329,7 @@ class AttentionCall:
         heads, columns = slice(head, head + 1), torch.arange(self.keys.shape[2], device=self.keys.device)
         free = replace(self, causal=False, slopes=None)
         plain = replace(free, mask=None, modify=None, window=None)
-        dtype = torch.promote_types(self.queries.dtype, torch.float32)
+        dtype = self.score_dtype
         step = max(1, _SCORES_AT_ONCE // max(self.keys.shape[2], 1))
         parts = []
         for start in range(0, max(self.queries.shape[2], 1), step):
@@ -421,13 +428,6 @@ class AttentionCall:
             first, last = self.range_of_keys(slice(None))
             return last - first
         return int(self.seen_keys(element, head)[0].sum())
-
-    def padding(self, element: int, head: int) -> Tensor | None:
-        """Padding in self-attention, `(keys,)`: tokens that no query sees. None if nothing is masked or no token sees itself."""
-        if (self.mask is None and self.modify is None) or not self.is_square:
-            return None
-        seen, own = self.seen_keys(element, head)
-        return ~seen if own else None
 
     def is_full(self, rows: slice, keys: slice) -> bool:
         """Whether each of these queries is known to see each of these keys."""
@@ -592,24 +592,14 @@ def from_multi_head_module(
     Args:
         fused: it took its fused path, which follows the mask whatever the hint `is_causal` says.
     """
-    names = (
-        "query",
-        "key",
-        "value",
-        "key_padding_mask",
-        "need_weights",
-        "attn_mask",
-        "average_attn_weights",
-        "is_causal",
-    )
-    given = {**dict(zip(names, args)), **kwargs}
+    given = {**dict(zip(_MODULE_NAMES, args)), **kwargs}
     given["crosses"] = given["query"] is not given["key"]
     if given["query"].is_nested:
-        for parts in zip(*(given[name].unbind() for name in names[:3])):
+        for parts in zip(*(given[name].unbind() for name in _MODULE_NAMES[:3])):
             yield from from_multi_head_module(module, tuple(part[None] for part in parts), {}, fused=fused)
         return
     if module.batch_first and given["query"].dim() == 3:
-        given.update({name: given[name].transpose(0, 1) for name in names[:3]})
+        given.update({name: given[name].transpose(0, 1) for name in _MODULE_NAMES[:3]})
     held = ("in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "q_proj_weight", "k_proj_weight", "v_proj_weight")
     given.update({name: getattr(module, name) for name in (*held, "num_heads", "add_zero_attn")})
     if fused:

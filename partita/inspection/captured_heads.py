@@ -28,7 +28,17 @@ from partita.inspection.snapshots import Snapshot
 from partita.inspection.streams import StreamedSequence, stream_call
 from partita.inspection.token_ids import SeenTokens, TokenIds
 
-__all__ = ["CapturedHeads", "HeadRecord", "are_captured", "capture", "records_of", "require_snapshots"]
+__all__ = [
+    "CapturedHeads",
+    "DropoutWarning",
+    "HeadRecord",
+    "are_captured",
+    "capture",
+    "evenly_spread",
+    "no_query",
+    "records_of",
+    "require_kept",
+]
 
 DEFAULT_MAX_BYTES = 2 << 30
 _LISTED = 20  # most layers named in a message
@@ -117,7 +127,7 @@ def are_captured(given: Any) -> bool:
     return isinstance(given, CapturedHeads) or any(isinstance(one, HeadRecord) for one in several)
 
 
-def require_snapshots(records: Iterable[HeadRecord]) -> None:
+def require_kept(records: Iterable[HeadRecord]) -> None:
     """Raises an UnsupportedError for heads that were read while the model ran without keeping their keys.
 
     Args:
@@ -128,6 +138,15 @@ def require_snapshots(records: Iterable[HeadRecord]) -> None:
             "these heads were read while the model ran, and their keys were not kept",
             "Capture them without stream=True, or with keep=True.",
         )
+
+
+def no_query(name: str) -> UnsupportedError:
+    """The error for a head that has nothing to read.
+
+    Args:
+        name: of the head.
+    """
+    return UnsupportedError(f"{name}: no query sees a key: the input had no tokens, or every key was masked.")
 
 
 class DropoutWarning:
@@ -169,12 +188,12 @@ class _Limits:
     tokens: int | None
     batch: int | None
     max_bytes: int
-    given: TokenIds | None = None
-    stream: bool = False
-    keep: bool = True
-    null: bool = True
-    seed: int = 0
-    queries: bool = False
+    given: TokenIds | None
+    stream: bool
+    keep: bool
+    null: bool
+    seed: int
+    queries: bool
 
 
 @dataclass(eq=False)
@@ -259,7 +278,7 @@ class CapturedHeads:
             if not limits.keep:
                 return
         key_heads = sorted({call.key_head(h) for h in chosen})
-        positions = _spread(call.queries.shape[2], limits.tokens)
+        positions = evenly_spread(call.queries.shape[2], limits.tokens)
         self._make_room(layer, call, (batch, len(chosen), len(key_heads), len(positions)))
         index = torch.as_tensor(positions, device=call.queries.device)
         queries = _held(call.queries[:batch, list(chosen)].index_select(2, index))
@@ -300,11 +319,8 @@ class CapturedHeads:
 
     def _stream(self, layer: str, call: AttentionCall, heads: list[int], batch: int, ids: np.ndarray | None) -> None:
         """Read the heads now and keep only their figures."""
-        limits = self._limits
-        count = call.queries.shape[2]
-        rows = (
-            None if limits.tokens is None or count <= limits.tokens else torch.as_tensor(_spread(count, limits.tokens))
-        )
+        limits, count, most = self._limits, call.queries.shape[2], self._limits.tokens
+        rows = None if most is None or count <= most else torch.as_tensor(evenly_spread(count, most))
         for element in range(batch):
             some, padding = call.subset(element, heads), None
             if rows is not None:  # padding can only be told from the whole sequence
@@ -315,7 +331,7 @@ class CapturedHeads:
             seed = limits.seed + 15_485_863 * len(self._streamed) + 32_452_843 * self._passed[layer] + element
             queries = limits.keep or limits.queries
             read = stream_call(some, tokens=tokens, null=limits.null, queries=queries, seed=seed, padding=padding)
-            for _, place, found in read:
+            for place, found in read:
                 self._require_room(layer, found.size)
                 self._streamed.setdefault(layer, {}).setdefault(heads[place], []).append(found)
 
@@ -337,7 +353,8 @@ class CapturedHeads:
             smaller = "" if self._limits.stream else ", or stream=True, which keeps figures only"
             raise SizeError(
                 f"recording {layer} would hold {(self.bytes_held + needed) / 2**20:,.3g} MiB; max_bytes allows "
-                f"{self._limits.max_bytes / 2**20:,.3g}. Choose layers=, heads=, tokens= or batch=, or raise max_bytes{smaller}."
+                f"{self._limits.max_bytes / 2**20:,.3g} MiB. Choose layers=, heads=, tokens= or batch=, or raise "
+                f"max_bytes{smaller}."
             )
         self.bytes_held += needed
 
@@ -371,9 +388,9 @@ class _Masks:
         """Keys that no query sees, in self-attention where tokens may see themselves: padding, as queries too."""
         which = self._which(element, head)
         if which not in self._padding:
-            hidden = self.call.padding(element, head)
+            hidden = padding_of(self.call, element, slice(head, head + 1)).queries
             count = self.call.queries.shape[2]
-            self._padding[which] = np.zeros(count, dtype=bool) if hidden is None else _held(hidden)
+            self._padding[which] = np.zeros(count, dtype=bool) if hidden is None else _held(hidden[0])
         return self._padding[which]
 
 
@@ -389,11 +406,16 @@ def _held(tensor: Tensor) -> np.ndarray:
         ) from error
 
 
-def _spread(tokens: int, most: int | None) -> np.ndarray:
-    """At most so many positions, evenly spread from the first to the last."""
-    if most is None or tokens <= most:
-        return np.arange(tokens)
-    return np.unique(np.linspace(0, tokens - 1, most).round().astype(np.int64))
+def evenly_spread(count: int, most: int | None) -> NDArray[np.int64]:
+    """Numbers from 0 to count − 1, evenly spread from the first to the last.
+
+    Args:
+        count: how many there are.
+        most: how many to keep at most; None for all.
+    """
+    if most is None or count <= most:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
 
 
 def _patterns(layers: Any) -> tuple[str, ...] | None:

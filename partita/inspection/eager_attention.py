@@ -28,15 +28,8 @@ _MINUS = {"sub", "__sub__", "__isub__", "sub_", "subtract"}
 _SAME = {"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "dropout"}
 _RESHAPED = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}  # these keep the order of the numbers
 _SOFTMAX = {"softmax", "special_softmax"}
-_NO_STEP = {
-    "__get__",
-    "__getitem__",
-    "transpose",
-    "permute",
-    "expand",
-    "detach",
-    *_RESHAPED,
-}  # not named as the reason of a refusal
+# Never named as the step that ended a trail.
+_NO_STEP = {"__get__", "__getitem__", "transpose", "permute", "expand", "detach", *_RESHAPED}
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +280,7 @@ def advice_on_eager(model: nn.Module | None) -> str:
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(used, str) and used != "sdpa" and is_hugging_face(module):
             if not getattr(module, "_supports_sdpa", True):
-                return f'{type(module).__name__} writes its attention out and has no "sdpa"; use pa.inspect.record or readers=.'
+                return f'{type(module).__name__} has no "sdpa" attention; use pa.inspect.record or readers=.'
             config = getattr(module, "config", None)
             if getattr(config, "attn_logit_softcapping", None):
                 return (

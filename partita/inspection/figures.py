@@ -26,7 +26,6 @@ __all__ = [
     "Roles",
     "Summary",
     "gathered",
-    "measure",
     "measured",
     "on_host",
     "put_together",
@@ -182,7 +181,7 @@ class Summary:
         score_error: largest bound on the rounding error of a score.
         occupied: `(cells,)`, keys whose cells contain queries.
         occupancy: `(cells,)`, how many queries each contains.
-        cells: the same with their values; for long sequences only the largest.
+        cells: the same with their values; with `capture(..., stream=True)`, only the fullest.
     """
 
     keys: int
@@ -342,18 +341,12 @@ def summarised(found: Gathered, *, keys: Sequence[int], square: bool) -> list[Su
     return made
 
 
-def measure(snapshots: Sequence[Snapshot], *, reach: float, budget: int) -> tuple[Figures, list[Cell]]:
-    """The figures over these sequences, and the cells that contain queries."""
-    found = measured(snapshots, reach=reach, budget=budget)
-    return found.figures, found.cells
-
-
 def measured(
     snapshots: Sequence[Snapshot],
     *,
     reach: float,
     budget: int,
-    tokens: Sequence[NDArray[np.int64] | None] | None = None,
+    tokens: Sequence[NDArray[np.int64] | None],
 ) -> Measured:
     """All that is measured over these sequences; the linear programs' budget is shared between them.
 
@@ -363,8 +356,7 @@ def measured(
         budget: largest number of matrix entries of the linear programs.
         tokens: for each sequence the numbers of its tokens, `(keys,)`, or None.
     """
-    ids = [None] * len(snapshots) if tokens is None else tokens
-    summaries = [_summary(snapshot, own) for snapshot, own in zip(snapshots, ids)]
+    summaries = [_summary(snapshot, own) for snapshot, own in zip(snapshots, tokens)]
     full = [k for k, s in enumerate(summaries) if len(s.margins)]
     status, programs, spent = [], 0, budget
     for place, k in enumerate(full):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily as _dispatch_mode
 
 from partita.inspection.calls import AttentionCall
 
-__all__ = ["from_flex", "listening_to_flex", "set_aside"]
+__all__ = ["from_flex", "listed", "listening_to_flex", "set_aside"]
 
 _OPERATOR, _DIRECT = "flex_attention_hop", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 _NAMES = (
@@ -36,6 +36,7 @@ _NAMES = (
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
 Answer = Callable[[Callable[[], AttentionCall], Tensor], Tensor]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +146,25 @@ def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterato
 
 
 @contextmanager
+def listed(listener: _T, listeners: ContextVar[tuple[list[_T], ...]]) -> Iterator[None]:
+    """Inside the `with`, a listener is among those of this thread. Afterwards it is not, even if the block is left in another
+    context than it was entered in, where the variable cannot be reset.
+
+    Args:
+        listener: what to add.
+        listeners: lists of one listener each; an empty one belongs to a listener that has left.
+    """
+    held = [listener]
+    token = listeners.set((*listeners.get(), held))
+    try:
+        yield
+    finally:
+        held.clear()
+        with suppress(ValueError):
+            listeners.reset(token)
+
+
+@contextmanager
 def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchMode) -> Iterator[None]:
     """Inside the `with`, what flex attention returns in this thread is `answer(call, out)`.
 
@@ -156,14 +176,10 @@ def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchM
         if not _held:
             _exchange()
         _held.append(answer)
-    held = [_Listener(answer, modes)]
-    token = _listeners.set((*_listeners.get(), held))
     try:
-        yield
+        with listed(_Listener(answer, modes), _listeners):
+            yield
     finally:
-        held.clear()
-        with suppress(ValueError):  # left in another context than it was entered in
-            _listeners.reset(token)
         with _exchanging:  # listeners in different threads may leave in any order
             _held.remove(answer)
             if not _held:

@@ -39,6 +39,7 @@ __all__ = [
     "harden",
     "hardened",
     "loss_with",
+    "one_number",
     "replacing",
     "wanted_heads",
 ]
@@ -50,14 +51,14 @@ Answer = Callable[[AttentionCall, int, Tensor], Tensor]  # (call, head, its outp
 
 
 def _answer(call: AttentionCall, head: int, factor: float) -> Tensor:
-    """What the head says with its scores times `factor`: argmax for infinity, the plain mean of what it sees for 0."""
+    """The output of a head with its scores times `factor`: argmax for infinity, the plain mean of the values it sees for 0."""
     scores, seen = call.scores(head)
     values = call.values[:, call.key_head(head)].to(scores.dtype)
     if math.isinf(factor):
         weights = functional.one_hot(scores.argmax(dim=-1), scores.shape[-1]).to(scores.dtype)
     else:
         weights = torch.softmax(torch.where(seen, factor * scores, -torch.inf), dim=-1)
-    weights = torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)  # a query that sees nothing says 0
+    weights = torch.where(seen.any(dim=-1, keepdim=True), weights, 0.0)  # the output of a query that sees nothing is 0
     return weights @ values
 
 
@@ -66,7 +67,7 @@ def _with_factor(factor: float) -> Answer:
 
 
 class _Replacing(TorchFunctionMode):
-    """Replaces the answers of chosen heads; layers that are not chosen are passed through."""
+    """Replaces the outputs of chosen heads; layers without chosen heads pass through."""
 
     def __init__(self, model: nn.Module, answers: Mapping[Which, Answer], readers: Mapping[str, Reader]) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class _Replacing(TorchFunctionMode):
         return out if answers is None else plain_layout(made, out).filled(out, answers)
 
     def _chosen(self, heads: int, name: str | None) -> dict[int, Answer]:
-        """The outputs of this layer's heads, with those of chosen heads replaced."""
+        """The chosen heads of a layer that runs, and what replaces their outputs."""
         if name is None:
             return {}
         self.met[name] = heads
@@ -177,7 +178,7 @@ def hardened(
 def replacing(
     model: nn.Module,
     answers: Mapping[Which, Answer],
-    readers: Mapping[str, Reader] | None = None,
+    readers: Mapping[str, Reader] | None,
     *,
     inside: str,
 ) -> Iterator[dict[str, int]]:
@@ -272,6 +273,11 @@ class HardenedHead:
     averaged: float
     kind: str
 
+    @property
+    def name(self) -> str:
+        """ "layer:head"."""
+        return f"{self.layer}:{self.head}"
+
 
 def _kind(loss: float, hardened: float, averaged: float) -> str:
     if max(abs(hardened), abs(averaged)) <= 0.01 * abs(loss):
@@ -312,29 +318,31 @@ class HardenReport:
 
     def _repr_html_(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
-        rows = [(f"{h.layer}:{h.head}", f"{h.hardened:+.3g}", f"{h.averaged:+.3g}", h.kind) for h in self.heads]
+        rows = [(h.name, f"{h.hardened:+.3g}", f"{h.averaged:+.3g}", h.kind) for h in self.heads]
         return card(str(self).splitlines()[0], columns=("head", what, "averaged", "kind"), rows=rows)
 
     def __str__(self) -> str:
         what = "hard" if math.isinf(self.factor) else f"×{self.factor:g}"
-        width = max(len(f"{h.layer}:{h.head}") for h in self.heads)
+        width = max(len(h.name) for h in self.heads)
         lines = [f"loss {self.loss:.5g}; all {what}: {self.together:+.3g}, all averaged: {self.averaged_together:+.3g}"]
         for h in self.heads:
-            name = f"{h.layer}:{h.head}"
-            lines.append(f"{name:<{width}}  {what} {h.hardened:+.3g}  averaged {h.averaged:+.3g}  {h.kind}")
+            lines.append(f"{h.name:<{width}}  {what} {h.hardened:+.3g}  averaged {h.averaged:+.3g}  {h.kind}")
         return "\n".join(lines)
 
 
-def _one_number(value: Any) -> float:
-    """What loss(model) returned, as a number. Raises a ShapeError for vectors and everything else."""
+def one_number(value: Any, found: str, hint: str = "") -> float:
+    """A loss as a number. Raises a ShapeError for vectors and everything else.
+
+    Args:
+        value: a number, or a tensor or array with one element.
+        found: the beginning of the error message, such as "loss is".
+        hint: its advice.
+    """
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (RuntimeError, TypeError, ValueError):
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise ShapeError(
-            f"loss(model) returned {type(value).__name__}{shape}; expected one number",
-            "Return the .mean() or the .sum() of the losses.",
-        ) from None
+        raise ShapeError(f"{found} {type(value).__name__}{shape}; expected one number", hint) from None
 
 
 class Ran(NamedTuple):
@@ -348,7 +356,7 @@ def loss_with(
     model: nn.Module,
     loss: Callable[[nn.Module], Any],
     answers: Mapping[Which, Answer],
-    readers: Mapping[str, Reader] | None = None,
+    readers: Mapping[str, Reader] | None,
 ) -> tuple[float, Ran]:
     """The loss while the outputs of heads are replaced, and the layers that ran.
 
@@ -359,12 +367,12 @@ def loss_with(
         readers: as in `capture`.
     """
     with torch.no_grad(), _passing(model, answers, readers) as mode:
-        number = _one_number(loss(model))
+        number = one_number(loss(model), "loss(model) returned", "Return the .mean() or the .sum() of the losses.")
     return number, Ran(dict(mode.met), mode.written.reasons())
 
 
 def base_loss(
-    model: nn.Module, loss: Callable[[nn.Module], Any], readers: Mapping[str, Reader] | None = None
+    model: nn.Module, loss: Callable[[nn.Module], Any], readers: Mapping[str, Reader] | None
 ) -> tuple[float, Ran]:
     """The loss of the unchanged model, and the layers that ran.
 
@@ -466,5 +474,7 @@ def harden(
             progress(f"{w[0]}:{w[1]}", number, len(which))
         table, mean = (measured([w], f) - base for f in (factor, 0.0))
         done.append(HardenedHead(*w, table, mean, _kind(base, table, mean)))
+    if progress is not None:
+        progress("", len(which), len(which))
     together, averaged = (measured(which, f) - base for f in (factor, 0.0))
     return HardenReport(base, factor, together, averaged, tuple(done))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any, Protocol, overload
 
 import torch
@@ -36,7 +37,7 @@ from partita.inspection.calls import (
     from_sdpa,
 )
 from partita.inspection.eager_attention import EagerAttention, is_hugging_face
-from partita.inspection.flex_calls import listening_to_flex, set_aside
+from partita.inspection.flex_calls import listed, listening_to_flex, set_aside
 from partita.inspection.layer_names import LayerNames
 from partita.inspection.told_attention import Told, require_output
 from partita.kernels.plain_arithmetic import plain_arithmetic
@@ -68,20 +69,7 @@ _FUSED_ATTENTION = {
 }
 _FUSED_MULTI_HEAD = torch.ops.aten._native_multi_head_attention.default
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-_MULTI_HEAD_NAMES = (
-    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
-    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights"),
-    *(
-        "attn_mask",
-        "use_separate_proj_weight",
-        "q_proj_weight",
-        "k_proj_weight",
-        "v_proj_weight",
-        "static_k",
-        "static_v",
-    ),
-    *("average_attn_weights", "is_causal"),
-)
+_MULTI_HEAD_NAMES = tuple(signature(functional.multi_head_attention_forward).parameters)
 _has_torch_function = torch.overrides.has_torch_function
 _hidden_modes: list[TorchFunctionMode] = []
 _hiding = threading.Lock()
@@ -160,10 +148,8 @@ def _hidden(mode: TorchFunctionMode) -> Iterator[None]:
     try:
         yield
     finally:
-        with (
-            _hiding
-        ):  # captures that nest or run in several threads end in any order: the last one puts the question back
-            _hidden_modes.remove(mode)
+        with _hiding:
+            _hidden_modes.remove(mode)  # captures that nest or run in several threads end in any order
             if not _hidden_modes:
                 torch.overrides.has_torch_function = _has_torch_function
 
@@ -399,14 +385,8 @@ def watching(
 @contextmanager
 def listening(listener: _Listener) -> Iterator[None]:
     """Inside the `with`, `record` also calls `listener.hear(calls, output)`, and returns its result."""
-    held = [listener]
-    token = _listeners.set((*_listeners.get(), held))
-    try:
+    with listed(listener, _listeners):
         yield
-    finally:
-        held.clear()
-        with suppress(ValueError):  # left in another context than it was entered in
-            _listeners.reset(token)
 
 
 @overload
@@ -486,20 +466,13 @@ def record(
     """
 
     def calls() -> Iterator[AttentionCall]:
-        options: dict[str, Any] = {
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-            "window": window,
-            "slopes": slopes,
-        }
         for name, given in (("query", query), ("key", key), ("value", value)):
             if not isinstance(given, Tensor):
                 raise UnsupportedError(f"{name} is of type {type(given).__name__}; expected a tensor.")
         made: list[AttentionCall] = []
         if any(t.is_nested for t in (query, key, value)) or _fit(query, key, value):
             with suppress(RuntimeError):  # leading axes that do not broadcast
-                made = list(from_sdpa(query, key, value, attn_mask, **options))
+                made = list(from_sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, window, slopes))
         if not made:
             raise ShapeError(
                 f"record got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; expected "

@@ -62,11 +62,8 @@ class LayerNames:
             layer: the name.
         """
         path = re.sub(r"#\d+$", "", layer)
-        known = {
-            "attention",
-            "self_attn",
-            *self.paths,
-        }  # "attention": outside modules; "self_attn": in a fused encoder layer that is the model itself
+        # "attention": outside modules; "self_attn": in a fused encoder layer that is the model itself
+        known = {"attention", "self_attn", *self.paths}
         return path in known or path.removesuffix(".self_attn") in known
 
     def __enter__(self) -> LayerNames:

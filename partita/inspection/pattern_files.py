@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,11 +12,11 @@ import numpy as np
 
 from partita.arithmetic.arguments import require_number
 from partita.errors import ShapeError, SizeError, UnsupportedError
-from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of, require_snapshots
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of, require_kept
 from partita.inspection.json_schemas import described_object, finish
 from partita.inspection.snapshots import Snapshot
 from partita.inspection.token_ids import labels_of
-from partita.storage.files import write_whole
+from partita.storage.files import write_json
 
 __all__ = ["export_patterns", "pattern_schema"]
 
@@ -129,12 +128,12 @@ def export_patterns(
         raise UnsupportedError(f"digits is {digits!r}; expected a whole number from 1 to 17.")
     require_number("max_bytes", max_bytes)
     records = records_of(heads, empty=False)
-    require_snapshots(records)
+    require_kept(records)
     entries = sum(len(s.queries) * len(s.keys) for r in records for s in r.snapshots)
     if entries * (digits + 4) > max_bytes:
         raise SizeError(
             f"{len(records)} heads have {entries:,} weights: about {entries * (digits + 4) / 2**20:,.3g} MiB of JSON; max_bytes "
-            f"allows {max_bytes / 2**20:,.3g}",
+            f"allows {max_bytes / 2**20:,.3g} MiB",
             "Choose layers=, heads=, tokens= or batch= of capture, fewer digits, or raise max_bytes.",
         )
     labels = _labels(records, tokens, tokenizer)
@@ -144,11 +143,8 @@ def export_patterns(
         for r in records
     )
     data = {"format": FORMAT, "version": VERSION, **asdict(_File(digits, layers, labels, made))}
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    write_whole(place, text + "\n")
-    schema = json.dumps(pattern_schema(), ensure_ascii=False, indent=1)
-    write_whole(place.with_suffix(".schema.json"), schema + "\n")
-    return place
+    write_json(place.with_suffix(".schema.json"), pattern_schema())
+    return write_json(place, data, indent=None)
 
 
 def _labels(records: list[HeadRecord], tokens: Any, tokenizer: Any) -> tuple[tuple[str, ...], ...] | None:

@@ -28,7 +28,7 @@ class KeyReach:
             the masks are not nested), MASKED (no query sees it).
         witnesses: `(keys, dim)`, a query that makes the key lead, NaN where there is none.
         programs: how many linear programs were solved.
-        entries: of their matrices, together.
+        entries: total number of entries of their matrices.
     """
 
     status: NDArray[np.int8]
@@ -45,19 +45,19 @@ class _Problem:
     slopes: Array
     offsets: Array
     rows: NDArray[np.bool_]
-    smallest: NDArray[np.int64]  # per key the row that has it and fewest others; −1 if none has
+    smallest: NDArray[np.int64]  # for each key the row with it and the fewest others; −1 if there is none
     twins: NDArray[np.int64]  # keys with equal numbers share a label
 
     def rivals(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Per key, whom it has to beat: what its smallest row holds, less itself and its exact copies."""
+        """For each of these keys, the keys it has to beat: those of its smallest row, without itself and its exact copies."""
         out: NDArray[np.bool_] = self.rows[self.smallest[keys]] & (self.twins[None, :] != self.twins[keys, None])
         return out
 
     def contests(self, key: int) -> list[tuple[NDArray[np.int64], bool]]:
-        """Sets of rivals to solve a program against, and whether losing to them is a proof.
+        """Sets of rivals to solve a program against, and whether losing to them proves that the key is dead.
 
-        Those that every query which sees the key sees too: losing to them is losing everywhere. Then, if they are others, those of
-        the smallest row: winning there is winning somewhere.
+        First the rivals seen by every query that sees the key: a key that loses to them loses everywhere. Then, if they differ,
+        the rivals of the smallest row: a key that wins there wins somewhere.
         """
         others = self.twins != self.twins[key]
         always = np.flatnonzero(self.rows[self.rows[:, key]].all(axis=0) & others)
@@ -68,7 +68,7 @@ class _Problem:
     def leads(
         self, keys: NDArray[np.int64], queries: Array, rivals: NDArray[np.bool_] | None = None
     ) -> tuple[Array, NDArray[np.int64]]:
-        """By how much each key leads at its query, rounding taken off, and its strongest rival."""
+        """By how much each key leads at its query, minus rounding, and its strongest rival."""
         scores = queries @ self.slopes.T + self.offsets
         own = scores[np.arange(len(keys)), keys]
         scores[~(self.rivals(keys) if rivals is None else rivals)] = -np.inf
@@ -101,8 +101,9 @@ def key_reach(
         offsets: `(keys,)`.
         active: `(queries or 1, keys)`, which keys each recorded query sees.
         queries: `(queries, dim)`, the first witnesses that are tried.
-        budget: of the linear programs together, in entries (keys × dimensions) of their matrices: 8 programs at 512 keys in
-            R^64, 2,000 at 64 keys in R^2.
+        reach: how many times as large as the largest recorded coordinate a query may be.
+        budget: for all linear programs together, in entries (keys × dimensions) of their matrices: 2¹⁸ entries are 8 programs
+            at 512 keys in R^64, and 2,000 at 64 keys in R^2.
     """
     largest = float(np.abs(queries).max(initial=0.0)) or 1.0
     problem = _problem(slopes * (reach * largest), offsets, active)
@@ -116,7 +117,7 @@ def key_reach(
 
 
 def _spend(problem: _Problem, budget: int, status: NDArray[np.int8], witnesses: Array) -> tuple[int, int]:
-    """Linear programs for what is undecided, until one does not fit the budget; how many, and their entries."""
+    """Solves linear programs for undecided keys, until one does not fit the budget. Returns their number and their entries."""
     programs = entries = 0
     for key in np.flatnonzero(status == UNDECIDED).tolist():
         for rivals, proves in problem.contests(key):
@@ -203,9 +204,8 @@ def _try_directions(problem: _Problem, status: NDArray[np.int8], witnesses: Arra
         x, lead, best = x[left], lead[left], best[left]
         away = problem.slopes[keys] - problem.slopes[strongest]
         length = (away**2).sum(axis=1)
-        stride = np.divide(
-            1.5 * -lead, length, out=np.zeros_like(lead), where=length > 0
-        )  # 0: they differ by a constant
+        # 0 where they differ by a constant
+        stride = np.divide(1.5 * -lead, length, out=np.zeros_like(lead), where=length > 0)
         moved = x + (stride + 1e-9)[:, None] * away
         x = np.clip(moved, -1, 1) if problem.offsets.any() else _into_box(moved)
 

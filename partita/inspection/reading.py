@@ -39,9 +39,8 @@ __all__ = [
 _VISIBLE_AT_ONCE = 1 << 22  # pairs of a query and a key
 _BLOCK = 256  # rows that are summed as one block
 _OUTPUTS_AT_ONCE = 1 << 24  # numbers
-_ROUNDED = (
-    256  # units: sums of tiles are off by half of this at most where values are equal (measured up to 131,072 keys)
-)
+# In units: where values are equal, sums of tiles are off by at most half of this (measured up to 131,072 keys).
+_ROUNDED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ def read_queries(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) ->
     return read_all(snapshot, tokens).head(0, snapshot.counted)
 
 
-def read_all(snapshot: Snapshot, tokens: NDArray[np.int64] | None = None) -> Reading:
+def read_all(snapshot: Snapshot, tokens: NDArray[np.int64] | None) -> Reading:
     """The same as tensors `(1, queries)`, including queries that do not count.
 
     Args:
@@ -156,11 +155,11 @@ def read_call(
 
     Args:
         call: the attention.
-        dtype: float32 or float64; that of the queries, float32 at least, by default.
+        dtype: float32 or float64; `call.score_dtype` by default.
         tokens: `(batch, keys)`, the numbers of the tokens if they are known.
         known: the padding of all heads; derived from the masks by default.
     """
-    dtype = dtype or torch.promote_types(call.queries.dtype, torch.float32)
+    dtype = dtype or call.score_dtype
     for element, heads, sums in row_sums(call, dtype=dtype, tokens=tokens):
         ids = None if tokens is None or not call.is_square else tokens[element].to(call.queries.device)
         with torch.no_grad():
@@ -189,7 +188,7 @@ class Padding(NamedTuple):
 
 
 def padding_of(call: AttentionCall, element: int, heads: slice) -> Padding:
-    """The padding, derived from the masks of a call.
+    """The padding, derived from the masks of a call: in self-attention, tokens that no query sees, if any token sees itself.
 
     Args:
         call: the attention.

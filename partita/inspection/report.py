@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import inspect
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from partita.arithmetic.notebook_cards import card, counted
+from partita.arithmetic.notebook_cards import card, counted, short
 from partita.errors import UnsupportedError
-from partita.inspection.captured_heads import CapturedHeads, HeadRecord, records_of
+from partita.inspection.captured_heads import CapturedHeads, HeadRecord, no_query, records_of
 from partita.inspection.figures import Cell, Figures, Measured, Roles, measured, put_together
 from partita.inspection.json_schemas import described_object, finish
 from partita.inspection.reading import random_snapshot
 from partita.inspection.sentences import sentence
 from partita.inspection.token_ids import TokenIds
-from partita.storage.files import write_whole
+from partita.storage.files import write_json, write_whole
 
-__all__ = ["HeadReport", "ModelReport", "read", "report_schema", "short"]
+__all__ = ["HeadReport", "ModelReport", "finite_or_none", "read", "report_schema"]
 
 FORMAT, VERSION = "partita-inspection", 1
 _ABOUT = ("layer", "head", "dimension", "value_dimension", "sequences", "dtype", "per_position")
@@ -120,7 +119,7 @@ class HeadReport:
         cells = [asdict(cell) for cell in self.cells]
         if not values:
             cells = [{k: v for k, v in cell.items() if k != "value"} for cell in cells]
-        out: dict[str, Any] = _plain(
+        out: dict[str, Any] = finite_or_none(
             {
                 **self._about(),
                 "kind": self.kind,
@@ -168,8 +167,8 @@ class ModelReport:
         return {
             "format": FORMAT,
             "version": VERSION,
-            "model": _plain(self.model()),
-            "layers": _plain(self.layers()),
+            "model": finite_or_none(self.model()),
+            "layers": finite_or_none(self.layers()),
             "heads": [head.to_json(values=values) for head in self.heads],
         }
 
@@ -181,10 +180,8 @@ class ModelReport:
             values: include the value vector of every cell, not only its length.
         """
         place = Path(folder)
-        text = json.dumps(self.to_json(values=values), ensure_ascii=False, allow_nan=False, indent=1)
-        write_whole(place / "report.json", text + "\n")
-        schema = json.dumps(report_schema(), ensure_ascii=False, indent=1)
-        write_whole(place / "report.schema.json", schema + "\n")
+        write_json(place / "report.json", self.to_json(values=values))
+        write_json(place / "report.schema.json", report_schema())
         write_whole(place / "heads.csv", self.to_csv())
         return place
 
@@ -305,13 +302,11 @@ def read(
     return ModelReport(tuple(done))
 
 
-def _read_head(
-    record: HeadRecord, *, budget: int, reach: float, seed: int, tokens: TokenIds | None = None
-) -> HeadReport:
-    snapshots = [replace(s) for s in record.snapshots]  # what they work out, masks as large as scores, goes with them
+def _read_head(record: HeadRecord, *, budget: int, reach: float, seed: int, tokens: TokenIds | None) -> HeadReport:
+    snapshots = [replace(s) for s in record.snapshots]  # copies: their cached masks, as large as the scores, are freed
     used = [s for s in snapshots if len(s.counted)]
     if not used:
-        raise UnsupportedError(f"{record.name}: no query sees a key: the input had no tokens, or every key was masked.")
+        raise no_query(record.name)
     ids: list[NDArray[np.int64] | None] = [s.tokens for s in snapshots]
     if tokens is not None:
         same = [bool(s.same_tokens) for s in snapshots]
@@ -334,7 +329,7 @@ def _streamed_head(record: HeadRecord) -> HeadReport:
     """The report of a head that was read while the model ran."""
     used = [s for s in record.streamed if len(s.summary.margins)]
     if not used:
-        raise UnsupportedError(f"{record.name}: no query sees a key: the input had no tokens, or every key was masked.")
+        raise no_query(record.name)
     nothing = [replace(s.summary, margins=s.summary.margins[:0]) for s in used]
     null = put_together([s.null if s.null is not None else empty for s, empty in zip(used, nothing)])
     about = (max(s.dimension for s in used), used[0].value_dimension, len(record.streamed), used[0].dtype)
@@ -418,17 +413,10 @@ def report_schema() -> dict[str, Any]:
     )
 
 
-def short(number: float) -> str:
-    """A figure for people: three digits, thousands in full, a dash for what is not defined."""
-    if math.isnan(number):
-        return "–"
-    return f"{number:,.0f}" if 1000 <= abs(number) < math.inf else f"{number:.3g}"
-
-
-def _plain(data: Any) -> Any:
-    """For JSON: numbers that are not finite become None."""
+def finite_or_none(data: Any) -> Any:
+    """For JSON: numbers that are not finite become None, at every level."""
     if isinstance(data, dict):
-        return {k: _plain(v) for k, v in data.items()}
+        return {k: finite_or_none(v) for k, v in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_plain(v) for v in data]
+        return [finite_or_none(v) for v in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data

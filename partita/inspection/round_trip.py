@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.partitions import MaxAffine
-from partita.inspection.captured_heads import HeadRecord, records_of, require_snapshots
+from partita.inspection.captured_heads import HeadRecord, records_of, require_kept
 from partita.inspection.reading import read_queries
 from partita.inspection.snapshots import Snapshot
 
@@ -224,5 +224,5 @@ def _first(given: Snapshot | HeadRecord) -> Snapshot:
     if isinstance(given, Snapshot):
         return given
     record = records_of([given])[0]
-    require_snapshots([record])
+    require_kept([record])
     return record.snapshots[0]

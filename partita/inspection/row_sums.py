@@ -76,10 +76,10 @@ def row_sums(
 
     Args:
         call: the attention.
-        dtype: of the scores and of the sums within a tile: float32 or float64; that of the queries, float32 at least, by default.
+        dtype: of the scores and of the sums within a tile: float32 or float64; `call.score_dtype` by default.
         tokens: `(batch, keys)` integers, the tokens of self-attention; None if they are unknown.
     """
-    dtype = dtype or torch.promote_types(call.queries.dtype, torch.float32)
+    dtype = dtype or call.score_dtype
     on_device = _device_kernels(call, dtype)
     count, width = call.queries.shape[2], call.values.shape[3]
     step = max(1, _OUTPUTS_AT_ONCE // max(1, count * width))

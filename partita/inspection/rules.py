@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partita.arithmetic.arguments import is_number, require_count
 from partita.errors import DomainError, ShapeError, UnsupportedError
-from partita.kernels.dropped_keys import objecting, tiles_of
+from partita.kernels.dropped_keys import needed_tiles, tiles_of
 from partita.kernels.skipped_blocks import require_tile
 
 __all__ = ["DroppingRule", "KeepMask", "Quantized", "Rule", "SkipBlocks", "TopK", "Window", "kept_keys", "require_rule"]
@@ -146,7 +146,7 @@ class SkipBlocks(DroppingRule):
         """
         width = min(self.tile[1], max(1, scores.shape[-1]))
         heights = tiles_of(scores, width, -torch.inf).amax(dim=-1)
-        needed = objecting(heights.flip(-1) if self.descending else heights, self.threshold)
+        needed = needed_tiles(heights.flip(-1) if self.descending else heights, self.threshold)
         needed = needed.flip(-1) if self.descending else needed
         _, block = torch.unique_consecutive(positions // self.tile[0], return_inverse=True)
         votes = needed.new_zeros(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,6 @@ from partita.inspection.calls import MASKED_BELOW, AttentionCall
 
 __all__ = ["Snapshot", "require_snapshot", "shared_offsets"]
 
-_SCORES_AT_ONCE = 1 << 21
 _SAME = 1e-5  # of the largest bias: float32 biases that are sums of a row and a column part are so to rounding only
 
 
@@ -152,13 +151,6 @@ class Snapshot:
         weights[~seen] = 0.0
         return np.asarray(weights / np.where(seen, weights.sum(axis=1), 1.0)[:, None])
 
-    def score_chunks(self) -> Iterator[tuple[NDArray[np.int64], Array]]:
-        """The counted queries and their scores, a few at a time."""
-        step = max(1, _SCORES_AT_ONCE // max(len(self.keys), 1))
-        for start in range(0, len(self.counted), step):
-            rows = self.counted[start : start + step]
-            yield rows, self.scores(rows)
-
     @cached_property
     def offsets(self) -> Array | None:
         """The b_j if one diagram serves every query, `(keys,)`; None if the bias depends on the query's position.
@@ -195,7 +187,7 @@ class Snapshot:
         """The function whose cells the head makes of its query space: slopes `scale·k_j`, offsets the biases.
 
         *Theorem*: `max-affine-partition`. Coordinates in which no query varies are folded into the offsets; `points` are the
-        queries in the others. Masked keys are part of it: which of its cells a query may fall into, `active` says.
+        queries in the others. Masked keys are part of it; `active` says into which of its cells each query may fall.
 
         Args:
             position: row of a recorded query, when the bias depends on it; its diagram is then the one returned.
@@ -206,9 +198,8 @@ class Snapshot:
             offsets = self.offsets
             if offsets is None:
                 raise UnsupportedError(
-                    "the bias of this head depends on the query's position (as relative position biases do), "
-                    "so every position has its "
-                    "own diagram; use max_affine(position=row)."
+                    "the bias of this head depends on the query's position (as relative position biases do), so every "
+                    "position has its own diagram; use max_affine(position=row)."
                 )
         else:
             bias = self.bias

@@ -52,38 +52,30 @@ class StreamedSequence:
 
 
 def stream_call(
-    call: AttentionCall,
-    *,
-    tokens: Tensor | None = None,
-    null: bool = True,
-    queries: bool = False,
-    seed: int = 0,
-    padding: Padding | None = None,
-) -> Iterator[tuple[int, int, StreamedSequence]]:
-    """Reads every sequence and head of a call. Yields sequence number, head, and what was read.
+    call: AttentionCall, *, tokens: Tensor | None, null: bool, queries: bool, seed: int, padding: Padding | None
+) -> Iterator[tuple[int, StreamedSequence]]:
+    """Reads every head of a call. Yields the head, and what was read.
 
     Args:
-        call: the attention.
-        tokens: `(batch, keys)`, the numbers of the tokens if they are known.
+        call: the attention, of one sequence.
+        tokens: `(1, keys)`, the numbers of the tokens if they are known.
         null: also read a random head of the same shape, which doubles the time.
         queries: keep the reading of every query.
         seed: random seed of the random heads.
-        padding: the padding of all heads; derived from the masks by default.
+        padding: the padding of all heads; None to derive it from the masks.
     """
     held = max(1, call.queries.shape[2] * (2 * call.keys.shape[3] + call.values.shape[3]))
     step = max(1, _NUMBERS_AT_ONCE // held)
     waiting: _Heads | None = None
-    for element in range(call.batch):
-        ids = None if tokens is None else tokens[element : element + 1]
-        for start in range(0, call.heads, step):
-            some = call.subset(element, range(start, min(start + step, call.heads)))
-            random = random_call(some, seed + 1_000_003 * element + 7919 * start) if null else None
-            all_heads = slice(start, start + some.heads)
-            known = padding_of(some, 0, slice(0, some.heads)) if padding is None else padding.of(all_heads)
-            started = _Heads(element, start, some, random, ids, queries, known)
-            if waiting is not None:
-                yield from waiting.figures()
-            waiting = started
+    for start in range(0, call.heads, step):
+        some = call.subset(0, range(start, min(start + step, call.heads)))
+        random = random_call(some, seed + 7919 * start) if null else None
+        chosen = slice(start, start + some.heads)
+        known = padding_of(some, 0, slice(0, some.heads)) if padding is None else padding.of(chosen)
+        started = _Heads(start, some, random, tokens, queries, known)
+        if waiting is not None:
+            yield from waiting.figures()
+        waiting = started
     if waiting is not None:
         yield from waiting.figures()
 
@@ -97,7 +89,6 @@ class _Heads:
 
     def __init__(
         self,
-        element: int,
         first: int,
         call: AttentionCall,
         random: AttentionCall | None,
@@ -105,7 +96,7 @@ class _Heads:
         queries: bool,
         padding: Padding,
     ) -> None:
-        self.element, self.first, self.call, self.queries, self.padding = element, first, call, queries, padding
+        self.first, self.call, self.queries, self.padding = first, call, queries, padding
         finite = [t.isfinite().all() for t in (call.queries, call.keys, call.values)]
         self.finite = on_host(torch.stack(finite))
         self.dimensions = on_host(torch.stack([_dimension(q) for q in call.queries[0]]))
@@ -142,7 +133,7 @@ class _Heads:
                 self.readings.append((reading, counted))
         return found
 
-    def figures(self) -> Iterator[tuple[int, int, StreamedSequence]]:
+    def figures(self) -> Iterator[tuple[int, StreamedSequence]]:
         """What was read of each of these heads."""
         if self.done is not None:
             self.done.synchronize()
@@ -168,19 +159,15 @@ class _Heads:
                 self.offsets[number if call.tells_heads_apart else 0] is None,
             )
             kept, other = readings[number] if readings else None, null[number] if null else None
-            yield self.element, self.first + number, StreamedSequence(summary, other, kept, *about, dtype)
+            yield self.first + number, StreamedSequence(summary, other, kept, *about, dtype)
 
     def _summaries(self, parts: list[Gathered]) -> list[Summary]:
-        keys: dict[int, int] = {}
-        made: list[Summary] = []
+        call, made = self.call, list[Summary]()
+        alone = None if call.tells_heads_apart else call.count_seen(0, 0)
         for part in parts:
             heads = range(len(made), len(made) + len(part.errors))
-            call = self.call
-            groups = [head if call.tells_heads_apart else 0 for head in heads]
-            for group in groups:
-                if group not in keys:
-                    keys[group] = call.count_seen(0, group)
-            made += summarised(part, keys=[keys[g] for g in groups], square=call.is_square)
+            keys = [call.count_seen(0, head) if alone is None else alone for head in heads]
+            made += summarised(part, keys=keys, square=call.is_square)
         return made
 
 

@@ -45,28 +45,27 @@ class Layout:
         return torch.empty_like(like).copy_(self.folded(answers))
 
 
-def plain_layout(call: AttentionCall, out: Tensor, order: tuple[int, ...] | None = None) -> Layout:
+def plain_layout(
+    call: AttentionCall, out: Tensor, order: tuple[int, ...] | None = None, *, heads_first: bool = False
+) -> Layout:
     """`(…, heads, queries, value_dim)`, as `F.scaled_dot_product_attention` returns it.
 
     Args:
         call: the call whose output the tensor holds.
         out: the tensor.
         order: the order of its axes, if they are permuted.
+        heads_first: heads and batch share one axis, heads first: `(heads·batch, queries, value_dim)`.
     """
     order = tuple(range(out.dim())) if order is None else order
     shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
-    return Layout(
-        lambda t: t.permute(order).reshape(call.batch, call.heads, *shape[-2:]),
-        lambda a: a.reshape(shape).permute(back),
-    )
+    lead = (call.heads, call.batch) if heads_first else (call.batch, call.heads)
 
+    def turned(tensor: Tensor) -> Tensor:
+        return tensor.transpose(0, 1) if heads_first else tensor
 
-def _heads_first(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layout:
-    """Heads and batch in one axis, heads first: `(heads·batch, queries, value_dim)`."""
-    shape, back = out.permute(order).shape, sorted(range(out.dim()), key=lambda k: order[k])
     return Layout(
-        lambda t: t.permute(order).reshape(call.heads, call.batch, *shape[-2:]).transpose(0, 1),
-        lambda a: a.transpose(0, 1).reshape(shape).permute(back),
+        lambda t: turned(t.permute(order).reshape(*lead, *shape[-2:])),
+        lambda a: turned(a).reshape(shape).permute(back),
     )
 
 
@@ -83,7 +82,7 @@ def layout_of(call: AttentionCall, out: Tensor, order: tuple[int, ...]) -> Layou
         return None
     layouts = [plain_layout(call, out, order)]
     if out.dim() == 3 and call.heads > 1 and call.batch > 1:
-        layouts.append(_heads_first(call, out, order))
+        layouts.append(plain_layout(call, out, order, heads_first=True))
     return next((layout for layout in layouts if _holds(call, layout.spread(out))), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -18,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from partita.arithmetic.notebook_cards import counted
-from partita.errors import NonFiniteValueError, ShapeError, UnsupportedError
+from partita.errors import NonFiniteValueError, UnsupportedError
 from partita.inspection.captured_heads import capture
 from partita.inspection.figures import Figures, Roles
+from partita.inspection.hardening import one_number
 from partita.inspection.interception import Reader
-from partita.inspection.report import read
-from partita.storage.files import write_whole
+from partita.inspection.report import finite_or_none, read
+from partita.storage.files import write_json
 
 __all__ = ["TrainingWatch"]
 
@@ -133,7 +133,8 @@ class TrainingWatch:
         if (self._due - 1) % self._stride:
             return False
         heads, numbers = self._measured()
-        self._moments.append(_Moment(int(step), _loss(loss), heads, numbers))
+        found = math.nan if loss is None else one_number(loss, "loss is")
+        self._moments.append(_Moment(int(step), found, heads, numbers))
         if len(self._moments) >= self.limit:
             self._stride *= 2
             self._moments = self._moments[::2]
@@ -210,11 +211,7 @@ class TrainingWatch:
 
     def to_json(self) -> dict[str, Any]:
         """The rows as a dict of plain data. Undefined figures are None."""
-        plain = [
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            for row in self.rows()
-        ]
-        return {"format": FORMAT, "version": VERSION, "every": self.every, "rows": plain}
+        return {"format": FORMAT, "version": VERSION, "every": self.every, "rows": finite_or_none(self.rows())}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_json()` to a file.
@@ -222,22 +219,11 @@ class TrainingWatch:
         Args:
             path: the file. Parents are created.
         """
-        text = json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
-        return write_whole(path, text + "\n")
+        return write_json(path, self.to_json(), indent=None)
 
     def __repr__(self) -> str:
         heads, steps = counted(len(self.heads), "head"), counted(len(self._moments), "step")
         return f"TrainingWatch({heads}, {steps} recorded, every {self.every})"
-
-
-def _loss(loss: Any) -> float:
-    if loss is None:
-        return math.nan
-    try:
-        return float(loss.detach().item() if isinstance(loss, Tensor) else loss)
-    except (RuntimeError, TypeError, ValueError):
-        shape = f" of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else ""
-        raise ShapeError(f"loss is {type(loss).__name__}{shape}; expected one number") from None
 
 
 @contextmanager
@@ -253,9 +239,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         for put_back in _generators():
             stack.callback(put_back)
         stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-        torch.set_autocast_cache_enabled(
-            False
-        )  # copies of weights cached here have no gradient, and training would use them
+        # copies of weights cached here have no gradient, and training would use them
+        torch.set_autocast_cache_enabled(False)
         for module, _ in flags:
             module.training = False  # not eval(): modules may override it to do more
         stack.enter_context(torch.no_grad())

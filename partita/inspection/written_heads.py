@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partita.arithmetic.notebook_cards import counted
 from partita.errors import UnsupportedError
 from partita.inspection.calls import AttentionCall, from_sdpa
 from partita.inspection.eager_attention import EagerAttention, Followed, is_hugging_face
@@ -56,12 +57,14 @@ class WrittenHeads:
     def reasons(self) -> dict[str, str]:
         """Why layers that were reported were not replaced."""
         self.told.close()
-        step = f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
         lost = (
             "pa.inspect.record reported this attention, but no product after it returned its output.{} Call record before the "
             "product with the values, or use out = pa.inspect.record(q, k, v, output=out)."
         )
-        return {**{name: lost.format(step) for name in self.told.lost}, **self._reasons}
+        return {**{name: lost.format(self._step()) for name in self.told.lost}, **self._reasons}
+
+    def _step(self) -> str:
+        return f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
 
     def replace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """What a function of torch returned, or its replacement if it was the last product of a chosen attention."""
@@ -117,12 +120,12 @@ class WrittenHeads:
             same = [_same(call, product) for call, product in zip(told, products)]
         wrong = [p for p, fits in zip(products, [*same, *[False] * len(products)]) if not fits]
         missing = [self.names.next_name() for _ in told[len(products) :]]
-        step = f" The last step that was not followed: {self.follower.ended!r}." if self.follower.ended else ""
+        followed = f"{counted(len(products), 'product')} {'was' if len(products) == 1 else 'were'}"
         shapes = ", ".join(str(tuple(p.out.shape)) for p in products[:3]) or "none"
         reason = (
-            f"The reader of {name!r} tells of {len(told)} attentions, but {len(products)} products were followed in the module, of "
-            f"shape {shapes}; expected the same ones, in the same order, as (batch, heads, queries, dim), heads on their own axis."
-            f"{step} Call pa.inspect.record(q, k, v) before the product instead, or use "
+            f"The reader of {name!r} reports {counted(len(told), 'attention')}; {followed} followed in the module, of shape "
+            f"{shapes}. Expected a product for each attention, in the same order, as (batch, heads, queries, dim), heads on their "
+            f"own axis.{self._step()} Call pa.inspect.record(q, k, v) before the product instead, or use "
             "out = pa.inspect.record(q, k, v, output=out)."
         )
         self._reasons |= {layer: reason for layer in (*missing, *(p.name for p in wrong)) if layer is not None}

@@ -16,8 +16,8 @@ __all__ = [
     "LOG2_E",
     "change_bound",
     "distances",
+    "needed_tiles",
     "norms",
-    "objecting",
     "score_drift",
     "tile_sums",
     "tiles_of",
@@ -66,7 +66,7 @@ def tile_sums(masses: Tensor, width: int) -> Tensor:
     return tiles_of(masses, width, 0.0).sum(dim=-1)
 
 
-def objecting(best: Tensor, threshold: float | Tensor) -> Tensor:
+def needed_tiles(best: Tensor, threshold: float | Tensor) -> Tensor:
     """Which rows need which tiles: those where `exp(tile max − running max) ≥ threshold`, `(…, rows, tiles)`.
 
     The running maximum includes the tile, so that every row needs the first tile that it sees. A row needs no tile that it does

@@ -17,8 +17,8 @@ from partita.errors import DomainError, NonFiniteValueError, ShapeError
 from partita.kernels.dropped_keys import (
     LOG2_E,
     change_bound,
+    needed_tiles,
     norms,
-    objecting,
     score_drift,
     tiles_of,
     upper_masses,
@@ -178,7 +178,7 @@ def _one_block(
     at = (error / held.spread).clamp(max=1.0)[:, None, None] if threshold is None else threshold
     at = torch.nan_to_num(at, nan=0.0) if isinstance(at, Tensor) else at
     visible = (best != -torch.inf).any(dim=1)
-    kept = objecting(best, at).any(dim=1)
+    kept = needed_tiles(best, at).any(dim=1)
     skipped = visible & ~kept
     mass = scores.new_zeros(scores.shape[:2])
     sums = scores.new_zeros(*scores.shape[:2], held.values.shape[-1])
@@ -251,7 +251,8 @@ def _leading_axes(
             raise ShapeError(f"{name} is on {tensor.device}; expected {q.device}, like q.")
     if {t.dtype for t in (q, k, v)} - {q.dtype} or not q.is_floating_point() or q.dtype.itemsize < 2:
         raise ShapeError(
-            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one of float64, float32, bfloat16, float16."
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one dtype for all three: float64, float32, bfloat16 or "
+            "float16."
         )
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise ShapeError(f"attn_mask is {mask.dtype}; expected bool or floating point.")

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.geometry.domains import Array
-from partita.inspection.captured_heads import HeadRecord
+from partita.inspection.captured_heads import HeadRecord, evenly_spread
 from partita.inspection.figures import Cell
 from partita.inspection.planes import PlaneView
 from partita.inspection.reading import Reading, read_queries
@@ -50,7 +50,7 @@ def head_details(
     record: HeadRecord,
     shown: PlaneView,
     cells: Sequence[Cell],
-    labels: Sequence[Sequence[str]] = (),
+    labels: Sequence[Sequence[str]],
     *,
     queries: int = 512,
 ) -> bytes:
@@ -68,7 +68,7 @@ def head_details(
     readings = [read_queries(s) for s in snapshots]
     names = [_Names(s, labels[k] if k < len(labels) else ()) for k, s in enumerate(snapshots)]
     snapshot, reading = snapshots[drawn], readings[drawn]
-    kept = np.unique(np.linspace(0, len(reading.cells) - 1, min(queries, len(reading.cells))).round().astype(np.int64))
+    kept = evenly_spread(len(reading.cells), queries)
     assert snapshot.positions is not None
     arrays = {
         "position": np.diff(snapshot.positions[snapshot.counted[kept]], prepend=0).astype("<u4"),
@@ -84,7 +84,6 @@ def head_details(
         "keys": len(snapshot.keys),
         "named": shown.named,
         "held": round(shown.held, 4),
-        "ratio": _number(float((shown.window.hi - shown.window.lo)[1] / (shown.window.hi - shown.window.lo)[0])),
         "keyTokens": names[drawn].keys is not None,
         "queryTokens": names[drawn].queries is not None,
         "decided": _queries(snapshots, readings, names, _DECIDED, clearest=True),

@@ -64,7 +64,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "inverse_temperature": ("inverse temperature", "median standard deviation of a query's scores, in nats."),
     "entropy": ("entropy", "mean entropy of the weights, in nats."),
     "effective_keys": ("effective keys", "mean of 1/Σ w²: the number of keys that share the weight."),
-    "sink_mass": ("weight on the first key", "mean weight on the first key."),
+    "sink_mass": ("weight on the first key", "mean weight on the first key that is not padding."),
     "distance": ("attention distance", "mean distance in tokens between a query and what it attends to."),
     "on_self": ("weight on its own token", "mean weight of a query on the key at its own position."),
     "on_previous": ("weight on the previous token", "mean weight of a query on the key just before it."),
@@ -113,7 +113,7 @@ def write_inspection(
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> InspectionPage:
-    """`report.json` with its schema, `heads.csv`, `heads.svg`, `heads.png` and a self-contained `index.html` in a folder.
+    """Write `report.json` with its schema, `heads.csv`, `heads.svg`, `heads.png` and a self-contained `index.html` to a folder.
 
     Args:
         heads: from `capture`, or some of its records.

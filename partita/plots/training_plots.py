@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.arithmetic.notebook_cards import counted
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
 from partita.inspection.training_watch import TrainingWatch
@@ -94,10 +95,8 @@ def plot_training(
         for panel in grid[:-1].ravel():
             panel.set_xlabel("")
         if titles:
-            count = len(watch.heads)
-            header(
-                figure, [f"{count} head{'' if count == 1 else 's'} during training", f"{len(watch.steps)} steps read"]
-            )
+            read = f"{counted(len(watch.steps), 'step')} read"
+            header(figure, [f"{counted(len(watch.heads), 'head')} during training", read])
         if legend:
             _legend(figure, watch)
         if path is not None:
@@ -130,19 +129,12 @@ def _random_heads(watch: TrainingWatch) -> list[tuple[str, str, list[int]]]:
 def _look(watch: TrainingWatch, number: int) -> dict[str, Any]:
     """Colour, width and marks of a head's line."""
     if len(watch.heads) <= _ONE_BY_ONE:
-        return {
-            "markersize": 3.2,
-            "linestyle": "-",
-        }  # solid; markers distinguish heads without colour, and the random heads' line is dotted
+        # solid; markers distinguish heads without colour, and the random heads' line is dotted
+        return {"markersize": 3.2, "linestyle": "-"}
     layers = list(dict.fromkeys(layer for layer, _ in watch.heads))
     at = layers.index(watch.heads[number][0]) / max(len(layers) - 1, 1)
-    return {
-        "color": colour_at("value", 0.1 + 0.68 * at),
-        "marker": "",
-        "linestyle": "-",
-        "linewidth": 0.9,
-        "alpha": 0.85,
-    }
+    colour = colour_at("value", 0.1 + 0.68 * at)
+    return {"color": colour, "marker": "", "linestyle": "-", "linewidth": 0.9, "alpha": 0.85}
 
 
 def _scale(panel: Any, lines: Sequence[Array]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import stat
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from partita.errors import FormatError, TruncatedFileError
 
-__all__ = ["hash_regular", "kind_of_file", "read_regular", "whole_file", "write_whole"]
+__all__ = ["hash_regular", "kind_of_file", "read_regular", "whole_file", "write_json", "write_whole"]
 
 
 @contextmanager
@@ -45,6 +47,19 @@ def write_whole(path: str | os.PathLike[str], text: str) -> Path:
     with whole_file(path) as waiting:
         waiting.write_text(text, encoding="utf-8")
     return Path(path)
+
+
+def write_json(path: str | os.PathLike[str], data: Any, *, indent: int | None = 1) -> Path:
+    """Write data as JSON to a file, as `write_whole` does. NaN and infinity raise a ValueError: JSON has no such numbers.
+
+    Args:
+        path: the file.
+        data: what to write.
+        indent: None for the shortest text.
+    """
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+    return write_whole(path, text + "\n")
 
 
 def read_regular(path: Path, most: int) -> bytes:

@@ -722,7 +722,7 @@ function drawn(cards, head, detail) {
   };
   plane.onpointermove = (event) => {
     const [x, y, width, height] = pointer(event, plane), key = cellAt(detail, (x / width) * STEPS, (1 - y / height) * STEPS), q = queryAt(event);
-    planeSaid.replaceChildren(...(key < 0 ? [] : ["Here the cell of ", keyName(detail, key), ". "]), ...(q < 0 ? [] : sayQuery(detail, q)));
+    planeSaid.replaceChildren(...(key < 0 ? [] : ["This is the cell of ", keyName(detail, key), ". "]), ...(q < 0 ? [] : sayQuery(detail, q)));
   };
   plane.onpointerleave = () => { planeSaid.textContent = planeWords; };
   plane.onclick = (event) => pick(queryAt(event));
@@ -756,7 +756,7 @@ function drawn(cards, head, detail) {
     for (const canvas of cards.querySelectorAll("canvas.strip")) drawStrip(canvas);
     if (document.activeElement !== number) number.value = q < 0 ? "" : state.query;
     slider.value = Math.max(0, q);
-    if (q < 0) { said.replaceChildren(el("p", { className: "note" }, "Choose a query: click on a dot, on a row of the pattern, or move the slider.")); return; }
+    if (q < 0) { said.replaceChildren(el("p", { className: "note" }, "Choose a query: click on a dot or on a row of the pattern, or move the slider.")); return; }
     const most = detail.weight.length / detail.x.length, bars = el("div", { className: "bars" });
     const bar = (name, weight, number) => {
       const fill = el("div", { className: "fill" });
