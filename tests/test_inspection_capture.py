@@ -594,6 +594,30 @@ def test_traced_models_run_and_are_seen_where_they_reach_a_fused_operator(x):
     assert torch.equal(out, layer(x)) and len(heads) == 4
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_scripted_layers_are_seen_unless_that_changed_a_bit(autocast, mode):
+    torch.manual_seed(0)
+    layer = torch.jit.script(nn.TransformerEncoderLayer(64, 4, 32, batch_first=True).eval())
+    x = torch.randn(7, 50, 64)
+    with mode(), torch.autocast("cpu", enabled=autocast):
+        before = layer(x)
+        with pa.inspect.capture(layer) as heads:
+            after = layer(x)
+    assert before.dtype == after.dtype and torch.equal(before, after)
+    assert len(heads) == (4 if mode is torch.no_grad and not autocast else 0)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute self.out was assigned")
+def test_exported_models_are_seen(x):
+    layer = build(lambda: Plain(sdpa())).eval().requires_grad_(False)
+    exported = torch.export.export(layer, (x,)).module()
+    with pa.inspect.capture(exported) as heads:
+        out = exported(x)
+    assert torch.equal(out, exported(x)) and len(heads) == 4
+
+
 def test_heads_asked_for_in_another_way_and_tensors_without_numbers(x):
     layer = build(lambda: Plain(sdpa()))
     with pa.inspect.capture(layer) as heads:
@@ -663,7 +687,39 @@ class Attending(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class Autocast(nn.TransformerEncoderLayer):
+    """Switches autocast on or off for its fused layer."""
+
+    def __init__(self, enabled):
+        super().__init__(64, 4, 32, batch_first=True)
+        self.enabled = enabled
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=self.enabled):
+            return super().forward(x)
+
+
+class Direct(nn.TransformerEncoderLayer):
+    """Calls the fused operator itself."""
+
+    def __init__(self, operator):
+        super().__init__(64, 4, 32, batch_first=True)
+        self.operator = operator
+
+    def forward(self, x):
+        own, norms = self.self_attn, (self.norm1, self.norm2)
+        first = (x, 64, 4, own.in_proj_weight, own.in_proj_bias, own.out_proj.weight, own.out_proj.bias, False, False)
+        scales = (p for norm in norms for p in (norm.weight, norm.bias))
+        last = (self.linear1.weight, self.linear1.bias, self.linear2.weight, self.linear2.bias)
+        with torch.no_grad():
+            return self.operator()(*first, self.norm1.eps, *scales, *last)
+
+
 MODELS = {
+    "off inside": lambda: Autocast(False),
+    "on inside": lambda: Autocast(True),
+    "fused operator": lambda: Direct(lambda: torch._transformer_encoder_layer_fwd),
+    "fused aten operator": lambda: Direct(lambda: torch.ops.aten._transformer_encoder_layer_fwd),
     "encoder": lambda: nn.TransformerEncoder(
         nn.TransformerEncoderLayer(64, 4, 32, batch_first=True), 2, enable_nested_tensor=False
     ),
@@ -678,10 +734,11 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_autocast_and_inference_mode_give_the_same_bits(name, autocast, mode):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)], ids=["batch first", "tokens first"])
+def test_autocast_and_inference_mode_give_the_same_bits(name, autocast, mode, axes):
     torch.manual_seed(0)
-    model, x = MODELS[name]().eval(), torch.randn(7, 50, 64).transpose(0, 1)
+    model, x = MODELS[name]().eval(), torch.randn(7, 50, 64).permute(*axes, 2)
     given = {"decoder": 2, "attention": 3, "bilinear": 2}.get(name, 1)
     with mode(), torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         plain = model(*[x] * given)
@@ -689,7 +746,7 @@ def test_autocast_and_inference_mode_give_the_same_bits(name, autocast, mode):
             seen = model(*[x] * given)
     for a, b in zip(tree_leaves(plain), tree_leaves(seen), strict=True):
         assert a is b is None or (a.dtype == b.dtype and torch.equal(a, b))
-    assert len(heads) == {"encoder": 8, "decoder": 16, "attention": 4}.get(name, 0)
+    assert len(heads) == {"encoder": 8, "decoder": 16, "bilinear": 0, "linear": 0, "gru": 0, "lstm": 0}.get(name, 4)
 
 
 def test_a_capture_that_is_left_in_another_context_leaves_nothing_behind():

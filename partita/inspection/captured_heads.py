@@ -463,7 +463,7 @@ def capture(
     `F.multi_head_attention_forward`, `nn.MultiheadAttention` (including torch's fused encoder layers), Hugging Face models (even
     with `attn_implementation="eager"`), and flex attention (torch 2.9 and later). Other attention written out by hand is recorded
     if it calls `pa.inspect.record(q, k, v)`, or through `readers`. Scripted models are recorded only
-    where they call a fused operator. Compiled models run uncompiled inside the `with`.
+    where they call a fused operator, and not in inference mode or under autocast. Compiled models run uncompiled inside the `with`.
 
     Args:
         model: the module to record. None records every attention that this thread computes.

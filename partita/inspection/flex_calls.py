@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._python_dispatch import _pop_mode_temporarily as _dispatch_mode_aside
 
 from partita.inspection.calls import AttentionCall
+from partita.inspection.exchanged import Exchange, listed
 
-__all__ = ["from_flex", "listed", "listening_to_flex", "set_aside"]
+__all__ = ["from_flex", "listening_to_flex", "set_aside"]
 
 _OPERATOR, _DIRECT = "flex_attention_hop", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 _NAMES = (
@@ -36,7 +36,6 @@ _NAMES = (
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
 Answer = Callable[[Callable[[], AttentionCall], Tensor], Tensor]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +45,6 @@ class _Listener:
 
 
 _listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_flex_listeners", default=())
-_exchanging = threading.Lock()
-_exchanged: dict[str, Any] = {}  # torch's own globals, while ours are in their place
-_uncompiled: list[Any] = []
-_held: list[Answer] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +101,8 @@ def from_flex(arguments: dict[str, Any]) -> AttentionCall:
 
 def _compute(*args: Any, **kwargs: Any) -> Any:
     """Computes as torch would: through its compiler, unless the caller has switched that off."""
-    operator = _exchanged[_OPERATOR]
-    if _exchanged[_DIRECT]:
+    operator = _exchange.originals[_OPERATOR]
+    if _exchange.originals[_DIRECT]:
         return operator(*args, **kwargs)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +115,7 @@ def _compute(*args: Any, **kwargs: Any) -> Any:
 def _in_its_place(*args: Any, **kwargs: Any) -> Any:
     """The replacement of the operator."""
     if torch.compiler.is_dynamo_compiling():  # not `is_compiling`, which another thread may have set
-        return _exchanged[_OPERATOR](*args, **kwargs)
+        return _exchange.originals[_OPERATOR](*args, **kwargs)
     listeners = list(itertools.chain(*_listeners.get()))
     with set_aside([mode for listener in listeners for mode in listener.modes]):
         out, *rest = _compute(*args, **kwargs)
@@ -146,25 +141,6 @@ def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterato
 
 
 @contextmanager
-def listed(listener: _T, listeners: ContextVar[tuple[list[_T], ...]]) -> Iterator[None]:
-    """Inside the `with`, a listener is among those of this thread. Afterwards it is not, even if the block is left in another
-    context than it was entered in, where the variable cannot be reset.
-
-    Args:
-        listener: what to add.
-        listeners: lists of one listener each; an empty one belongs to a listener that has left.
-    """
-    held = [listener]
-    token = listeners.set((*listeners.get(), held))
-    try:
-        yield
-    finally:
-        held.clear()
-        with suppress(ValueError):
-            listeners.reset(token)
-
-
-@contextmanager
 def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchMode) -> Iterator[None]:
     """Inside the `with`, what flex attention returns in this thread is `answer(call, out)`.
 
@@ -172,31 +148,25 @@ def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchM
         answer: takes a function that makes the `AttentionCall`, and the output; returns the output to use.
         modes: switched off while flex attention runs.
     """
-    with _exchanging:
-        if not _held:
-            _exchange()
-        _held.append(answer)
-    try:
-        with listed(_Listener(answer, modes), _listeners):
-            yield
-    finally:
-        with _exchanging:  # listeners in different threads may leave in any order
-            _held.remove(answer)
-            if not _held:
-                _put_back()
+    with _exchange.held(), listed(_Listener(answer, modes), _listeners):
+        yield
 
 
-def _exchange() -> None:
-    if all(hasattr(torch_flex, name) for name in (_OPERATOR, _DIRECT)):  # torch 2.9 and later
-        _exchanged.update({name: getattr(torch_flex, name) for name in (_OPERATOR, _DIRECT)})
-        setattr(torch_flex, _OPERATOR, _in_its_place)
-        setattr(torch_flex, _DIRECT, True)
-    if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-        _uncompiled.append(torch.compiler.set_stance("force_eager"))
+class _Uncompiled(Exchange):
+    """Models that are already compiled run uncompiled meanwhile."""
+
+    _stance: Any = None
+
+    def put(self) -> None:
+        super().put()
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def put_back(self) -> None:
+        super().put_back()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
 
-def _put_back() -> None:
-    for name in _exchanged:
-        setattr(torch_flex, name, _exchanged[name])
-    while _uncompiled:
-        _uncompiled.pop().__exit__(None, None, None)
+_exchange = _Uncompiled(torch_flex, {_OPERATOR: _in_its_place, _DIRECT: True})  # torch 2.9 and later has both

@@ -1,19 +1,19 @@
 """Observes every attention that a model computes while it runs, without changing a single bit of the results.
 
-There are three watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
+There are several watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
 `F.multi_head_attention_forward` with their arguments, also where they are split into products before any operator is
 dispatched. But its presence alone makes torch's own layers leave their fused path, so it is switched off inside them. Subclasses
-with their own forward may also compute attention in other ways, so there it stays on and is hidden from torch's check instead. A
-*dispatch mode* sees the fused operators. *Module hooks* say which layer is running, and pass on the arguments of
-`nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path. Inside Hugging Face
-modules the function mode also follows attention that is written out, "eager" (eager_attention.py). Flex attention is handled in
-flex_calls.py.
+with their own forward may also compute attention in other ways, so there it stays on and is hidden from torch's check instead.
+The two fused operators of these layers are seen by replacing them in torch (fused_calls.py), and flex attention likewise
+(flex_calls.py). *Module hooks* say which layer is running, and pass on the arguments of `nn.MultiheadAttention`; they are
+global, because a hook on a layer would also switch off its fused path. Inside Hugging Face modules the function mode also follows
+attention that is written out, "eager" (eager_attention.py). A *dispatch mode* is used in scripted modules only: it sees the fused
+operators that they reach, but it would change results in inference mode and under autocast.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -23,12 +23,12 @@ from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import ShapeError, UnsupportedError
-from partita.inspection.autocast import OuterAutocast
 from partita.inspection.calls import (
     AttentionCall,
     from_encoder_layer,
@@ -37,7 +37,9 @@ from partita.inspection.calls import (
     from_sdpa,
 )
 from partita.inspection.eager_attention import EagerAttention, is_hugging_face
-from partita.inspection.flex_calls import listed, listening_to_flex, set_aside
+from partita.inspection.exchanged import Exchange, listed
+from partita.inspection.flex_calls import listening_to_flex, set_aside
+from partita.inspection.fused_calls import listening_to_fused
 from partita.inspection.layer_names import LayerNames
 from partita.inspection.told_attention import Told, require_output
 from partita.kernels.plain_arithmetic import plain_arithmetic
@@ -68,11 +70,10 @@ _FUSED_ATTENTION = {
     if hasattr(torch.ops.aten, name)
 }
 _FUSED_MULTI_HEAD = torch.ops.aten._native_multi_head_attention.default
+_FUSED = {_FUSED_LAYER, _FUSED_MULTI_HEAD, *_FUSED_ATTENTION}
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _MULTI_HEAD_NAMES = tuple(signature(functional.multi_head_attention_forward).parameters)
-_has_torch_function = torch.overrides.has_torch_function
 _hidden_modes: list[TorchFunctionMode] = []
-_hiding = threading.Lock()
 _listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_listeners", default=())
 
 
@@ -100,11 +101,13 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.watch.autocast.called(getattr(func, "__name__", ""))
         if self.watch.is_inside_multi_head():
             return func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
+        operator = getattr(func, "default", func) if isinstance(func, OpOverloadPacket) else func
+        if operator in (functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
             self.watch.see(lambda: from_sdpa(*args, **kwargs))
+        elif isinstance(operator, OpOverload) and operator in _FUSED:
+            self.watch.see_operator(operator, args, kwargs)
         elif func is functional.multi_head_attention_forward:
             self.watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
         else:
@@ -120,49 +123,36 @@ class _FunctionMode(TorchFunctionMode):
 
 
 class _DispatchMode(TorchDispatchMode):
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.watch = watch
+    """Calls the operators of scripted modules from Python, where the function mode sees them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.watch.fused_multi_head |= func is _FUSED_MULTI_HEAD
-        with self.watch.autocast.inside(func):
-            if not self.watch.away and (func in (_FUSED_LAYER, _FUSED_MULTI_HEAD) or func in _FUSED_ATTENTION):
-                named = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
-                if func is _FUSED_LAYER:
-                    self.watch.see(lambda: from_encoder_layer(named), suffix=".self_attn")
-                elif func is _FUSED_MULTI_HEAD:
-                    self.watch.see_fused_multi_head(named)
-                else:
-                    self.watch.see_fused(named)
-            return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def _hidden(mode: TorchFunctionMode) -> Iterator[None]:
     """While it lasts, torch's layers, when they ask whether a function mode forbids their fused path, do not count this one."""
-    with _hiding:
-        _hidden_modes.append(mode)
-        torch.overrides.has_torch_function = _any_but_hidden
+    _hidden_modes.append(mode)
     try:
-        yield
+        with _hiding.held():
+            yield
     finally:
-        with _hiding:
-            _hidden_modes.remove(mode)  # captures that nest or run in several threads end in any order
-            if not _hidden_modes:
-                torch.overrides.has_torch_function = _has_torch_function
+        _hidden_modes.remove(mode)
 
 
 def _any_but_hidden(args: Iterable[Any]) -> bool:
     if _get_current_function_mode() not in _hidden_modes:
-        return _has_torch_function(args)
+        found: bool = _hiding.originals["has_torch_function"](args)
+        return found
     with _pop_mode_temporarily():
         return _any_but_hidden(args)
 
 
+_hiding = Exchange(torch.overrides, {"has_torch_function": _any_but_hidden})
+
+
 class _Watch:
-    """The three watchers together; `on_call(name, call)` is called once for every attention."""
+    """The watchers together; `on_call(name, call)` is called once for every attention."""
 
     def __init__(
         self,
@@ -175,9 +165,8 @@ class _Watch:
         self.on_tokens = on_tokens
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
-        self.dispatch_mode = _DispatchMode(self)
+        self.dispatch_mode = _DispatchMode()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._stepped_aside = self.fused_multi_head = False
-        self.autocast = OuterAutocast()
         self.eager, self.told = EagerAttention(), Told(self.names)
 
     @contextmanager
@@ -242,29 +231,30 @@ class _Watch:
         innermost = self.names.innermost
         return innermost is not None and _is_stock(innermost, (nn.MultiheadAttention,))
 
-    def see_fused(self, named: dict[str, Any]) -> None:
-        """An operator behind `scaled_dot_product_attention`, seen where the function mode was switched off."""
-        if self.is_inside_multi_head():
-            return
-        mask = named.get("attn_mask", named.get("attn_bias"))
-        rest = {name: named[name] for name in ("is_causal", "scale") if name in named}
-        self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
-
-    def see_fused_multi_head(self, named: dict[str, Any]) -> None:
-        """The operator of `nn.MultiheadAttention`'s fused path, seen inside a subclass; there query, key and value are the same."""
-        if not self.is_inside_multi_head():
+    def see_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A fused operator is called."""
+        self.fused_multi_head |= operator is _FUSED_MULTI_HEAD
+        named = {**dict(zip((a.name for a in operator._schema.arguments), args)), **kwargs}
+        if operator is _FUSED_LAYER:
+            self.see(lambda: from_encoder_layer(named), suffix=".self_attn")
+        elif self.is_inside_multi_head():
+            return  # recorded when it returns
+        elif operator is _FUSED_MULTI_HEAD:  # where torch calls it, query, key and value are the same
             layer = {**named, "src": named["query"], "num_heads": named["num_head"], "norm_first": False}
             self.see(lambda: from_encoder_layer(layer))
+        else:
+            mask = named.get("attn_mask", named.get("attn_bias"))
+            rest = {name: named[name] for name in ("is_causal", "scale") if name in named}
+            self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
 
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
-        self.autocast.entered(_FUSED_LAYER)
         if _is_stock(module):
             if self._stepped_aside:
                 return None
             if _get_current_function_mode() is self.function_mode:
                 self._step_aside()
                 return self._come_back
-        elif not self._stepped_aside and not isinstance(module, _WITH_FAST_PATH):
+        elif not self._stepped_aside and not isinstance(module, (*_WITH_FAST_PATH, torch.jit.ScriptModule)):
             return None
         undo = ExitStack()
         if self._stepped_aside:
@@ -272,6 +262,8 @@ class _Watch:
             undo.callback(self._step_aside)
         if isinstance(module, _WITH_FAST_PATH):
             undo.enter_context(_hidden(self.function_mode))
+        if isinstance(module, torch.jit.ScriptModule) and _operators_may_be_watched():
+            undo.enter_context(self.dispatch_mode)
         return undo.close
 
     def _step_aside(self) -> None:
@@ -297,6 +289,11 @@ class _Watch:
         elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
             fused, self.fused_multi_head = self.fused_multi_head, False
             self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
+
+
+def _operators_may_be_watched() -> bool:
+    """Whether a dispatch mode leaves all results as they are."""
+    return not (torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -375,7 +372,7 @@ def watching(
     with (
         listening(watch),
         listening_to_flex(watch.see_flex, watch.dispatch_mode, watch.function_mode),
-        watch.dispatch_mode,
+        listening_to_fused(watch.see_operator),
         watch.function_mode,
         watch.names,
     ):
