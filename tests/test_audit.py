@@ -428,6 +428,25 @@ def test_the_bound_for_stored_keys_is_the_one_of_the_theorem(size):
                 assert stated - min(delta / 4, 1e-9) * spread <= head.error_bound[n]
 
 
+@pytest.mark.parametrize("big", [300, 3000, 30000])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_stored_key_that_is_far_larger_than_the_others(bits, big):
+    """It may have all of the weight after it is rounded, and none before. Its value is then the output, to rounding."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 4000, 8), torch.randn(1, 1, 16, 8), torch.randn(1, 1, 16, 8)
+    k[0, 0, -1] *= big
+    v[0, 0, -1] = 0
+    rule = AT.Quantized(bits)
+    head = AT.audit(Attention(), (q, k, v), rule).heads[0]
+    q, k, v = (t[0, 0].double() for t in (q, k, v))
+    outs = [
+        torch.softmax(0.5 * 2**-0.5 * q @ keys.mT, dim=-1) @ values for keys, values in ((k, v), map(rule.of, (k, v)))
+    ]
+    change = (outs[0] - outs[1]).norm(dim=-1).numpy()
+    assert (change <= head.error_bound).all() and (head.error <= head.error_bound).all()
+    assert (head.error_bound < 1).mean() > 0.2  # and says something where the other keys matter
+
+
 def test_values_whose_sums_overflow_are_refused():
     q, k, v = torch.randn(3, 1, 1, 8, 4, dtype=torch.float64)
     AT.audit(Attention(), (q, k, 1e299 * v), AT.TopK(2))
@@ -481,6 +500,35 @@ def test_padding_and_captured_heads_agree_with_the_model():
     assert [h.name for h in chosen.heads] == [live.heads[1].name]
     several = AT.audit(model, [inputs, inputs], rules[0])
     assert several.heads[0].sequence.max() == 5
+
+
+def test_caches_of_different_lengths_in_one_batch():
+    torch.manual_seed(1)
+    q, (k, v) = torch.randn(2, 1, 1, 4), torch.randn(2, 2, 1, 12, 4)
+    keep = torch.arange(12) < torch.tensor([12, 5])[:, None, None, None]
+
+    class Cached(nn.Module):
+        def forward(self, q, k, v, keep):
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+    rules = [AT.Window(0, 3), NearPositions()]
+    both = AT.audit(Cached(), (q, k, v, keep), rules)
+    with AT.capture() as heads:
+        Cached()(q, k, v, keep)
+    for found in (both, AT.audit(heads, rule=rules)):
+        for number in range(len(rules)):
+            for element in range(2):
+                one = slice(element, element + 1)
+                alone = AT.audit(Cached(), (q[one], k[one], v[one], keep[one]), rules).heads[number]
+                assert (
+                    found.heads[number].mass_lost[element] == pytest.approx(alone.mass_lost[0])
+                    and alone.mass_lost[0] < 1
+                )
+
+
+class NearPositions(AT.DroppingRule):
+    def keeps(self, scores, positions, head):
+        return (positions[:, None] - torch.arange(scores.shape[-1])).abs() < 2
 
 
 def test_some_positions_of_a_causal_head():

@@ -1,5 +1,6 @@
 """What people do first with `pa.inspect` and `partita inspect`, and what they are told."""
 
+import math
 import sys
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_a_record_or_all_heads_instead_of_one_sequence_says_what_to_take(read):
     [
         ({"heads": 3}, r"heads is 3; expected a list of whole numbers ≥ 0"),
         ({"heads": ["a"]}, "heads contains 'a'"),
-        ({"heads": "ab"}, "heads contains 'ab'"),
+        ({"heads": "ab"}, "heads is 'ab'"),
         ({"heads": [True]}, "heads contains True"),
         ({"layers": 3}, "layers is 3; expected a pattern"),
         ({"layers": [3]}, r"layers is \[3\]"),
@@ -344,3 +345,59 @@ def test_readers_and_shapes_are_checked():
     assert repr(heads["attention", 0].snapshots[0]) == "Snapshot(5 queries × 5 keys, R^4, float32)"
     with pytest.raises(UnsupportedError, match="thresholds is empty"):
         pa.inspect.calibrate(heads, error=0.1, thresholds=[])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"attn_mask": torch.zeros(5, 9)},
+            r"attn_mask has shape \(5, 9\); expected one that broadcasts to \(2, 4, 6, 9\)",
+        ),
+        ({"attn_mask": torch.zeros(7, 1, 1, 9)}, "broadcasts"),
+        ({"attn_mask": torch.zeros(3, 4, 6, 9)}, "broadcasts"),
+        ({"attn_mask": torch.zeros(0, 9)}, "broadcasts"),
+        ({"attn_mask": torch.zeros(6, 9, dtype=torch.complex64)}, "attn_mask is complex64; expected real numbers"),
+        ({"attn_mask": True}, "attn_mask is of type bool; expected a tensor"),
+        ({"slopes": True}, "slopes is of type bool"),
+        ({"slopes": torch.ones(4, dtype=torch.bool)}, "slopes is bool; expected real numbers"),
+        ({"scale": "a"}, "scale is 'a'; expected a finite number"),
+        ({"scale": 10**400}, "expected a finite number"),
+        ({"scale": math.nan}, "scale is nan"),
+        ({"window": 1.5}, "window is 1.5; expected an integer from 1"),
+        ({"window": 0}, "window is 0"),
+        ({"window": True}, "window is True"),
+        ({"is_causal": np.zeros(3)}, "is_causal is array.*expected True or False"),
+        ({"enable_gqa": "yes"}, "enable_gqa is 'yes'"),
+        ({"output": True}, "output of pa.inspect.record is bool"),
+        ({"query": torch.zeros(())}, r"record got query \(\)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_record_gets_is_checked(given, words, stream):
+    arrays = {"query": torch.randn(2, 4, 6, 3), "key": torch.randn(2, 4, 9, 3), "value": torch.randn(2, 4, 9, 2)}
+    with pytest.raises(pa.PartitaError, match=words), pa.inspect.capture(stream=stream):
+        pa.inspect.record(**{**arrays, **given})
+
+
+@pytest.mark.parametrize("factor", [None, 10**400, np.array(1), -1, math.nan, "2"], ids=str)
+def test_factors_are_checked(factor):
+    with (
+        pytest.raises(pa.PartitaError, match=r"factor is .*; expected a number ≥ 0"),
+        pa.inspect.hardened(nn.Linear(2, 2), [("Linear", 0)], factor=factor),
+    ):
+        raise AssertionError("refused before the model runs")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"budget": None}, "budget is None"), ({"reach": -1}, "reach is -1"), ({"seed": 1.5}, "seed")]
+)
+def test_options_of_read_are_checked(given, words):
+    with pa.inspect.capture() as heads:
+        pa.inspect.record(*torch.randn(3, 1, 2, 5, 4))
+    with pytest.raises(pa.PartitaError, match=words):
+        pa.inspect.read(heads, **given)
+    for index in (([], 0), ("attention", np.zeros(3)), ("attention", np.array(1))):
+        with pytest.raises(pa.PartitaError, match="expected heads"):
+            heads[index]

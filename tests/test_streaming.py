@@ -785,6 +785,17 @@ def test_equal_keys_are_counted_and_share_a_cell(loops):
     assert head.figures.repeated == 10 and all(not 30 <= cell.key < 40 for cell in head.cells)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_copies_of_round_keys(dtype):
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        keys = torch.randint(-2, 3, (60, 4), generator=g).to(dtype)
+        queries, values = torch.randn(3, 4, generator=g).to(dtype), torch.randn(60, 1, generator=g).to(dtype)
+        with pa.inspect.capture(stream=True, null=False) as heads:
+            pa.inspect.record(queries[None, None], keys[None, None], values[None, None])
+        assert pa.inspect.read(heads).heads[0].figures.repeated == 60 - len(keys.unique(dim=0))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_copies_count_among_keys_that_are_seen_and_with_their_biases(stream):
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -11,12 +12,16 @@ from numpy.typing import NDArray
 
 from partita.errors import DomainError, ShapeError, UnsupportedError
 
-__all__ = ["is_number", "real_array", "require_count", "require_dtype", "require_number"]
+__all__ = ["is_number", "is_series", "real_array", "require_count", "require_dtype", "require_flag", "require_number"]
 
 
 def is_number(value: object) -> bool:
     """Whether it is a real number, of Python or numpy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) < 40 else f"{repr(value)[:20]}…"
 
 
 def require_number(name: str, value: Any, *, zero: bool = False) -> float:
@@ -30,9 +35,28 @@ def require_number(name: str, value: Any, *, zero: bool = False) -> float:
     except OverflowError:  # a huge integer
         found = math.inf
     if not (0 < found < math.inf or (zero and found == 0)):
-        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:20]}…"
-        raise DomainError(f"{name} is {shown}; expected a finite number {'≥' if zero else '>'} 0.")
+        raise DomainError(f"{name} is {_shown(value)}; expected a finite number {'≥' if zero else '>'} 0.")
     return found
+
+
+def require_flag(name: str, value: Any) -> bool:
+    """True or False, of Python or numpy, as a bool; a DomainError otherwise.
+
+    >>> require_flag("stream", np.True_)
+    True
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise DomainError(f"{name} is {_shown(value)}; expected True or False.")
+    return bool(value)
+
+
+def is_series(value: object) -> bool:
+    """Whether it can be looped over, and is not a string. Arrays without axes cannot.
+
+    >>> is_series([1]), is_series("ab"), is_series(np.array(1))
+    (True, False, False)
+    """
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) != 0
 
 
 def require_count(name: str, value: Any, *, least: int = 1, most: int = 10**9) -> int:

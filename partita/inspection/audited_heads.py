@@ -471,6 +471,11 @@ class _Sequences:
         return self
 
     @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """The position of query 0 among the keys of each sequence."""
+        return self.call.first_positions
+
+    @cached_property
     def first_keys(self) -> Tensor:
         """The first key that any query sees, `(batch,)`."""
         return torch.cat([padding_of(self.call, e, slice(0, 1)).first[0] for e in range(self.call.batch)])
@@ -557,9 +562,7 @@ class _Part:
 
     def _dropped(self, rule: DroppingRule) -> dict[str, Tensor]:
         of = self.sequences
-        keep = (
-            kept_keys(rule, self.scores, self.positions, of.call.first_position, of.first_keys, self.head) & self.seen
-        )
+        keep = kept_keys(rule, self.scores, self.positions, of.offsets, of.first_keys, self.head) & self.seen
         drop = self.seen & ~keep
         none, values, width = ~keep.any(dim=-1), self.values, min(rule.tile[1], self.keys.shape[1])
         # relative to the kept maximum: kept scores may be far below the overall one
@@ -589,7 +592,9 @@ class _Part:
             "skipped": dropped / visible.clamp(min=1.0),
             "oracle": torch.where(lost > 0, self._most_at(lost, counts), dropped) / visible.clamp(min=1.0),
             "mass_lost": lost / total,
-            "error_bound": torch.where(drop.any(dim=-1), self._measurable(bound, farthest, values.largest), 0.0),
+            "error_bound": torch.where(
+                drop.any(dim=-1), self._measurable(bound, farthest, values.largest, self.drift), 0.0
+            ),
             "error": norms(change),
             "output_norm": self._norms(output + values.middle + change),
         }
@@ -613,14 +618,25 @@ class _Part:
         scores, added = self._with_keys(keys)
         before, after = (torch.nan_to_num(torch.softmax(s, dim=-1)) for s in (self.scores, scores))
         output, whole = after @ moved, before @ values.moved
-        shift = abs(self.scale) * norms(self.queries)[..., None] * off_keys + added + 2 * self.drift[..., None]
-        reach = distances(output, moved)
+        farthest = values.balls(1)[2] + off_values.amax(dim=-1)
+        largest = torch.maximum(values.largest, norms(stored).amax(dim=-1)[:, None])
+        steps = abs(self.scale) * norms(self.queries)[..., None] * off_keys
+        most = steps.amax(dim=-1)  # the stored keys and their scores are larger by this at most
+        drift = self.drift + score_drift(most, most, self.keys.shape[-1], _UNIT)
+        shift = steps + added + 2 * drift[..., None]
+        # The output is rounded, and its distance from a value may be multiplied by a large exponential. Where one key has nearly
+        # all of the weight, the weight of the others bounds this distance without cancellation.
+        rounding, tiny = 4 * self.terms * _UNIT, self.terms * torch.finfo(torch.float64).tiny
+        off_output = torch.expm1(4 * drift) * farthest + rounding * largest + tiny
+        reach = distances(output, moved) * (1 + rounding) + off_output[..., None]
+        winner = after.argmax(dim=-1, keepdim=True)
+        others = after.scatter(-1, winner, 0.0).sum(dim=-1) * (1 + rounding + torch.expm1(4 * drift)) + tiny
+        nearest = torch.fmin(reach.gather(-1, winner), (others * farthest * (1 + rounding) + tiny)[..., None])
+        reach = reach.scatter(-1, winner, nearest)
         # relative to the largest term of the denominator: weights that underflow still matter if their scores may have moved far
         least = (scores - shift).amax(dim=-1, keepdim=True)
         grown = torch.exp(scores + shift - least) * (off_values - torch.expm1(-shift) * reach)
         found = grown.sum(dim=-1) / torch.exp(scores - shift - least).sum(dim=-1)
-        farthest = values.balls(1)[2] + off_values.amax(dim=-1)
-        largest = torch.maximum(values.largest, norms(stored).amax(dim=-1)[:, None])
         changed = (self.seen & ~((off_keys == 0) & (off_values == 0))).any(dim=-1)
         nothing = torch.zeros_like(found)
         return {
@@ -628,7 +644,7 @@ class _Part:
             "skipped": nothing,
             "oracle": nothing,
             "mass_lost": nothing,
-            "error_bound": torch.where(changed, self._measurable(found, farthest, largest), 0.0),
+            "error_bound": torch.where(changed, self._measurable(found, farthest, largest, drift), 0.0),
             "error": norms(whole - output),
             "output_norm": self._norms(whole + values.middle),
         }
@@ -649,8 +665,8 @@ class _Part:
     def _norms(self, outputs: Tensor) -> Tensor:
         return torch.where(self.seen.any(dim=-1), norms(outputs), 0.0)
 
-    def _measurable(self, bound: Tensor, farthest: Tensor, largest: Tensor) -> Tensor:
+    def _measurable(self, bound: Tensor, farthest: Tensor, largest: Tensor, drift: Tensor) -> Tensor:
         """The bound plus the rounding of two outputs that are computed in float64, each from its own scores, and subtracted."""
         rounding = 4 * self.terms * _UNIT
-        found = torch.fmin(bound * (1 + rounding) + torch.expm1(4 * self.drift) * farthest, farthest * (1 + rounding))
+        found = torch.fmin(bound * (1 + rounding) + torch.expm1(4 * drift) * farthest, farthest * (1 + rounding))
         return found + rounding * largest + torch.finfo(found.dtype).tiny

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from partita.arithmetic.arguments import is_number, require_count, require_number
+from partita.arithmetic.arguments import is_number, is_series, require_count, require_number
 from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
 from partita.inspection.audited_heads import Audit, AuditedHead, audit
@@ -205,11 +205,11 @@ def calibrate(
     """
     error = require_number("error", error)
     for name, value, allowed in (("per", per, ("head", "layer")), ("by", by, ("error", "error_bound"))):
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             raise UnsupportedError(f"{name} is {value!r}; expected {' or '.join(map(repr, allowed))}.")
     if rule is not SkipBlocks and not isinstance(rule, SkipBlocks):
         raise UnsupportedError(f"rule is {rule!r}; expected SkipBlocks, or SkipBlocks(0, tile=(queries, keys)).")
-    if not isinstance(thresholds, Iterable):
+    if not is_series(thresholds):
         raise UnsupportedError(f"thresholds is {thresholds!r}; expected a list of numbers from 0 to 1.")
     if isinstance(model, nn.Module) and are_captured(held_out):
         raise UnsupportedError(

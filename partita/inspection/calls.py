@@ -24,6 +24,7 @@ __all__ = [
     "COLUMNS",
     "MASKED_BELOW",
     "AttentionCall",
+    "cast_by_autocast",
     "from_encoder_layer",
     "from_multi_head",
     "from_multi_head_module",
@@ -61,7 +62,8 @@ class AttentionCall:
             `scale·q kᵀ`, `(heads, rows, keys)`, of sequence number `element`. `heads`, `rows` and `keys` are their numbers, as
             tensors that broadcast to that shape. It returns the scores that softmax sees, −∞ where masked.
         dropout: share of the weights that the model drops at random here. It is not applied.
-        offset: position of the first query among the keys, as `first_position` gives it; derived from the masks by default.
+        offsets: for each sequence the position of the first query among the keys, as `first_positions` gives it; derived from the
+            masks by default.
         hides_below: numbers in the mask up to this one hide a key.
     """
 
@@ -77,7 +79,7 @@ class AttentionCall:
     positions: Tensor | None = None
     modify: Callable[[Tensor, int, Tensor, Tensor, Tensor], Tensor] | None = None
     dropout: float = 0.0
-    offset: int | None = None
+    offsets: tuple[int, ...] | None = None
     hides_below: float = MASKED_BELOW
 
     @property
@@ -108,22 +110,21 @@ class AttentionCall:
         return int(self.positions.max()) if len(self.positions) else -1
 
     @property
-    def first_position(self) -> int:
-        """The position of query 0 among the keys, for rules that compare the two.
+    def first_positions(self) -> tuple[int, ...]:
+        """For each sequence the position of query 0 among the keys, for rules that compare the two.
 
         With fewer queries than keys the queries are the last tokens of a longer sequence whose keys are cached: the last query
         stands at the last key that it sees. 0 if queries and keys are known to come from different sequences, and where a window
         or ALiBi says how far apart they are.
         """
-        if self.offset is not None:
-            return self.offset
+        if self.offsets is not None:
+            return self.offsets
         room = self.keys.shape[2] - self.last_place - 1
         if room <= 0 or self.last_place < 0 or self.crosses or self.window is not None or self.slopes is not None:
-            return 0
+            return (0,) * self.batch
         last = slice(self.queries.shape[2] - 1, None)
         ends = [self.visible(element, slice(0, 1), last)[0, 0].nonzero()[-1:, 0] for element in range(self.batch)]
-        found = torch.cat(ends)
-        return min(max(int(found.max()) - self.last_place, 0), room) if len(found) else 0
+        return tuple(min(max(int(end) - self.last_place, 0), room) if len(end) else 0 for end in ends)
 
     @property
     def is_square(self) -> bool:
@@ -169,6 +170,7 @@ class AttentionCall:
             mask = mask[which] if mask.shape[0] > 1 else mask
             mask = _picked(mask, chosen) if mask.shape[1] > 1 else mask
             mask = mask if rows is None or mask.shape[2] == 1 else mask[:, :, rows]
+        offsets = self.offsets if self.is_square else self.first_positions
         queries = _picked(self.queries[which], chosen)
         keys, values = (_picked(t[which], used) for t in (self.keys, self.values))
         return replace(
@@ -181,7 +183,7 @@ class AttentionCall:
             slopes=None if self.slopes is None else self.slopes[chosen],
             positions=self.positions if rows is None else self.places[rows],
             modify=None if self.modify is None else _Renumbered(self.modify, element, chosen),
-            offset=self.offset if self.is_square else self.first_position,
+            offsets=None if offsets is None else offsets[which],
         )
 
     def mask_of(self, element: int, head: int) -> Tensor | None:
@@ -471,6 +473,18 @@ def _four_axes(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
     return tensor.expand(*lead, *tensor.shape[-2:]).reshape(math.prod(lead[:-1]), lead[-1], *tensor.shape[-2:])
 
 
+def cast_by_autocast(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that attention gets under autocast: floats other than float64 in autocast's dtype."""
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        device = value.device.type
+        return value.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+
+
 def from_sdpa(
     query: Tensor,
     key: Tensor,
@@ -512,6 +526,7 @@ def from_sdpa(
         k, v = (t.repeat_interleave(common // t.shape[1], dim=1) for t in (k, v))
     mask = None
     if attn_mask is not None:
+        _require_fitting_mask(attn_mask, (*leads[0], q.shape[2], k.shape[2]))
         mask = attn_mask.reshape((1,) * max(0, 4 - attn_mask.dim()) + tuple(attn_mask.shape))
         if mask.dim() > 4:  # several leading axes: spelled out, as the batch is
             mask = _four_axes(mask, (*leads[0][:-1], mask.shape[-3]))
@@ -519,9 +534,13 @@ def from_sdpa(
     used = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
     if slopes is not None and slopes.shape != (q.shape[1],):
         raise ShapeError(f"slopes has shape {tuple(slopes.shape)}; expected ({q.shape[1]},), one per head.")
-    if window is not None and window < 1:
-        raise ShapeError(f"window is {window}; expected at least 1: a query sees the keys j with |i − j| < window.")
     yield AttentionCall(q, k, v, used, mask, is_causal, window=window, slopes=slopes, dropout=dropout_p)
+
+
+def _require_fitting_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    own = (1,) * (len(shape) - mask.dim()) + tuple(mask.shape)
+    if len(own) > len(shape) or any(a not in (1, b) for a, b in zip(own, shape)):
+        raise ShapeError(f"attn_mask has shape {tuple(mask.shape)}; expected one that broadcasts to {shape}.")
 
 
 def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from partita.arithmetic.arguments import require_count, require_number
+from partita.arithmetic.arguments import is_series, require_count, require_flag, require_number
 from partita.arithmetic.notebook_cards import counted
 from partita.errors import SizeError, UnsupportedError
 from partita.functions.dropout import active_dropout
@@ -106,7 +106,7 @@ def records_of(heads: Any, *, empty: bool = True, name: str = "heads", wanted: s
         name: name of the argument, for the error message.
         wanted: what else the argument may be, for the error message.
     """
-    records = [heads] if isinstance(heads, HeadRecord) else list(heads) if isinstance(heads, Iterable) else [heads]
+    records = list(heads) if is_series(heads) else [heads]
     if isinstance(heads, nn.Module) or not all(isinstance(record, HeadRecord) for record in records):
         kind = type(heads).__name__
         found = f"{'a model ' if isinstance(heads, nn.Module) else ''}of type {kind}"
@@ -243,6 +243,8 @@ class CapturedHeads:
         if not isinstance(which, tuple) or len(which) != 2:
             raise UnsupportedError(f"the index is {which!r}; expected heads[layer, head]. Recorded: {self.describe()}.")
         layer, head = which
+        if not isinstance(layer, str) or not isinstance(head, Integral):
+            raise UnsupportedError(f"the index is {which!r}; expected heads[layer, head]. Recorded: {self.describe()}.")
         if head not in self._heads().get(layer, []):
             raise UnsupportedError(f"head {head} of layer {layer!r} was not recorded. Recorded: {self.describe()}.")
         return self._record(layer, head)
@@ -283,7 +285,7 @@ class CapturedHeads:
         index = torch.as_tensor(positions, device=call.queries.device)
         queries = _held(call.queries[:batch, list(chosen)].index_select(2, index))
         keys, values = (_held(t[:batch, key_heads]) for t in (call.keys, call.values))
-        masks, offset = _Masks(call, index), call.first_position
+        masks, offsets = _Masks(call, index), call.first_positions
         for slot, head in enumerate(chosen):
             place = key_heads.index(call.key_head(head))
             for element in range(batch):
@@ -300,7 +302,7 @@ class CapturedHeads:
                     same_tokens=call.is_square,
                     tokens=None if ids is None else ids[element],
                     follows_scores=call.follows_scores(element, head),
-                    offset=offset,
+                    offset=offsets[element],
                     slope=0.0 if call.slopes is None else float(call.slopes[head]),
                     hides_below=call.hides_below if call.modify is None else -math.inf,
                 )
@@ -419,7 +421,7 @@ def evenly_spread(count: int, most: int | None) -> NDArray[np.int64]:
 
 
 def _patterns(layers: Any) -> tuple[str, ...] | None:
-    found = (layers,) if isinstance(layers, str) else tuple(layers) if isinstance(layers, Iterable) else layers
+    found = (layers,) if isinstance(layers, str) else tuple(layers) if is_series(layers) else layers
     if found is not None and not (isinstance(found, tuple) and all(isinstance(one, str) for one in found)):
         raise UnsupportedError(
             f"layers is {layers!r}; expected a pattern of module paths, as in 'encoder.layers.0.*', a list of patterns, or None "
@@ -431,11 +433,11 @@ def _patterns(layers: Any) -> tuple[str, ...] | None:
 def _numbers(heads: Any) -> tuple[int, ...] | None:
     if heads is None:
         return None
-    found = list(heads) if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
+    found = list(heads) if is_series(heads) else [heads]
     wrong = [h for h in found if isinstance(h, bool) or not isinstance(h, Integral) or h < 0]
-    if wrong or not isinstance(heads, Iterable):
+    if wrong or not is_series(heads):
         raise UnsupportedError(
-            f"heads {'contains' if isinstance(heads, Iterable) else 'is'} {(wrong or found)[0]!r}; expected a list of whole "
+            f"heads {'contains' if is_series(heads) else 'is'} {(wrong or found)[0]!r}; expected a list of whole "
             "numbers ≥ 0, counted within a layer, as in [0, 3], or None for all."
         )
     return tuple(sorted({int(h) for h in found}))
@@ -515,6 +517,8 @@ def capture(
     given = None if tokens is None or most is not None else TokenIds.of_any(tokens)
     require_number("max_bytes", max_bytes)
     require_count("seed", seed, least=-(2**63), most=2**64 - 1)
+    flags = {"stream": stream, "null": null, "keep": keep, "queries": queries}
+    stream, null, keep, queries = (require_flag(name, flag) for name, flag in flags.items())
     for name, wanted in (("keep", keep), ("queries", queries)):
         if wanted and not stream:
             raise UnsupportedError(

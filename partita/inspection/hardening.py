@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from partita.arithmetic.arguments import is_number, is_series
 from partita.arithmetic.notebook_cards import card, counted
 from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
 from partita.functions.dropout import active_dropout
-from partita.inspection.calls import AttentionCall, from_multi_head, from_sdpa
+from partita.inspection.calls import AttentionCall, cast_by_autocast, from_multi_head, from_sdpa
 from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.flex_calls import listening_to_flex
@@ -109,7 +111,8 @@ class _Replacing(TorchFunctionMode):
         return answers
 
     def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        calls = list(from_sdpa(*args, **kwargs))
+        cast, named = cast_by_autocast(args, kwargs)
+        calls = list(from_sdpa(*cast, **named))
         if len(calls) != 1 or out.is_nested:
             if calls and self._chosen(calls[0].heads, self.names.next_name()):
                 raise UnsupportedError("heads on nested tensors cannot be replaced; pad the batch instead.")
@@ -216,14 +219,14 @@ def replacing(
 
 
 def _require_factor(factor: float) -> None:
-    if math.isnan(factor) or factor < 0:
-        raise UnsupportedError(f"factor is {factor}; expected a number ≥ 0, or infinity for the hard table.")
+    if not is_number(factor) or not (0 <= factor <= sys.float_info.max or factor == math.inf):
+        raise UnsupportedError(f"factor is {factor!r}; expected a number ≥ 0, or infinity for the hard table.")
 
 
 def wanted_heads(heads: Iterable[Which | HeadRecord]) -> list[Which]:
     """The chosen heads by layer and number. Raises an UnsupportedError for anything else."""
     expected = 'expected (layer, head) as `capture` names them, as in [("encoder.layers.0.self_attn", 3)], or records.'
-    if not isinstance(heads, Iterable):
+    if not is_series(heads):
         raise UnsupportedError(f"heads is {heads!r}; {expected}")
     which = []
     for head in heads:
@@ -340,7 +343,7 @@ def one_number(value: Any, found: str, hint: str = "") -> float:
     """
     try:
         return float(value.item() if hasattr(value, "item") else value)
-    except (RuntimeError, TypeError, ValueError):
+    except (OverflowError, RuntimeError, TypeError, ValueError):
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise ShapeError(f"{found} {type(value).__name__}{shape}; expected one number", hint) from None
 

@@ -14,6 +14,7 @@ operators that they reach, but it would change results in inference mode and und
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -28,9 +29,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.errors import ShapeError, UnsupportedError
+from partita.arithmetic.arguments import is_number, require_count, require_flag
+from partita.errors import DomainError, ShapeError, UnsupportedError
 from partita.inspection.calls import (
     AttentionCall,
+    cast_by_autocast,
     from_encoder_layer,
     from_multi_head,
     from_multi_head_module,
@@ -105,7 +108,8 @@ class _FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         operator = getattr(func, "default", func) if isinstance(func, OpOverloadPacket) else func
         if operator in (functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
-            self.watch.see(lambda: from_sdpa(*args, **kwargs))
+            cast, named = cast_by_autocast(args, kwargs)
+            self.watch.see(lambda: from_sdpa(*cast, **named))
         elif isinstance(operator, OpOverload) and operator in _FUSED:
             self.watch.see_operator(operator, args, kwargs)
         elif func is functional.multi_head_attention_forward:
@@ -322,13 +326,48 @@ def read_with(
             raise UnsupportedError(
                 f"a reader returned {sorted(given)}; expected query, key, value and optionally {', '.join(allowed[3:])}."
             )
-        yield from from_sdpa(**given)
+        yield from _reported("a reader", **given)
 
 
-def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    if min(t.dim() for t in (query, key, value)) < 2:
-        return False
-    return query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2]
+def _reported(
+    who: str,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    is_causal: Any = False,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    window: Any = None,
+    slopes: Any = None,
+) -> list[AttentionCall]:
+    """What `record` or a reader reports, as calls; the arguments are checked, since no function of torch gets them."""
+    held, extra = {"query": query, "key": key, "value": value}, {"attn_mask": attn_mask, "slopes": slopes}
+    for name, given in (held | {name: tensor for name, tensor in extra.items() if tensor is not None}).items():
+        if not isinstance(given, Tensor):
+            raise UnsupportedError(f"{name} is of type {type(given).__name__}; expected a tensor.")
+        if given.is_complex() or (name != "attn_mask" and given.dtype == torch.bool):
+            raise UnsupportedError(f"{name} is {_name_of(given.dtype)}; expected real numbers.")
+    flags = {"is_causal": is_causal, "enable_gqa": enable_gqa}
+    causal, grouped = (require_flag(name, flag) for name, flag in flags.items())
+    if isinstance(scale, Tensor) and not scale.dim():
+        scale = scale.item()
+    if scale is not None and not (is_number(scale) and abs(scale) <= sys.float_info.max):
+        raise DomainError(f"scale is {scale!r}; expected a finite number, or None for 1/√dim.")
+    if window is not None:  # a query sees the keys j with |i − j| < window
+        window = require_count("window", window.item() if isinstance(window, Tensor) and not window.dim() else window)
+    nested = any(t.is_nested for t in held.values())
+    sizes = [() if nested else tuple(t.shape) for t in held.values()]
+    made: list[AttentionCall] = []
+    if nested or (min(map(len, sizes)) > 1 and sizes[0][-1] == sizes[1][-1] and sizes[1][-2] == sizes[2][-2]):
+        with suppress(RuntimeError):  # leading axes that do not broadcast
+            made = list(from_sdpa(query, key, value, attn_mask, 0.0, causal, scale, grouped, window, slopes))
+    if not made:
+        raise ShapeError(
+            f"{who} got query {sizes[0]}, key {sizes[1]} and value {sizes[2]}; expected (…, heads, queries, dim), "
+            "(…, heads, keys, dim) and (…, heads, keys, value_dim). For fewer key heads than query heads use enable_gqa=True."
+        )
+    return made
 
 
 def require_readers(readers: Any, model: nn.Module | None) -> Mapping[str, Reader]:
@@ -453,7 +492,9 @@ def record(
         `output`, with the new outputs of heads that are hardened; None without `output`.
 
     Raises:
-        ShapeError: an argument has the wrong shape. Raised only inside `capture` and `hardened`.
+        ShapeError: an argument has the wrong shape. Like the others, raised only inside `capture` and `hardened`.
+        UnsupportedError: an argument is not a tensor.
+        DomainError: scale, window or a flag is invalid.
 
     >>> import partita as pa
     >>> with pa.inspect.capture() as heads:
@@ -463,21 +504,8 @@ def record(
     """
 
     def calls() -> Iterator[AttentionCall]:
-        for name, given in (("query", query), ("key", key), ("value", value)):
-            if not isinstance(given, Tensor):
-                raise UnsupportedError(f"{name} is of type {type(given).__name__}; expected a tensor.")
-        made: list[AttentionCall] = []
-        if any(t.is_nested for t in (query, key, value)) or _fit(query, key, value):
-            with suppress(RuntimeError):  # leading axes that do not broadcast
-                made = list(from_sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, window, slopes))
-        if not made:
-            raise ShapeError(
-                f"record got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; expected "
-                "(…, heads, queries, dim), (…, heads, keys, dim) and (…, heads, keys, value_dim). For fewer key heads than query "
-                "heads use enable_gqa=True."
-            )
-        for call in made:
-            if output is not None and not output.is_nested:
+        for call in _reported("record", query, key, value, attn_mask, is_causal, scale, enable_gqa, window, slopes):
+            if output is not None and not getattr(output, "is_nested", False):
                 require_output(call, output)
             yield call
 

@@ -227,7 +227,7 @@ def _reading(
     allowed = 2 * rounding + _MARGIN_ERRORS[dtype, runs_on_device(call, dtype)] * sums.margin.nan_to_num(posinf=0.0)
     falls = torch.exp((allowed - sums.margin).clamp(max=0.0))
     tiny = 1e-14 if total.dtype == torch.float64 else 1e-6
-    outside = (sums.seen - 1).clamp(min=0) * falls * (1 + tiny)
+    outside = (sums.seen - 1).clamp(min=0) * (falls * (1 + tiny) + torch.finfo(dtype).tiny)
     return Reading(
         cells=sums.winner.long(),
         runner_up=sums.runner_up.long(),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from partita.arithmetic.arguments import require_count, require_number
 from partita.arithmetic.notebook_cards import card, counted, short
 from partita.errors import UnsupportedError
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, no_query, records_of
@@ -260,6 +261,7 @@ def read(
 
     Raises:
         UnsupportedError: nothing was recorded, heads has the wrong type (a model, for example), or no query of a head sees a key.
+        DomainError: budget, reach or seed is not a valid number.
 
     >>> import torch, partita as pa
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -281,6 +283,9 @@ def read(
             "no attention was recorded. Run the model inside `with capture(model)`; for attention written by hand use "
             "pa.inspect.record or readers=. Scripted models are not recorded, and flex attention requires torch ≥ 2.9."
         )
+    require_count("budget", budget, least=0, most=2**62)
+    require_number("reach", reach)
+    require_count("seed", seed, least=-(2**63), most=2**63)
     given = None if tokens is None else TokenIds.of_any(tokens)
     if given is not None and any(not record.snapshots for record in records):
         raise UnsupportedError(

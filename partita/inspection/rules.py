@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, final
 
@@ -68,23 +69,28 @@ def require_rule(rule: Any) -> Rule:
     return rule
 
 
-def kept_keys(rule: DroppingRule, scores: Tensor, numbers: Tensor, offset: int, first: Tensor, head: int) -> Tensor:
+def kept_keys(
+    rule: DroppingRule, scores: Tensor, numbers: Tensor, offsets: Sequence[int], first: Tensor, head: int
+) -> Tensor:
     """The mask that `rule.keeps` returns. Raises a ShapeError if it is not a mask that fits the scores.
 
     Args:
         rule: the rule.
         scores: `(batch, rows, keys)`, −∞ where masked.
         numbers: `(rows,)`, ascending numbers of the queries in their call.
-        offset: position of query 0 among the keys.
+        offsets: for each sequence the position of query 0 among the keys.
         first: `(batch,)`, the first key that any query sees.
         head: number of the head within its layer.
     """
     if isinstance(rule, (SkipBlocks, TopK, KeepMask)):
         kept = rule.keeps(scores, numbers, head)
+    elif len(set(offsets)) > 1:
+        each = zip(scores.split(1), offsets, first.split(1))
+        return torch.cat([kept_keys(rule, s, numbers, [o], f, head).expand(s.shape) for s, o, f in each])
     elif isinstance(rule, Window):
-        kept = rule.keeps(scores, numbers + offset, head, first)
+        kept = rule.keeps(scores, numbers + offsets[0], head, first)
     else:
-        kept = rule.keeps(scores.clone(), numbers + offset, head)
+        kept = rule.keeps(scores.clone(), numbers + offsets[0], head)
     ends = zip(reversed(kept.shape), reversed(scores.shape)) if isinstance(kept, Tensor) else ()
     if (
         not isinstance(kept, Tensor)

@@ -140,7 +140,7 @@ class Snapshot:
         call = AttentionCall(
             queries, keys, values, self.scale, mask, self.causal, crosses, slopes=slopes, positions=places
         )
-        return replace(call, offset=self.offset, hides_below=self.hides_below)
+        return replace(call, offsets=(self.offset,), hides_below=self.hides_below)
 
     def weights(self) -> Array:
         """The attention matrix, `(queries, keys)`, in float64: the softmax of the scores. A row is 0 if the query sees no key."""

@@ -186,8 +186,9 @@ def _repeated(call: AttentionCall, head: int, offsets: Tensor | None) -> Tensor:
     factors = torch.arange(1, bits.shape[1] + 1, device=keys.device) * 0x1E3779B97F4A7C15  # well mixed odd numbers
     factors = (factors ^ (factors >> 30)) * 0x3F58476D1CE4E5B9
     factors = (factors ^ (factors >> 27)) * 0x14D049BB133111EB | 1
-    hashes = (bits * factors).sum(dim=1)  # overflow wraps, which is fine for a hash
-    if call.is_masked:
+    bits = (bits ^ (bits >> 32)) * 0x1E3779B97F4A7C15  # round numbers end in many zeros, which would stay in a product
+    hashes = ((bits ^ (bits >> 29)) * factors).sum(dim=1)  # overflow wraps, which is fine for a hash
+    if call.is_masked or call.causal:
         hashes = hashes[call.seen_keys(0, head)[0]]
     hashes = hashes.sort().values
     return (hashes[1:] == hashes[:-1]).sum()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from partita.arithmetic.arguments import is_number, require_count, require_number
+from partita.arithmetic.arguments import is_number, require_count, require_flag, require_number
 from partita.errors import DomainError, NonFiniteValueError, ShapeError
 from partita.kernels.dropped_keys import (
     LOG2_E,
@@ -118,6 +118,7 @@ def attend_blocks(
     error, (rows, width) = require_number("error", error, zero=True), require_tile(tile)
     if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
         raise DomainError(f"threshold is {threshold!r}; expected a number from 0 to 1, or None.")
+    is_causal, enable_gqa = require_flag("is_causal", is_causal), require_flag("enable_gqa", enable_gqa)
     lead, groups = _leading_axes(q, k, v, attn_mask, enable_gqa)
     dtype = torch.promote_types(q.dtype, torch.float32)
     if scale is not None and not (is_number(scale) and -_most(dtype) <= scale <= _most(dtype)):
