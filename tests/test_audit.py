@@ -939,6 +939,17 @@ def test_thresholds_for_other_inputs():
     assert [(h.threshold, h.skipped, h.beyond) for h in nothing.heads] == [(0.0, 0.0, 0.0)] * 2
 
 
+def test_tables_say_if_all_keys_fit_in_one_tile():
+    q, k, v = sharp_inputs()
+    words = "all keys fit in one tile of 128, so nothing can be skipped"
+    rules = [AT.SkipBlocks(0.5), AT.SkipBlocks(0.5, tile=(8, 8)), AT.TopK(2)]
+    found = AT.audit(Attention(), (q, k, v), rules)
+    assert [h.tiles for h in found.heads[::2]] == [1, -(-k.shape[2] // 8), k.shape[2]]
+    assert str(found).count(words) == 1 and words in found._repr_html_()
+    assert words in str(AT.calibrate(Attention(), (q, k, v), error=0.1))
+    assert "one tile" not in str(AT.calibrate(Attention(), (q, k, v), rules[1], error=0.1))
+
+
 def test_thresholds_travel_as_json(tmp_path):
     found = AT.calibrate(Attention(), sharp_inputs(), AT.SkipBlocks(0, tile=(8, 8)), error=0.02)
     place = found.save(tmp_path / "deep" / "thresholds.json")

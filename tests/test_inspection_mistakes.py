@@ -82,6 +82,8 @@ def test_eager_attention_that_is_no_plain_softmax_is_refused_with_advice():
     assert advice_on_eager(encoder()) == "" == advice_on_eager(None)  # other models get other advice
     model._supports_sdpa = False
     assert "readers=" in advice_on_eager(model) and "set_attn" not in advice_on_eager(model)
+    model._supports_flex_attn = True  # as Gemma 2
+    assert 'set_attn_implementation("flex_attention")' in advice_on_eager(model)
 
 
 def test_a_reader_of_a_hugging_face_layer_replaces_what_is_recognised():

@@ -540,6 +540,8 @@ def planted(kind, tokens=60, dim=64):
         q, k = np.ones((tokens, 1)), np.eye(tokens)[:, :1]
     elif kind == "duplicate":
         q, k = np.hstack([word, place]), np.hstack([word, -0.5 * place])
+    elif kind == "same":
+        q, k = word, word
     elif kind == "induction":
         q, k = word, before
     else:
@@ -554,10 +556,11 @@ def planted(kind, tokens=60, dim=64):
     [
         ("previous", "Looks at the previous token: 100% of its weight"),
         ("back 15", "Looks at the token 15 back, where there is one: 100% of its weight (a random head at its own"),
-        ("self", "Looks at its own token: 100%"),
+        ("self", "Looks at its own position: 100%"),
         ("first", "Looks at the first token: 100%"),
         ("induction", "Looks at what followed other copies of its token (induction), where there are any: "),
         ("duplicate", "Looks at other copies of its token, where there are any: "),
+        ("same", "Looks at tokens equal to its own, itself included: 100%"),
         ("nothing", "Averages: its output is within 0%"),
     ],
 )
@@ -973,7 +976,7 @@ def test_places_that_share_the_weight_are_all_named():
     said = looking_at(half)
     assert said.startswith("Looks at the ") and "the previous token: 5" in said and "the first token: 5" in said
     said = looking_at((np.eye(80) + np.eye(80, k=-1) + np.eye(80, k=-2)) / 3)
-    assert all(words in said for words in ("its own token: 3", "the previous token: 3", "the token 2 back")), said
+    assert all(words in said for words in ("its own position: 3", "the previous token: 3", "the token 2 back")), said
     previous = np.eye(80, k=-1)
     previous[0, 0] = 1
     assert looking_at(previous).count("%") == 2  # its own, and that of the random head

@@ -50,7 +50,7 @@ from partita.kernels.dropped_keys import (
     value_extent,
 )
 
-__all__ = ["Audit", "AuditedHead", "answer_under", "audit"]
+__all__ = ["Audit", "AuditedHead", "answer_under", "audit", "one_tile"]
 
 _SCORES_AT_ONCE = 1 << 21
 _UNIT = 2.0**-53
@@ -75,6 +75,7 @@ class AuditedHead:
         output_norm: norm of the unchanged output.
         positions: number of each query in its call.
         sequence: number of the sequence that each query belongs to.
+        tiles: number of tiles of keys in the longest sequence; for rules that drop single keys, number of keys.
         loss_change: change of the model's loss with the rule applied to this head alone; None without a loss.
     """
 
@@ -89,6 +90,7 @@ class AuditedHead:
     output_norm: Array
     positions: NDArray[np.int64]
     sequence: NDArray[np.int64]
+    tiles: int
     loss_change: float | None = None
 
     @property
@@ -188,7 +190,13 @@ class Audit:
     def _below(self) -> list[str]:
         """The lines below the table: the loss with each rule on all heads if there are several rules, and a note."""
         several = zip(self.rules, self.together) if len(self.together) > 1 else ()
-        return [*(f"{rule} on all heads: loss {change:+.3g}" for rule, change in several), _NOTE]
+        whole = [rule for rule in self.rules if isinstance(rule, DroppingRule) and rule.whole_tiles]
+        alone = [rule for rule in whole if all(h.tiles == 1 for h in self.heads if h.rule is rule)]
+        return [
+            *(f"{rule} on all heads: loss {change:+.3g}" for rule, change in several),
+            *(f"{rule}: {one_tile(rule.tile)}" for rule in alone),
+            _NOTE,
+        ]
 
     def __repr__(self) -> str:
         return f"Audit({self._title()}; print it for the figures)"
@@ -199,6 +207,15 @@ class Audit:
 
     def __str__(self) -> str:
         return "\n".join([self._title(), *aligned(self._shown()), *self._below()])
+
+
+def one_tile(tile: tuple[int, int]) -> str:
+    """What to say if every sequence fits in one tile.
+
+    Args:
+        tile: queries and keys of a block.
+    """
+    return f"all keys fit in one tile of {tile[1]}, so nothing can be skipped; use a smaller tile=(queries, keys)"
 
 
 _NOTE = "shares are means over queries; mass, bound and error are the largest of any query"
@@ -387,6 +404,7 @@ class _Tables:
         self.ran: dict[Which, None] = {}  # all heads in order, also those that are not audited
         self.heads: dict[Which, int] = {}  # number of sequences of each audited head
         self._parts: dict[tuple[int, Which], list[dict[str, np.ndarray]]] = {}
+        self._keys: dict[Which, int] = {}  # of the longest sequence
 
     def wants(self, layer: str, head: int) -> bool:
         """Whether a head that runs is to be audited."""
@@ -397,6 +415,7 @@ class _Tables:
         which, (batch, _, tokens, _) = (layer, head), sequences.call.queries.shape
         first = self.heads.get(which, 0)
         self.heads[which] = first + batch
+        self._keys[which] = max(self._keys.get(which, 0), sequences.call.keys.shape[2])
         # allocated before the first part: small arrays kept between large temporary ones would fragment the memory
         tables = np.zeros((len(self.rules), len(_PER_QUERY), batch, tokens))
         counted = np.zeros((batch, tokens), dtype=bool)
@@ -424,7 +443,8 @@ class _Tables:
                 arrays: Any = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
                 if not len(arrays["error"]):
                     raise no_query(f"{which[0]}:{which[1]}")
-                out.append(AuditedHead(*which, rule, **arrays))
+                width = rule.tile[1] if isinstance(rule, DroppingRule) and rule.whole_tiles else 1
+                out.append(AuditedHead(*which, rule, **arrays, tiles=-(-self._keys[which] // width)))
         return tuple(out)
 
 

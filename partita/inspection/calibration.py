@@ -17,7 +17,7 @@ from torch import nn
 from partita.arithmetic.arguments import is_number, is_series, require_count, require_number
 from partita.arithmetic.notebook_cards import aligned, card, counted, short
 from partita.errors import DomainError, FormatError, NewerVersionError, PartitaError, UnsupportedError
-from partita.inspection.audited_heads import Audit, AuditedHead, audit
+from partita.inspection.audited_heads import Audit, AuditedHead, audit, one_tile
 from partita.inspection.captured_heads import CapturedHeads, HeadRecord, are_captured
 from partita.inspection.hardening import Which
 from partita.inspection.interception import Reader
@@ -78,6 +78,7 @@ class Calibration:
         held_out: how many sequences they were checked on.
         heads: one `CalibratedHead` per head.
         descending: whether the last tile of keys comes first.
+        tiles: number of tiles of keys in the longest sequence; 0 if unknown.
     """
 
     error: float
@@ -88,6 +89,7 @@ class Calibration:
     held_out: int
     heads: tuple[CalibratedHead, ...]
     descending: bool = False
+    tiles: int = 0
 
     def rule(self, layer: str, head: int) -> SkipBlocks:
         """The rule of one head.
@@ -111,7 +113,7 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as a dict of plain data, which `load_calibration` reads."""
-        about = {name: getattr(self, name) for name in ("error", "per", "by", "sequences", "held_out")}
+        about = {name: getattr(self, name) for name in ("error", "per", "by", "sequences", "held_out", "tiles")}
         head = {"format": FORMAT, "version": VERSION, "rule": "SkipBlocks", "tile": list(self.tile)}
         return {**head, "descending": self.descending, **about, "heads": self.rows()}
 
@@ -133,6 +135,7 @@ class Calibration:
         return (
             f"thresholds per {self.per} for an error of {self.error:g}: {skipped:.1%} of the tiles skipped on "
             f"{counted(self.held_out, 'held-out sequence')}, {beyond:.2%} of the queries beyond (by the proved bound {proved:.2%})"
+            + (f"; {one_tile(self.tile)}" if self.tiles == 1 else "")
         )
 
     def _shown(self) -> list[tuple[str, ...]]:
@@ -239,7 +242,8 @@ def calibrate(
     picked = {which: numbers[which[0] if per == "layer" else which] for which in table.heads}
     done = [checked.checked(which, grid[number], number, error) for which, number in picked.items()]
     counts = chosen_on.sequences, checked.sequences
-    return Calibration(error, per, by, pattern.tile, *counts, tuple(done), pattern.descending)
+    tiles = max(h.tiles for h in found.heads)
+    return Calibration(error, per, by, pattern.tile, *counts, tuple(done), pattern.descending, tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,4 +375,5 @@ def _from_json(data: dict[str, Any]) -> Calibration:
     if data["per"] == "layer" and len({(h.layer, h.threshold) for h in heads}) > len({h.layer for h in heads}):
         raise DomainError("per is 'layer', but heads of one layer have different thresholds.")
     counts = (require_count("sequences", data["sequences"]), require_count("held_out", data["held_out"]))
-    return Calibration(error, data["per"], data["by"], rule.tile, *counts, tuple(heads), rule.descending)
+    tiles = require_count("tiles", data.get("tiles", 0), least=0)
+    return Calibration(error, data["per"], data["by"], rule.tile, *counts, tuple(heads), rule.descending, tiles)

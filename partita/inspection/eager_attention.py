@@ -279,13 +279,13 @@ def advice_on_eager(model: nn.Module | None) -> str:
     for module in () if model is None else model.modules():
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(used, str) and used != "sdpa" and is_hugging_face(module):
+            flex = 'Call model.set_attn_implementation("flex_attention") (torch ≥ 2.9), or use pa.inspect.record or readers=.'
             if not getattr(module, "_supports_sdpa", True):
-                return f'{type(module).__name__} has no "sdpa" attention; use pa.inspect.record or readers=.'
-            config = getattr(module, "config", None)
-            if getattr(config, "attn_logit_softcapping", None):
+                other = flex if getattr(module, "_supports_flex_attn", False) else "Use pa.inspect.record or readers=."
+                return f'{type(module).__name__} has no "sdpa" attention. {other}'
+            if getattr(module.config, "attn_logit_softcapping", None):
                 return (
-                    f'The model uses attn_implementation="{used}" and caps its scores, which "sdpa" does not do. Call '
-                    'model.set_attn_implementation("flex_attention") (torch ≥ 2.9), or use pa.inspect.record or readers=.'
+                    f'The model uses attn_implementation="{used}" and caps its scores, which "sdpa" does not do. {flex}'
                 )
             return (
                 f'The model uses attn_implementation="{used}". Call model.set_attn_implementation("sdpa"), or load it with '

@@ -126,7 +126,7 @@ class Roles:
         sink_mass: mean weight on the first key that is not padding. This mean and those of the weights below are over the queries
             that see such a key.
         distance: mean distance `Σ w |i − j|` in tokens. This and all below are NaN if queries and keys are not the same tokens.
-        on_self: mean weight on the query's own token.
+        on_self: mean weight on the key at the query's own position.
         on_previous: mean weight on the token before it.
         lag: the most frequent distance from a query back to the key of its cell; negative if the key is ahead.
         lag_share: share of the queries whose cell is at that distance. Here and in `on_lag`, sequences with a different most

@@ -66,7 +66,7 @@ class Reading:
         score_error: a bound on the rounding error of the query's scores; infinite if a score_mod of flex attention changes them.
         sink: weight on the first key that is not padding.
         distance: `Σ w |i − j|` in tokens. This and all below are NaN if queries and keys are not the same tokens.
-        on_self: weight on the query's own token.
+        on_self: weight on the key at the query's own position.
         on_previous: weight on the token before it.
         lags: position of the query minus position of its cell.
         on_lag: weight on the key at the sequence's most frequent lag.

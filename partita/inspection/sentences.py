@@ -15,6 +15,7 @@ _ABOVE = 0.25  # least excess over the random head
 _LAG = 0.25  # least share of the queries that have the most frequent lag
 _QUERIES = 10  # least number of queries: of the head, with the lag, and that see a copy of their token
 _ERRORS = 3  # standard errors by which a head must differ from the random one
+_PART = 0.05  # least weight on its own position, and on other copies, for "tokens equal to its own"
 _OVERLAP = 1.1  # places that together have more than this share of the weight must share keys
 _SAME_KEY = 0.9  # share of the queries in one cell for "the same one"
 
@@ -25,7 +26,8 @@ def sentence(figures: Figures, null: Figures, roles: Roles, null_roles: Roles) -
     A place is named if it gets at least 30 % of the weight, and exceeds a random head of the same shape by 0.25 and by three
     standard errors. (The standard error of a mean p of n weights in [0, 1] is at most `√(p(1 − p)/n)`.) Further places are named if
     they get a different part of the weight. If all named places get less than half of the weight, the sentence says "partly".
-    Weights of a distance or of copies are means over the queries that see such a key. An average is named if the output is within
+    Weights of a distance or of copies are means over the queries that see such a key. A head that looks at its own position and at
+    other copies of its token looks at one place, the tokens equal to its own. An average is named if the output is within
     a tenth of the plain mean, or within a quarter of it and twice as near as that of the random head.
 
     Args:
@@ -82,27 +84,25 @@ class _Place(NamedTuple):
 
 def _places(queries: int, roles: Roles, null: Roles) -> list[_Place]:
     """The places whose weights are known, simplest first."""
-    said = [
-        _Place(roles.on_previous, null.on_previous, queries, "the previous token"),
-        _Place(roles.on_self, null.on_self, queries, "its own token"),
-        _Place(roles.sink_mass, null.sink_mass, queries, "the first token"),
-    ]
+    own = _Place(roles.on_self, null.on_self, queries, "its own position")
+    copies = []
+    if roles.copies >= _QUERIES:
+        count, after = roles.copies, "what followed other copies of its token (induction), where there are any"
+        others, equal = "other copies of its token, where there are any", "tokens equal to its own, itself included"
+        copies = [
+            _Place(roles.induction, null.induction, count, after, of_copies=True),
+            _Place(roles.duplicate_token, null.duplicate_token, count, others, of_copies=True),
+        ]
+        same = _Place(roles.same_token, null.same_token, queries, equal, of_copies=True)
+        together = _PART <= own.own <= same.own - _PART and same.own >= roles.duplicate_token
+        if together and _stands_out(same.own, same.random, queries):
+            own, copies = same, copies[:1]
+    first = _Place(roles.sink_mass, null.sink_mass, queries, "the first token")
+    said = [_Place(roles.on_previous, null.on_previous, queries, "the previous token"), own, first]
     at_lag = roles.lag_share * queries
     if roles.lag_share >= _LAG and roles.lag not in (0, 1) and at_lag >= _QUERIES:
         steps = abs(int(roles.lag))
         words = "the next token" if roles.lag == -1 else f"the token {steps} {'back' if roles.lag > 0 else 'ahead'}"
         own_distance = "a random head at its own most frequent distance"
         said.append(_Place(roles.on_lag, null.on_lag, at_lag, f"{words}, where there is one", own_distance, True))
-    if roles.copies >= _QUERIES:
-        after, copies = "what followed other copies of its token (induction)", "other copies of its token"
-        said += [
-            _Place(roles.induction, null.induction, roles.copies, f"{after}, where there are any", of_copies=True),
-            _Place(
-                roles.duplicate_token,
-                null.duplicate_token,
-                roles.copies,
-                f"{copies}, where there are any",
-                of_copies=True,
-            ),
-        ]
-    return [place for place in said if not math.isnan(place.own) and not math.isnan(place.random)]
+    return [place for place in (*said, *copies) if not math.isnan(place.own) and not math.isnan(place.random)]
