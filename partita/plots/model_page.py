@@ -66,7 +66,7 @@ FIGURE_WORDS: dict[str, tuple[str, str]] = {
     "effective_keys": ("effective keys", "mean of 1/Σ w²: the number of keys that share the weight."),
     "sink_mass": ("weight on the first key", "mean weight on the first key that is not padding."),
     "distance": ("attention distance", "mean distance in tokens between a query and what it attends to."),
-    "on_self": ("weight on its own token", "mean weight of a query on the key at its own position."),
+    "on_self": ("weight on its own position", "mean weight of a query on the key at its own position."),
     "on_previous": ("weight on the previous token", "mean weight of a query on the key just before it."),
     "lag": ("most frequent lag", "the most frequent distance in tokens from a query to the key of its cell."),
     "lag_share": ("queries at that lag", "share of the queries whose cell's key is at the most frequent lag."),
