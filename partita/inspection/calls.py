@@ -19,12 +19,13 @@ from torch.nn import functional
 
 from partita.errors import ShapeError
 from partita.inspection.layer_names import names_cross_attention
+from partita.kernels.plain_arithmetic import uses_autocast
 
 __all__ = [
     "COLUMNS",
     "MASKED_BELOW",
     "AttentionCall",
-    "cast_by_autocast",
+    "from_cast_sdpa",
     "from_encoder_layer",
     "from_multi_head",
     "from_multi_head_module",
@@ -473,16 +474,16 @@ def _four_axes(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
     return tensor.expand(*lead, *tensor.shape[-2:]).reshape(math.prod(lead[:-1]), lead[-1], *tensor.shape[-2:])
 
 
-def cast_by_autocast(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that attention gets under autocast: floats other than float64 in autocast's dtype."""
+def from_cast_sdpa(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[AttentionCall]:
+    """`from_sdpa` of what attention gets under autocast: floats other than float64 in autocast's dtype."""
 
     def cast(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
             return value
         device = value.device.type
-        return value.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else value
+        return value.to(torch.get_autocast_dtype(device)) if uses_autocast(device) else value
 
-    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+    return from_sdpa(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
 
 
 def from_sdpa(

@@ -1,33 +1,32 @@
-"""Functions of torch that are replaced while somebody listens to them."""
+"""Functions of torch that are replaced while somebody listens to them, and the listeners of each thread."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Exchange", "listed"]
+__all__ = ["Exchange", "Listeners"]
 
 _T = TypeVar("_T")
 
 
 class Exchange:
-    """Attributes of a module that are replaced while at least one thread is inside `held`.
+    """Attributes of a module or class that are replaced while at least one thread is inside `held`.
 
     Attributes:
-        originals: what the module had before the last replacement; threads may still call them afterwards.
+        originals: what was there before; threads may still call them after they are restored.
     """
 
-    def __init__(self, module: Any, replacements: dict[str, Any]) -> None:
+    def __init__(self, owner: Any, replacements: dict[str, Any]) -> None:
         self.originals: dict[str, Any] = {}
-        self._module, self._replacements = module, replacements
+        self._owner, self._replacements = owner, replacements
         self._lock, self._inside = threading.Lock(), 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside the `with`, the attributes are replaced. Blocks may nest, and threads may leave in any order."""
+        """Inside the `with`, the attributes are replaced. Threads may leave in any order."""
         with self._lock:
             if not self._inside:
                 self.put()
@@ -42,31 +41,40 @@ class Exchange:
 
     def put(self) -> None:
         """Replace the attributes, if this version of torch has all of them."""
-        if all(hasattr(self._module, name) for name in self._replacements):
-            self.originals.update({name: getattr(self._module, name) for name in self._replacements})
+        if all(hasattr(self._owner, name) for name in self._replacements):
             for name, replacement in self._replacements.items():
-                setattr(self._module, name, replacement)
+                found = getattr(self._owner, name)
+                if found is not replacement or not callable(found):  # somebody may have put ours back by mistake
+                    self.originals[name] = found
+                setattr(self._owner, name, replacement)
 
     def put_back(self) -> None:
-        """Restore them."""
+        """Restore those that nobody else has replaced since."""
         for name, original in self.originals.items():
-            setattr(self._module, name, original)
+            if getattr(self._owner, name) is self._replacements[name]:
+                setattr(self._owner, name, original)
 
 
-@contextmanager
-def listed(listener: _T, listeners: ContextVar[tuple[list[_T], ...]]) -> Iterator[None]:
-    """Inside the `with`, a listener is among those of this thread. Afterwards it is not, even if the block is left in another
-    context than it was entered in, where the variable cannot be reset.
+class Listeners(threading.local, Generic[_T]):
+    """The listeners of the current thread.
 
-    Args:
-        listener: what to add.
-        listeners: lists of one listener each; an empty one belongs to a listener that has left.
+    Attributes:
+        all: oldest first.
     """
-    held = [listener]
-    token = listeners.set((*listeners.get(), held))
-    try:
-        yield
-    finally:
-        held.clear()
-        with suppress(ValueError):
-            listeners.reset(token)
+
+    def __init__(self) -> None:
+        self.all: list[_T] = []
+
+    @contextmanager
+    def listed(self, listener: _T) -> Iterator[None]:
+        """Inside the `with`, a listener is one of them. The block may be left in another context or thread.
+
+        Args:
+            listener: what to add.
+        """
+        own = self.all
+        own.append(listener)
+        try:
+            yield
+        finally:
+            own[:] = [other for other in own if other is not listener]

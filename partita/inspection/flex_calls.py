@@ -9,11 +9,9 @@ globals are restored when the last listener has left.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +20,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.overrides import _pop_mode_temporarily as _function_mode_aside
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._python_dispatch import _pop_mode_temporarily as _dispatch_mode_aside
 
 from partita.inspection.calls import AttentionCall
-from partita.inspection.exchanged import Exchange, listed
+from partita.inspection.exchanged import Exchange, Listeners
 
 __all__ = ["from_flex", "listening_to_flex", "set_aside"]
 
@@ -41,10 +37,10 @@ Answer = Callable[[Callable[[], AttentionCall], Tensor], Tensor]
 @dataclass(frozen=True, eq=False)
 class _Listener:
     answer: Answer
-    modes: tuple[TorchFunctionMode | TorchDispatchMode, ...]
+    modes: tuple[TorchFunctionMode, ...]
 
 
-_listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_flex_listeners", default=())
+_listeners: Listeners[_Listener] = Listeners()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +112,7 @@ def _in_its_place(*args: Any, **kwargs: Any) -> Any:
     """The replacement of the operator."""
     if torch.compiler.is_dynamo_compiling():  # not `is_compiling`, which another thread may have set
         return _exchange.originals[_OPERATOR](*args, **kwargs)
-    listeners = list(itertools.chain(*_listeners.get()))
+    listeners = list(_listeners.all)
     with set_aside([mode for listener in listeners for mode in listener.modes]):
         out, *rest = _compute(*args, **kwargs)
         named = {**dict(zip(_NAMES, args)), **kwargs}
@@ -126,7 +122,7 @@ def _in_its_place(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterator[None]:
+def set_aside(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
     """Inside the `with`, these modes are off, unless other modes were entered after them.
 
     Args:
@@ -135,20 +131,18 @@ def set_aside(modes: Sequence[TorchFunctionMode | TorchDispatchMode]) -> Iterato
     with ExitStack() as stack:
         while any(_get_current_function_mode() is mode for mode in modes):
             stack.enter_context(_function_mode_aside())
-        while any(_get_current_dispatch_mode() is mode for mode in modes):
-            stack.enter_context(_dispatch_mode_aside())
         yield
 
 
 @contextmanager
-def listening_to_flex(answer: Answer, *modes: TorchFunctionMode | TorchDispatchMode) -> Iterator[None]:
+def listening_to_flex(answer: Answer, *modes: TorchFunctionMode) -> Iterator[None]:
     """Inside the `with`, what flex attention returns in this thread is `answer(call, out)`.
 
     Args:
         answer: takes a function that makes the `AttentionCall`, and the output; returns the output to use.
         modes: switched off while flex attention runs.
     """
-    with _exchange.held(), listed(_Listener(answer, modes), _listeners):
+    with _exchange.held(), _listeners.listed(_Listener(answer, modes)):
         yield
 
 

@@ -20,7 +20,7 @@ from partita.arithmetic.arguments import is_number, is_series
 from partita.arithmetic.notebook_cards import card, counted
 from partita.errors import NonFiniteValueError, NotDeterministicError, ShapeError, UnsupportedError
 from partita.functions.dropout import active_dropout
-from partita.inspection.calls import AttentionCall, cast_by_autocast, from_multi_head, from_sdpa
+from partita.inspection.calls import AttentionCall, from_cast_sdpa, from_multi_head
 from partita.inspection.captured_heads import HeadRecord
 from partita.inspection.eager_attention import advice_on_eager
 from partita.inspection.flex_calls import listening_to_flex
@@ -111,8 +111,7 @@ class _Replacing(TorchFunctionMode):
         return answers
 
     def _replace_sdpa(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        cast, named = cast_by_autocast(args, kwargs)
-        calls = list(from_sdpa(*cast, **named))
+        calls = list(from_cast_sdpa(args, kwargs))
         if len(calls) != 1 or out.is_nested:
             if calls and self._chosen(calls[0].heads, self.names.next_name()):
                 raise UnsupportedError("heads on nested tensors cannot be replaced; pad the batch instead.")

@@ -1,49 +1,43 @@
 """Observes every attention that a model computes while it runs, without changing a single bit of the results.
 
-There are several watchers, because no single one sees everything. A *function mode* sees `F.scaled_dot_product_attention` and
-`F.multi_head_attention_forward` with their arguments, also where they are split into products before any operator is
-dispatched. But its presence alone makes torch's own layers leave their fused path, so it is switched off inside them. Subclasses
-with their own forward may also compute attention in other ways, so there it stays on and is hidden from torch's check instead.
-The two fused operators of these layers are seen by replacing them in torch (fused_calls.py), and flex attention likewise
-(flex_calls.py). *Module hooks* say which layer is running, and pass on the arguments of `nn.MultiheadAttention`; they are
-global, because a hook on a layer would also switch off its fused path. Inside Hugging Face modules the function mode also follows
-attention that is written out, "eager" (eager_attention.py). A *dispatch mode* is used in scripted modules only: it sees the fused
-operators that they reach, but it would change results in inference mode and under autocast.
+A *function mode* sees `F.scaled_dot_product_attention`, `F.multi_head_attention_forward` and the fused operators of torch's layers
+with their arguments, before anything is cast or split into products. Its presence alone would make these layers leave their fused
+path, so while they run it is hidden from their check. *Module hooks* say which layer is running, and pass on the arguments of
+`nn.MultiheadAttention`; they are global, because a hook on a layer would also switch off its fused path. Inside Hugging Face
+modules the function mode also follows attention that is written out, "eager" (eager_attention.py). Flex attention is handled in
+flex_calls.py, scripted code in scripted_calls.py. A dispatch mode around the model would see as much, but it changes results in
+inference mode and under autocast.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.arithmetic.arguments import is_number, require_count, require_flag
 from partita.errors import DomainError, ShapeError, UnsupportedError
 from partita.inspection.calls import (
     AttentionCall,
-    cast_by_autocast,
+    from_cast_sdpa,
     from_encoder_layer,
     from_multi_head,
     from_multi_head_module,
     from_sdpa,
 )
 from partita.inspection.eager_attention import EagerAttention, is_hugging_face
-from partita.inspection.exchanged import Exchange, listed
+from partita.inspection.exchanged import Exchange, Listeners
 from partita.inspection.flex_calls import listening_to_flex, set_aside
-from partita.inspection.fused_calls import listening_to_fused
 from partita.inspection.layer_names import LayerNames
+from partita.inspection.scripted_calls import scripts_called_from_python
 from partita.inspection.told_attention import Told, require_output
 from partita.kernels.plain_arithmetic import plain_arithmetic
 
@@ -60,10 +54,13 @@ __all__ = [
 
 Reader = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Mapping[str, Any] | Iterable[Mapping[str, Any]]]
 
-_FUSED_LAYER = torch.ops.aten._transformer_encoder_layer_fwd.default
-_FUSED_ATTENTION = {
-    getattr(torch.ops.aten, name).default
+_SDPA, _FUSED_LAYER = "scaled_dot_product_attention", "_transformer_encoder_layer_fwd"
+_FUSED_MULTI_HEAD = "_native_multi_head_attention"
+_FUSED = {
+    name: getattr(torch.ops.aten, name).default
     for name in (
+        _FUSED_LAYER,
+        _FUSED_MULTI_HEAD,
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
@@ -72,18 +69,18 @@ _FUSED_ATTENTION = {
     )
     if hasattr(torch.ops.aten, name)
 }
-_FUSED_MULTI_HEAD = torch.ops.aten._native_multi_head_attention.default
-_FUSED = {_FUSED_LAYER, _FUSED_MULTI_HEAD, *_FUSED_ATTENTION}
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _MULTI_HEAD_NAMES = tuple(signature(functional.multi_head_attention_forward).parameters)
 _hidden_modes: list[TorchFunctionMode] = []
-_listeners: ContextVar[tuple[list[_Listener], ...]] = ContextVar("partita_listeners", default=())
 
 
 class _Listener(Protocol):
     """Receives attention reported by `record`, and may replace its output."""
 
     def hear(self, calls: Callable[[], Iterable[AttentionCall]], output: Tensor | None) -> Tensor | None: ...
+
+
+_listeners: Listeners[_Listener] = Listeners()
 
 
 def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +91,7 @@ def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 def _is_stock(module: nn.Module, kinds: tuple[type[nn.Module], ...] = _WITH_FAST_PATH) -> bool:
     """Whether the module runs torch's own forward of one of these classes."""
     own = getattr(type(module), "forward", None)  # scripted classes have none
-    return any(own is kind.forward for kind in kinds)
+    return any(own is kind.forward for kind in kinds) and "forward" not in vars(module)
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -103,34 +100,27 @@ class _FunctionMode(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.watch.is_inside_multi_head():
+        kwargs, watch = kwargs or {}, self.watch
+        name = getattr(func, "__name__", "").removesuffix(".default")  # also of torch.ops.aten.…
+        watch.fused_multi_head |= name == _FUSED_MULTI_HEAD
+        if watch.is_inside_multi_head():
             return func(*args, **kwargs)
-        operator = getattr(func, "default", func) if isinstance(func, OpOverloadPacket) else func
-        if operator in (functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
-            cast, named = cast_by_autocast(args, kwargs)
-            self.watch.see(lambda: from_sdpa(*cast, **named))
-        elif isinstance(operator, OpOverload) and operator in _FUSED:
-            self.watch.see_operator(operator, args, kwargs)
+        if name == _SDPA:
+            watch.see(lambda: from_cast_sdpa(args, kwargs))
+        elif name in _FUSED:
+            watch.see_operator(name, args, kwargs)
         elif func is functional.multi_head_attention_forward:
-            self.watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
+            watch.see(lambda: [from_multi_head(multi_head_arguments(args, kwargs))])
         else:
             if func is functional.embedding:
                 ids = args[0] if args else kwargs.get("input")
-                self.watch.require_integers(ids)
-                self.watch.see_tokens(ids, args[1] if len(args) > 1 else kwargs.get("weight"))
+                watch.require_integers(ids)
+                watch.see_tokens(ids, args[1] if len(args) > 1 else kwargs.get("weight"))
             out = func(*args, **kwargs)
-            self.watch.see_eager(func, args, kwargs, out)
+            watch.see_eager(func, args, kwargs, out)
             return out
-        with self.watch.looking_away():  # its operators have been seen
+        with watch.looking_away():  # its operators have been seen
             return func(*args, **kwargs)
-
-
-class _DispatchMode(TorchDispatchMode):
-    """Calls the operators of scripted modules from Python, where the function mode sees them."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -169,8 +159,7 @@ class _Watch:
         self.on_tokens = on_tokens
         self.names = LayerNames(model, entering=self._entering, leaving=self._leaving)
         self.function_mode: TorchFunctionMode = _FunctionMode(self)
-        self.dispatch_mode = _DispatchMode()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._stepped_aside = self.fused_multi_head = False
+        self.fused_multi_head = False
         self.eager, self.told = EagerAttention(), Told(self.names)
 
     @contextmanager
@@ -184,7 +173,7 @@ class _Watch:
     def see(self, calls: Callable[[], Iterable[AttentionCall]], suffix: str = "") -> None:
         if self.away or (name := self.names.next_name(suffix)) is None:
             return
-        with self.looking_away(), set_aside([self.function_mode, self.dispatch_mode]), torch.no_grad():
+        with self.looking_away(), set_aside([self.function_mode]), torch.no_grad():
             for call in calls():  # projected as the model does it, but not read under its autocast
                 with plain_arithmetic(call.queries.device.type):
                     self.on_call(name, call.in_layer(name))
@@ -235,15 +224,12 @@ class _Watch:
         innermost = self.names.innermost
         return innermost is not None and _is_stock(innermost, (nn.MultiheadAttention,))
 
-    def see_operator(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A fused operator is called."""
-        self.fused_multi_head |= operator is _FUSED_MULTI_HEAD
-        named = {**dict(zip((a.name for a in operator._schema.arguments), args)), **kwargs}
-        if operator is _FUSED_LAYER:
+        named = {**dict(zip((a.name for a in _FUSED[name]._schema.arguments), args)), **kwargs}
+        if name == _FUSED_LAYER:
             self.see(lambda: from_encoder_layer(named), suffix=".self_attn")
-        elif self.is_inside_multi_head():
-            return  # recorded when it returns
-        elif operator is _FUSED_MULTI_HEAD:  # where torch calls it, query, key and value are the same
+        elif name == _FUSED_MULTI_HEAD:  # where torch calls it, query, key and value are the same
             layer = {**named, "src": named["query"], "num_heads": named["num_head"], "norm_first": False}
             self.see(lambda: from_encoder_layer(layer))
         else:
@@ -252,31 +238,11 @@ class _Watch:
             self.see(lambda: from_sdpa(named["query"], named["key"], named["value"], mask, **rest))
 
     def _entering(self, module: nn.Module) -> Callable[[], None] | None:
-        if _is_stock(module):
-            if self._stepped_aside:
-                return None
-            if _get_current_function_mode() is self.function_mode:
-                self._step_aside()
-                return self._come_back
-        elif not self._stepped_aside and not isinstance(module, (*_WITH_FAST_PATH, torch.jit.ScriptModule)):
+        if not isinstance(module, _WITH_FAST_PATH):
             return None
-        undo = ExitStack()
-        if self._stepped_aside:
-            self._come_back()
-            undo.callback(self._step_aside)
-        if isinstance(module, _WITH_FAST_PATH):
-            undo.enter_context(_hidden(self.function_mode))
-        if isinstance(module, torch.jit.ScriptModule) and _operators_may_be_watched():
-            undo.enter_context(self.dispatch_mode)
-        return undo.close
-
-    def _step_aside(self) -> None:
-        self.function_mode.__exit__(None, None, None)
-        self._stepped_aside = True
-
-    def _come_back(self) -> None:
-        self.function_mode.__enter__()
-        self._stepped_aside = False
+        hidden = ExitStack()
+        hidden.enter_context(_hidden(self.function_mode))
+        return hidden.close
 
     def _has_reader(self, name: str | None) -> bool:
         return reader_of(self.readers, name) is not None
@@ -293,11 +259,6 @@ class _Watch:
         elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
             fused, self.fused_multi_head = self.fused_multi_head, False
             self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
-
-
-def _operators_may_be_watched() -> bool:
-    """Whether a dispatch mode leaves all results as they are."""
-    return not (torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -410,8 +371,8 @@ def watching(
     watch = _Watch(model, on_call, require_readers(readers, model), on_tokens)
     with (
         listening(watch),
-        listening_to_flex(watch.see_flex, watch.dispatch_mode, watch.function_mode),
-        listening_to_fused(watch.see_operator),
+        listening_to_flex(watch.see_flex, watch.function_mode),
+        scripts_called_from_python(),
         watch.function_mode,
         watch.names,
     ):
@@ -421,7 +382,7 @@ def watching(
 @contextmanager
 def listening(listener: _Listener) -> Iterator[None]:
     """Inside the `with`, `record` also calls `listener.hear(calls, output)`, and returns its result."""
-    with listed(listener, _listeners):
+    with _listeners.listed(listener):
         yield
 
 
@@ -509,6 +470,6 @@ def record(
                 require_output(call, output)
             yield call
 
-    for listener in reversed(list(itertools.chain(*_listeners.get()))):
+    for listener in reversed(_listeners.all):
         output = listener.hear(calls, output)
     return output

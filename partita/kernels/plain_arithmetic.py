@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-__all__ = ["plain_arithmetic", "product_setting"]
+__all__ = ["plain_arithmetic", "product_setting", "uses_autocast"]
 
 _FULL = ("none", "ieee", "highest")  # settings of torch under which float32 products are float32 products
 
@@ -20,9 +20,18 @@ def plain_arithmetic(device: str) -> Iterator[None]:
     Args:
         device: the type of the device, "cpu" or "cuda".
     """
-    no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    no_autocast = torch.autocast(device, enabled=False) if uses_autocast(device) else nullcontext()
     with no_autocast, nullcontext() if product_setting(device)[0] in _FULL else _full_products(device):
         yield
+
+
+def uses_autocast(device: str) -> bool:
+    """Whether autocast is on. There are devices without it, such as "meta".
+
+    Args:
+        device: the type of the device.
+    """
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def product_setting(device: str) -> tuple[str, Callable[[str], None]]:
