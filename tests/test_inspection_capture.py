@@ -2,6 +2,8 @@
 
 import contextvars
 import math
+import subprocess
+import sys
 import threading
 from typing import ClassVar
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils._pytree import tree_leaves
 
 import partita as pa
@@ -761,3 +764,130 @@ def test_a_capture_that_is_left_in_another_context_leaves_nothing_behind():
     with pa.inspect.capture() as heads:
         pa.inspect.record(*torch.randn(3, 1, 2, 5, 4))
     assert len(heads) == 2
+
+
+class Rotated(nn.TransformerEncoderLayer):
+    """Runs torch's forward, with an attention of its own."""
+
+    def _sa_block(self, x, attn_mask, key_padding_mask, is_causal=False):
+        return attended(x)
+
+
+def attended(x, *_):
+    q = x.unflatten(-1, (4, -1)).transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+
+
+def alone(q: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = torch.jit.script(alone)
+
+    def forward(self, x):
+        return self.attend(x.unflatten(-1, (4, -1)).transpose(1, 2))
+
+
+def patched():
+    layer = nn.MultiheadAttention(16, 4, batch_first=True)
+    layer.forward = attended  # on the instance
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (
+            lambda: nn.TransformerEncoder(Rotated(16, 4, batch_first=True), 2, enable_nested_tensor=False),
+            "layers.0 layers.1",
+        ),
+        (lambda: nn.Sequential(patched()), "0"),
+        (lambda: nn.Sequential(Scripted()), "0"),
+    ],
+    ids=["own block", "own forward", "scripted function"],
+)
+def test_attention_inside_layers_that_torch_and_others_wrote_together(make, layers, x):
+    model = build(make).eval()
+    with torch.no_grad():
+        before = model(x)
+        with pa.inspect.capture(model) as heads:
+            after = model(x)
+    assert torch.equal(before, after) and heads.layers == tuple(layers.split()) and len(heads) == 4 * len(heads.layers)
+
+
+def test_the_first_capture_of_a_process_leaves_the_compiler_whole():
+    """Dynamo and torch.jit remember the functions of torch that they find when they are first used."""
+    code = """
+import torch, warnings
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+import partita as pa
+warnings.simplefilter("ignore")
+layer, x = nn.TransformerEncoderLayer(16, 4, batch_first=True).eval(), torch.randn(2, 6, 16)
+with torch.no_grad(), pa.inspect.capture(layer) as heads:
+    layer(x)
+    flex_attention(*torch.randn(3, 1, 2, 16, 16))
+    torch.jit.script(nn.MultiheadAttention(16, 4, batch_first=True).eval())
+with torch.no_grad():
+    torch.compile(layer, backend="eager", fullgraph=True)(x)
+print(len(heads))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0 and found.stdout.strip() == "6", found.stderr
+
+
+def test_a_capture_entered_in_another_context_sees_fused_layers(x):
+    layer = build(lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).eval()
+    held = pa.inspect.capture(layer)
+    heads = contextvars.Context().run(held.__enter__)
+    with torch.no_grad():
+        layer(x)
+    held.__exit__(None, None, None)
+    assert heads.layers == ("self_attn",)
+
+
+def test_models_on_devices_without_autocast(x):
+    here, there = Plain(sdpa()), Plain(sdpa()).to("meta")
+    with pa.inspect.capture(here), torch.no_grad():
+        assert there(x.to("meta")).shape == x.shape  # another model
+    with pytest.raises(UnsupportedError, match="cannot be copied"), pa.inspect.capture(there), torch.no_grad():
+        there(x.to("meta"))
+
+
+def test_a_replacement_that_somebody_puts_back_by_mistake_is_not_called_by_itself(x):
+    layer = build(lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).eval()
+    asked = torch.overrides.has_torch_function
+    with torch.no_grad(), pa.inspect.capture(layer):
+        kept = []
+        layer.register_forward_pre_hook(lambda *_: kept.append(torch.overrides.has_torch_function))
+        layer(x)
+    try:
+        torch.overrides.has_torch_function = kept[0]
+        with torch.no_grad(), pa.inspect.capture(layer) as heads:
+            layer(x)
+    finally:
+        torch.overrides.has_torch_function = asked
+    assert len(heads) == 4
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [
+        (((1, 4, 3, 8), (1, 4, 5, 8), (1, 4, 5, 2)), {"attn_mask": causal_lower_right(3, 5)}),
+        (((2, 1, 4, 5, 8), (2, 3, 4, 5, 8), (2, 3, 4, 5, 2)), {"attn_mask": torch.arange(75.0).view(3, 1, 5, 5) / 10}),
+        (((4, 5, 8), (2, 5, 8), (2, 5, 2)), {"enable_gqa": True}),
+    ],
+    ids=["causal bias", "several leading axes", "grouped without a batch"],
+)
+def test_shapes_that_torch_takes(shapes, options):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(*shape) for shape in shapes)
+    with pa.inspect.capture() as heads:
+        out = functional.scaled_dot_product_attention(q, k, v, **options)
+    found = [heads["attention", h].snapshots for h in range(len(heads))]
+    said = torch.stack([torch.stack([torch.from_numpy(softmax_attention(s)) for s in head]) for head in found], dim=1)
+    assert torch.allclose(said.reshape(out.shape), out.double(), atol=1e-5)

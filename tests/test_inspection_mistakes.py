@@ -363,6 +363,8 @@ def test_readers_and_shapes_are_checked():
         ({"attn_mask": True}, "attn_mask is of type bool; expected a tensor"),
         ({"slopes": True}, "slopes is of type bool"),
         ({"slopes": torch.ones(4, dtype=torch.bool)}, "slopes is bool; expected real numbers"),
+        ({"slopes": torch.tensor([math.nan, 1, 1, 1])}, "slopes contain NaN or infinity"),
+        ({"enable_gqa": True, "key": torch.randn(2, 3, 9, 3), "value": torch.randn(2, 3, 9, 2)}, "must divide"),
         ({"scale": "a"}, "scale is 'a'; expected a finite number"),
         ({"scale": 10**400}, "expected a finite number"),
         ({"scale": math.nan}, "scale is nan"),

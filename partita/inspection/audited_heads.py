@@ -605,16 +605,14 @@ class _Part:
             largest=values.largest.expand_as(lost),
             terms=self.terms,
         )
-        counts = width if rule.whole_tiles else 1
+        moved, counts = torch.expm1(4 * self.drift) * farthest, width if rule.whole_tiles else 1
         dropped, visible = (tiles_of(t.double(), counts, 0.0).amax(dim=-1).sum(dim=-1) for t in (drop, self.seen))
         return {
             "change": change,
             "skipped": dropped / visible.clamp(min=1.0),
             "oracle": torch.where(lost > 0, self._most_at(lost, counts), dropped) / visible.clamp(min=1.0),
             "mass_lost": lost / total,
-            "error_bound": torch.where(
-                drop.any(dim=-1), self._measurable(bound, farthest, values.largest, self.drift), 0.0
-            ),
+            "error_bound": torch.where(drop.any(dim=-1), self._measurable(bound, farthest, values.largest, moved), 0.0),
             "error": norms(change),
             "output_norm": self._norms(output + values.middle + change),
         }
@@ -639,6 +637,7 @@ class _Part:
         before, after = (torch.nan_to_num(torch.softmax(s, dim=-1)) for s in (self.scores, scores))
         output, whole = after @ moved, before @ values.moved
         farthest = values.balls(1)[2] + off_values.amax(dim=-1)
+        apart = farthest + off_values.amax(dim=-1)  # of two stored values
         largest = torch.maximum(values.largest, norms(stored).amax(dim=-1)[:, None])
         steps = abs(self.scale) * norms(self.queries)[..., None] * off_keys
         most = steps.amax(dim=-1)  # the stored keys and their scores are larger by this at most
@@ -647,11 +646,11 @@ class _Part:
         # The output is rounded, and its distance from a value may be multiplied by a large exponential. Where one key has nearly
         # all of the weight, the weight of the others bounds this distance without cancellation.
         rounding, tiny = 4 * self.terms * _UNIT, self.terms * torch.finfo(torch.float64).tiny
-        off_output = torch.expm1(4 * drift) * farthest + rounding * largest + tiny
+        off_output = torch.expm1(4 * drift) * apart + rounding * largest + tiny
         reach = distances(output, moved) * (1 + rounding) + off_output[..., None]
         winner = after.argmax(dim=-1, keepdim=True)
         others = after.scatter(-1, winner, 0.0).sum(dim=-1) * (1 + rounding + torch.expm1(4 * drift)) + tiny
-        nearest = torch.fmin(reach.gather(-1, winner), (others * farthest * (1 + rounding) + tiny)[..., None])
+        nearest = torch.fmin(reach.gather(-1, winner), (others * apart * (1 + rounding) + tiny)[..., None])
         reach = reach.scatter(-1, winner, nearest)
         # relative to the largest term of the denominator: weights that underflow still matter if their scores may have moved far
         least = (scores - shift).amax(dim=-1, keepdim=True)
@@ -664,7 +663,9 @@ class _Part:
             "skipped": nothing,
             "oracle": nothing,
             "mass_lost": nothing,
-            "error_bound": torch.where(changed, self._measurable(found, farthest, largest, drift), 0.0),
+            "error_bound": torch.where(
+                changed, self._measurable(found, farthest, largest, torch.expm1(4 * drift) * apart), 0.0
+            ),
             "error": norms(whole - output),
             "output_norm": self._norms(whole + values.middle),
         }
@@ -685,8 +686,15 @@ class _Part:
     def _norms(self, outputs: Tensor) -> Tensor:
         return torch.where(self.seen.any(dim=-1), norms(outputs), 0.0)
 
-    def _measurable(self, bound: Tensor, farthest: Tensor, largest: Tensor, drift: Tensor) -> Tensor:
-        """The bound plus the rounding of two outputs that are computed in float64, each from its own scores, and subtracted."""
+    def _measurable(self, bound: Tensor, farthest: Tensor, largest: Tensor, moved: Tensor) -> Tensor:
+        """The bound plus the rounding of two outputs that are computed in float64, each from its own scores, and subtracted.
+
+        Args:
+            bound: on the change in exact arithmetic, `(batch, rows)` like the others.
+            farthest: another bound on it.
+            largest: largest norm of a value.
+            moved: how far rounded scores may move the outputs.
+        """
         rounding = 4 * self.terms * _UNIT
-        found = torch.fmin(bound * (1 + rounding) + torch.expm1(4 * drift) * farthest, farthest * (1 + rounding))
+        found = torch.fmin(bound * (1 + rounding) + moved, farthest * (1 + rounding))
         return found + rounding * largest + torch.finfo(found.dtype).tiny

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 
 from partita.errors import ShapeError
 from partita.inspection.layer_names import names_cross_attention
@@ -513,7 +514,10 @@ def from_sdpa(
                 q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa, window, slopes
             )
         return
-    if query.dim() <= 3:  # (tokens, dim) or (batch, tokens, dim): one head
+    if isinstance(attn_mask, CausalBias):
+        attn_mask = attn_mask._materialize(query.device)
+    heads_first = enable_gqa and query.dim() == 3 and not query.shape[0] == key.shape[0] == value.shape[0]
+    if query.dim() <= 3 and not heads_first:  # (tokens, dim) or (batch, tokens, dim): one head
         query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
         attn_mask = attn_mask.unsqueeze(-3) if attn_mask is not None and attn_mask.dim() > 2 else attn_mask
     if query.dim() == 3:
@@ -529,8 +533,8 @@ def from_sdpa(
     if attn_mask is not None:
         _require_fitting_mask(attn_mask, (*leads[0], q.shape[2], k.shape[2]))
         mask = attn_mask.reshape((1,) * max(0, 4 - attn_mask.dim()) + tuple(attn_mask.shape))
-        if mask.dim() > 4:  # several leading axes: spelled out, as the batch is
-            mask = _four_axes(mask, (*leads[0][:-1], mask.shape[-3]))
+        if len(leads[0]) > 2 and attn_mask.dim() > 3:  # several leading axes: spelled out, as the batch is
+            mask = _four_axes(attn_mask, (*leads[0][:-1], attn_mask.shape[-3]))
         mask = mask.expand(*mask.shape[:-1], k.shape[2])
     used = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
     if slopes is not None and slopes.shape != (q.shape[1],):

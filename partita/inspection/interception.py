@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any, Protocol, overload
@@ -309,24 +309,33 @@ def _reported(
             raise UnsupportedError(f"{name} is of type {type(given).__name__}; expected a tensor.")
         if given.is_complex() or (name != "attn_mask" and given.dtype == torch.bool):
             raise UnsupportedError(f"{name} is {_name_of(given.dtype)}; expected real numbers.")
-    flags = {"is_causal": is_causal, "enable_gqa": enable_gqa}
-    causal, grouped = (require_flag(name, flag) for name, flag in flags.items())
-    if isinstance(scale, Tensor) and not scale.dim():
-        scale = scale.item()
+    if slopes is not None and not bool(torch.isfinite(slopes).all()):
+        raise DomainError("slopes contain NaN or infinity; expected finite numbers, one per head.")
+    is_causal, enable_gqa, scale, window = (
+        x.item() if getattr(x, "ndim", 1) == 0 else x for x in (is_causal, enable_gqa, scale, window)
+    )
+    causal, grouped = require_flag("is_causal", is_causal), require_flag("enable_gqa", enable_gqa)
     if scale is not None and not (is_number(scale) and abs(scale) <= sys.float_info.max):
-        raise DomainError(f"scale is {scale!r}; expected a finite number, or None for 1/√dim.")
+        raise DomainError(f"scale is {scale!r:.60}; expected a finite number, or None for 1/√dim.")
     if window is not None:  # a query sees the keys j with |i − j| < window
-        window = require_count("window", window.item() if isinstance(window, Tensor) and not window.dim() else window)
+        window = require_count("window", window)
     nested = any(t.is_nested for t in held.values())
     sizes = [() if nested else tuple(t.shape) for t in held.values()]
     made: list[AttentionCall] = []
+    reason: RuntimeError | None = None
     if nested or (min(map(len, sizes)) > 1 and sizes[0][-1] == sizes[1][-1] and sizes[1][-2] == sizes[2][-2]):
-        with suppress(RuntimeError):  # leading axes that do not broadcast
+        try:
             made = list(from_sdpa(query, key, value, attn_mask, 0.0, causal, scale, grouped, window, slopes))
+        except RuntimeError as problem:  # leading axes that do not broadcast, for example
+            reason = problem
     if not made:
         raise ShapeError(
             f"{who} got query {sizes[0]}, key {sizes[1]} and value {sizes[2]}; expected (…, heads, queries, dim), "
             "(…, heads, keys, dim) and (…, heads, keys, value_dim). For fewer key heads than query heads use enable_gqa=True."
+        ) from reason
+    if any(call.heads % max(1, call.keys.shape[1]) for call in made):
+        raise ShapeError(
+            f"{who} got query {sizes[0]} and key {sizes[1]}; with enable_gqa the key heads must divide the query heads."
         )
     return made
 
