@@ -88,10 +88,10 @@ def multi_head_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     return {**dict(zip(_MULTI_HEAD_NAMES, args)), **kwargs}
 
 
-def _is_stock(module: nn.Module, kinds: tuple[type[nn.Module], ...] = _WITH_FAST_PATH) -> bool:
-    """Whether the module runs torch's own forward of one of these classes."""
+def _is_multi_head(module: nn.Module) -> bool:
+    """Whether the module runs the forward of `nn.MultiheadAttention`, and not one of its own."""
     own = getattr(type(module), "forward", None)  # scripted classes have none
-    return any(own is kind.forward for kind in kinds) and "forward" not in vars(module)
+    return own is nn.MultiheadAttention.forward and "forward" not in vars(module)
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -222,7 +222,7 @@ class _Watch:
     def is_inside_multi_head(self) -> bool:
         """Whether `nn.MultiheadAttention` itself is running: its arguments are recorded when it returns."""
         innermost = self.names.innermost
-        return innermost is not None and _is_stock(innermost, (nn.MultiheadAttention,))
+        return innermost is not None and _is_multi_head(innermost)
 
     def see_operator(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A fused operator is called."""
@@ -256,7 +256,7 @@ class _Watch:
                 told = list(read_with(reader, module, args, kwargs, output))
             for call in told:
                 self.see(lambda call=call: [call])  # type: ignore[misc]
-        elif _is_stock(module, (nn.MultiheadAttention,)) and isinstance(module, nn.MultiheadAttention):
+        elif isinstance(module, nn.MultiheadAttention) and _is_multi_head(module):
             fused, self.fused_multi_head = self.fused_multi_head, False
             self.see(lambda: from_multi_head_module(module, args, kwargs, fused=fused))
 
