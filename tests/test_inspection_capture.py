@@ -782,6 +782,20 @@ def alone(q: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without torch.compile")
+def test_a_capture_inside_another_does_not_end_it(x):
+    model, heads = build(Scripted), x.unflatten(-1, (4, -1)).transpose(1, 2)
+    with torch.no_grad(), pa.inspect.capture(model) as outer:
+        with pa.inspect.capture(model) as inner:
+            model(x)
+            pa.inspect.record(*torch.randn(3, 1, 2, 5, 4))
+        model(x)
+        pa.inspect.record(*torch.randn(3, 1, 2, 5, 4))
+        torch_flex.flex_attention(heads, heads, heads)
+    assert [len(record.snapshots) for record in inner] == [3] * 4 + [1] * 2
+    assert [len(record.snapshots) for record in outer] == [6] * 4 + [1] * 4 + [3] * 4
+
+
 class Scripted(nn.Module):
     def __init__(self):
         super().__init__()

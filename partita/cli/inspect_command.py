@@ -145,8 +145,7 @@ def _nothing_recorded(
         return UnsupportedError(
             f"{model} computed no attention that can be recorded",
             captured.advice
-            or "Hand-written attention must call pa.inspect.record(q, k, v). Scripted models are not recorded, and flex attention "
-            "requires torch ≥ 2.9.",
+            or "Hand-written attention must call pa.inspect.record(q, k, v). Flex attention requires torch ≥ 2.9.",
         )
     given = [f"--layers {pattern}" for pattern in layers or ()] + [f"--head {number}" for number in heads or ()]
     return UnsupportedError(f"{' '.join(given)} matches no head of {model}", captured.describe_ran())

@@ -77,4 +77,4 @@ class Listeners(threading.local, Generic[_T]):
         try:
             yield
         finally:
-            own[:] = [other for other in own if other is not listener]
+            del own[max(k for k, other in enumerate(own) if other is listener)]

@@ -1,10 +1,9 @@
 """Flex attention: calls of `torch.nn.attention.flex_attention` as an `AttentionCall`.
 
-`flex_attention` is a Python function that passes its operator to torch.compile. The compiler would trace our function modes,
-and the operator refuses dispatch modes that it does not know. So, while there are listeners, two globals of torch's module are
-replaced: the flag that makes it call the operator directly, and the operator itself. The replacement switches our modes off,
-computes as torch would have, and then notifies the listeners. Models that are already compiled run uncompiled meanwhile. The
-globals are restored when the last listener has left.
+`flex_attention` is a Python function that passes its operator to torch.compile, which would trace our function modes. So, while
+there are listeners, two globals of torch's module are replaced: the flag that makes it call the operator directly, and the
+operator itself. The replacement switches our modes off, computes as torch would have, and then notifies the listeners. Models
+that are already compiled run uncompiled meanwhile. The globals are restored when the last listener has left.
 """
 
 from __future__ import annotations

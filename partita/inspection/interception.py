@@ -302,7 +302,7 @@ def _reported(
     window: Any = None,
     slopes: Any = None,
 ) -> list[AttentionCall]:
-    """What `record` or a reader reports, as calls; the arguments are checked, since no function of torch gets them."""
+    """What `record` or a reader reports, as calls. The arguments are checked here, because torch never sees them."""
     held, extra = {"query": query, "key": key, "value": value}, {"attn_mask": attn_mask, "slopes": slopes}
     for name, given in (held | {name: tensor for name, tensor in extra.items() if tensor is not None}).items():
         if not isinstance(given, Tensor):

@@ -281,7 +281,8 @@ def read(
             raise UnsupportedError("no attention was recorded", heads.advice)
         raise UnsupportedError(
             "no attention was recorded. Run the model inside `with capture(model)`; for attention written by hand use "
-            "pa.inspect.record or readers=. Scripted models are not recorded, and flex attention requires torch ≥ 2.9."
+            "pa.inspect.record or readers=. Scripted models are not recorded in inference mode or under autocast. Flex attention "
+            "requires torch ≥ 2.9."
         )
     require_count("budget", budget, least=0, most=2**62)
     require_number("reach", reach)

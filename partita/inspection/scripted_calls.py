@@ -7,15 +7,18 @@ A dispatch mode does this. It would change results in inference mode (where `lin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.inspection.exchanged import Exchange, Listeners
+from partita.kernels.plain_arithmetic import uses_autocast
 
 __all__ = ["scripts_called_from_python"]
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 class _FromPython(TorchDispatchMode):
@@ -28,12 +31,12 @@ _wanted: Listeners[bool] = Listeners()
 
 def _changes_nothing() -> bool:
     """Whether a dispatch mode leaves all results as they are."""
-    return not (torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
+    return not (torch.is_inference_mode_enabled() or any(map(uses_autocast, _DEVICES)))
 
 
 def _call(exchange: Callable[[], Exchange]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _FromPython() if _wanted.all and _changes_nothing() else ExitStack():  # type: ignore[no-untyped-call]
+        with _FromPython() if _wanted.all and _changes_nothing() else nullcontext():  # type: ignore[no-untyped-call]
             return exchange().originals["__call__"](self, *args, **kwargs)
 
     return call
