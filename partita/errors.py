@@ -6,6 +6,7 @@ __all__ = [
     "AlreadyExistsError",
     "AnotherFunctionError",
     "BudgetSpentError",
+    "CheckpointError",
     "CurvatureContradictedError",
     "DataFileError",
     "DomainError",
@@ -34,6 +35,7 @@ __all__ = [
     "ToleranceMissedWarning",
     "TruncatedFileError",
     "UnsupportedError",
+    "WorkersLostError",
 ]
 
 
@@ -158,6 +160,14 @@ class ProofRefutedError(PartitaError):
 
 class BudgetSpentError(PartitaError):
     """Work that was stopped because its time budget is spent."""
+
+
+class CheckpointError(PartitaError):
+    """A checkpoint folder that cannot be written or read, or a damaged file in it."""
+
+
+class WorkersLostError(PartitaError):
+    """An executor that stopped working: its workers died, its scheduler is gone, or it was shut down."""
 
 
 class EvaluationsSpentError(BudgetSpentError):

@@ -369,11 +369,11 @@ def weights_at_middle(self, boxes, place):
     return score, weight / np.add.reduceat(weight, boxes.starts)[boxes.owner]
 
 
-ORIGINAL_WEIGHTS = box_proof._Search._weights
+ORIGINAL_WEIGHTS = box_proof._Measure._weights
 ORIGINAL_HALVES = BoxList.halves
 PLANTED = {
-    "epsilon in the denominator": (box_proof._Search, "_weights", weights_with_epsilon),
-    "weights of the middle": (box_proof._Search, "_weights", weights_at_middle),
+    "epsilon in the denominator": (box_proof._Measure, "_weights", weights_with_epsilon),
+    "weights of the middle": (box_proof._Measure, "_weights", weights_at_middle),
     "a leaf skipped": (BoxList, "halves", lambda self: ORIGINAL_HALVES(self).take(np.arange(len(self)))),
 }
 

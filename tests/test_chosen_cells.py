@@ -255,7 +255,7 @@ def test_an_expanded_head_stays_below_its_bound(rate):
     ],
 )
 def test_an_expansion_that_leaves_something_out_is_caught(old, new, monkeypatch):
-    monkeypatch.setattr(bisection._Search, "_expanded", edited(bisection._Search._expanded, old, new))
+    monkeypatch.setattr(bisection._Measure, "_expanded", edited(bisection._Measure._expanded, old, new))
     assert max(worst_ratio(rate, 30) for rate in (6.0, 40.0)) > 1
 
 

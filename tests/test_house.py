@@ -18,6 +18,7 @@ ORDER = [
     "moved",
     "errors",
     "arithmetic",
+    "workers",
     "geometry",
     "functions",
     "kernels",

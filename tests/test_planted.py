@@ -224,7 +224,12 @@ BUGS: dict[str, Bug] = {
         ALL,
     ),
     "halves move too far": Bug(
-        edit(grid_proof._halves, "left[rows, axis] -= half[rows, axis]", "left[rows, axis] -= 2 * half[rows, axis]"),
+        edit_method(
+            grid_proof._Boxes,
+            "halves",
+            "left[rows, axis] -= half[rows, axis]",
+            "left[rows, axis] -= 2 * half[rows, axis]",
+        ),
         own_grid("1/(0.001 + (x0 + 0.11)^2)", CENTERS, ZEROS, rate=RATE),
         ALL,
     ),
@@ -277,7 +282,7 @@ BUGS: dict[str, Bug] = {
     ),
     "an epsilon in the denominator of the weights": Bug(
         edit_method(
-            box_proof._Search,
+            box_proof._Measure,
             "_weights",
             "1 / (1 + total) * OUTWARD",
             "np.exp(high) / (np.exp(low) * (1 + total) + 1e-6)",
@@ -318,7 +323,7 @@ BUGS: dict[str, Bug] = {
         RECHECK,
     ),
     "cells of affine values have no remainders": Bug(
-        edit(cell_proof._graph_cells, "remainder = model.remainder + rounding", "remainder = rounding"),
+        edit_method(cell_proof._Cells, "worst", "remainder = model.remainder + rounding", "remainder = rounding"),
         compiled("abs(x0 - 0.1)", tolerance=0.05, method="affine"),
         ALL,
     ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +14,22 @@ import torch
 from torch import nn
 
 from partita.arithmetic.notebook_cards import card
+from partita.arithmetic.progress import Progress
 from partita.compiler.compiled import Compiled
 from partita.errors import DomainError, UnsupportedError
 from partita.functions.regions import DomainLike
 from partita.functions.target import Target, make_target
 from partita.geometry.domains import Array
 from partita.geometry.partitions import Partition
+from partita.heads.head import Head
 from partita.proofs.balls import balls_at_hand, value_in_balls
 from partita.proofs.worst_point import search_worst
+from partita.workers import crew, crew_of
 
 __all__ = ["Attack", "attack"]
 
 _STEPS = 60
+_AT_ONCE = 1 << 13  # points of one part of an attack on an expression
 _FIRST_STEP, _LAST_STEP = 0.05, 1e-7  # of the domain's sides
 
 
@@ -100,6 +106,9 @@ def attack(
     bound: float | None = None,
     samples: int = 1 << 14,
     restarts: int = 64,
+    executor: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    retries: int = 0,
     seed: int = 0,
 ) -> Attack:
     """Search for a point that violates a claim: random points, corners, cell corners, gradient ascent, then ball arithmetic.
@@ -115,6 +124,9 @@ def attack(
         bound: the claimed bound. For a `Compiled` the certificate's, by default.
         samples: random points.
         restarts: points that gradient ascent starts from: half near the worst point found, half random.
+        executor: who evaluates f and the head at many points, as for `compile`.
+        checkpoint: a folder that keeps the answers of f, as for `compile`.
+        retries: how often f is called again where it raised, ≥ 0.
         seed: random seed.
 
     Returns:
@@ -130,21 +142,22 @@ def attack(
     >>> pa.attack(c).refuted, pa.attack(c, bound=c.error_bound / 2).refuted
     (False, True)
     """
-    if isinstance(claim, Compiled):
-        opponent = _opponent_of(claim if function is None else claim.with_function(function), bound)
-    else:
-        if function is None or domain is None or bound is None:
-            raise UnsupportedError("the claim is not a Compiled; give function=, domain= and bound= as well.")
-        target = make_target(function, domain)
-        opponent = _Opponent(
-            target, make_target(claim, domain, trace=False), _differentiable(claim), None, float(bound)
+    with crew_of(executor, checkpoint, retries).at_work():
+        if isinstance(claim, Compiled):
+            opponent = _opponent_of(claim if function is None else claim.with_function(function), bound)
+        else:
+            if function is None or domain is None or bound is None:
+                raise UnsupportedError("the claim is not a Compiled; give function=, domain= and bound= as well.")
+            target = make_target(function, domain)
+            opponent = _Opponent(
+                target, make_target(claim, domain, trace=False), _differentiable(claim), None, float(bound)
+            )
+        if not opponent.bound >= 0:
+            raise DomainError(f"bound is {opponent.bound}; expected a number ≥ 0.")
+        found = search_worst(
+            opponent.errors, opponent.target.domain, partition=opponent.partition, samples=samples, seed=seed
         )
-    if not opponent.bound >= 0:
-        raise DomainError(f"bound is {opponent.bound}; expected a number ≥ 0.")
-    found = search_worst(
-        opponent.errors, opponent.target.domain, partition=opponent.partition, samples=samples, seed=seed
-    )
-    return opponent.report(_climb(opponent, np.array(found.point), restarts, seed), found.samples)
+        return opponent.report(_climb(opponent, np.array(found.point), restarts, seed), found.samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +172,14 @@ class _Opponent:
     claimed: bool = True
 
     def errors(self, points: Array) -> Array:
+        """`|f − net|_∞` at points `(n, m)`; for an expression in parts, which workers may take."""
+        if self.target.graph is None or len(points) <= _AT_ONCE:  # the calls of a black box are spread by themselves
+            return self._errors(points)
+        away = replace(self, torch_run=None, target=self.target.for_workers())
+        parts = [points[i : i + _AT_ONCE] for i in range(0, len(points), _AT_ONCE)]
+        return np.concatenate(list(crew().spread(_errors_of, away, parts)))
+
+    def _errors(self, points: Array) -> Array:
         error = np.abs(self.run(points) - self.target(points)).max(axis=1)
         return np.where(self.target.failed(points), 0.0, np.where(np.isnan(error), np.inf, error))
 
@@ -177,15 +198,10 @@ class _Opponent:
 
     def _differences(self, points: Array) -> Array:
         step = 1e-5 * self.target.box.sides
-        columns = []
-        for i, h in enumerate(step):
-            move = np.zeros(len(step))
-            move[i] = h
-            ends = [self.target.domain.clamp(points + sign * move) for sign in (1, -1)]
-            columns.append(
-                (self.errors(ends[0]) - self.errors(ends[1])) / np.maximum(np.abs(ends[0] - ends[1])[:, i], 1e-300)
-            )
-        return np.stack(columns, axis=1)
+        ends = np.stack([self.target.domain.clamp(points + move) for h in np.diag(step) for move in (h, -h)])
+        errors = self.errors(ends.reshape(-1, len(step))).reshape(len(step), 2, len(points))
+        apart = np.abs(ends[::2] - ends[1::2])[np.arange(len(step)), :, np.arange(len(step))]
+        return ((errors[:, 0] - errors[:, 1]) / np.maximum(apart, 1e-300)).T
 
     def report(self, point: Array, samples: int) -> Attack:
         """The error at the point, f enclosed there if it is an expression."""
@@ -207,6 +223,15 @@ class _Opponent:
         return Attack(tuple(point.tolist()), error, lowest, highest, arithmetic, self.bound, samples, self.claimed)
 
 
+def _errors_of(opponent: _Opponent, points: Array, _: Progress | None) -> Array:
+    return opponent._errors(points)
+
+
+def _run_head(head: Head, points: Array) -> Array:
+    with torch.no_grad():
+        return head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(head.dtype)).double().numpy()
+
+
 def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
     certificate, head = claim.require_unchanged().certificate, claim.head
     if certificate.norm != "inf" and bound is None:
@@ -215,16 +240,12 @@ def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
             "give bound= to attack pointwise errors."
         )
 
-    def run(points: Array) -> Array:
-        with torch.no_grad():
-            return head.evaluate(torch.from_numpy(np.ascontiguousarray(points)).to(head.dtype)).double().numpy()
-
     def torch_run(z: torch.Tensor) -> torch.Tensor:
         return head.evaluate(z.to(head.dtype)).double()
 
     limit = certificate.error if bound is None else float(bound)
     claimed = bound is not None or certificate.kind != "estimated"
-    return _Opponent(claim.target, run, torch_run, claim.partition, limit, claimed)
+    return _Opponent(claim.target, partial(_run_head, head), torch_run, claim.partition, limit, claimed)
 
 
 def _differentiable(claim: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

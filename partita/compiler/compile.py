@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction, estimated, with_excluded, with_tail
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import attacked, require_unrefuted
+from partita.workers import crew_of
 
 __all__ = ["build", "compile", "plan"]
 
@@ -70,6 +72,9 @@ def compile(
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
     budget: float | None = None,
     max_evaluations: int | None = None,
+    executor: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    retries: int = 0,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Compiled:
@@ -134,6 +139,11 @@ def compile(
         max_evaluations: the largest number of points at which the function may be evaluated, for functions that are slow.
             If it is reached, the best head so far is returned as with `budget`. With a large limit, what is
             declared about a black box is tested at more points.
+        executor: who runs calls of a slow f and long proofs: an object with `submit` or `map`, such as a
+            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`. The result is the same bits with and without it.
+        checkpoint: a folder that keeps the answers of f and the results of long steps. After a crash, the same call goes on
+            where it was; other calls with the same function share its answers.
+        retries: how often f is called again where it raised, ≥ 0.
         progress: called as `progress(what, done, of)`.
         seed: random seed of the attack on the finished head, ≥ 0.
 
@@ -153,34 +163,35 @@ def compile(
         raise UnsupportedError(f"seed is {seed!r}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
     planning, building = clock.until(_TO_PLAN), clock.until(1.0)
-    request = request_for(
-        function,
-        domain,
-        tolerance=tolerance,
-        norm=norm,
-        dtype=dtype,
-        sharpness=sharpness,
-        max_bytes=max_bytes,
-        method=method,
-        accept=accept,
-        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
-        tail=tail,
-        vectorize=vectorize,
-        trace=trace,
-        on_error=on_error,
-        max_excluded=max_excluded,
-        query_values=query_values,
-        max_evaluations=max_evaluations,
-        best_effort=budget is not None,
-        asking=clock.until(_TO_EVALUATE),
-        max_value=max_value,
-        max_heads=max_heads,
-        max_layers=max_layers,
-        progress=planning,
-    )
-    planned = best_plan(request, progress=planning)
-    request.target.calls.progress = building
-    return _finished_or_next(planned, outside, building, seed)
+    with crew_of(executor, checkpoint, retries).at_work():
+        request = request_for(
+            function,
+            domain,
+            tolerance=tolerance,
+            norm=norm,
+            dtype=dtype,
+            sharpness=sharpness,
+            max_bytes=max_bytes,
+            method=method,
+            accept=accept,
+            declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
+            tail=tail,
+            vectorize=vectorize,
+            trace=trace,
+            on_error=on_error,
+            max_excluded=max_excluded,
+            query_values=query_values,
+            max_evaluations=max_evaluations,
+            best_effort=budget is not None,
+            asking=clock.until(_TO_EVALUATE),
+            max_value=max_value,
+            max_heads=max_heads,
+            max_layers=max_layers,
+            progress=planning,
+        )
+        planned = best_plan(request, progress=planning)
+        request.target.calls.progress = building
+        return _finished_or_next(planned, outside, building, seed)
 
 
 def plan(
@@ -208,6 +219,9 @@ def plan(
     on_error: str = "raise",
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
     max_evaluations: int | None = None,
+    executor: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    retries: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
     """Size, sharpness and error of the head that `compile` would build, and the reasons.
@@ -250,6 +264,11 @@ def plan(
         on_error: what to do where f fails, as in `compile`: "raise" or "exclude".
         max_excluded: with on_error="exclude", the largest share of the domain that may be left out, estimated from random points.
         max_evaluations: the largest number of points at which the function may be evaluated, building included.
+        executor: who runs calls of a slow f and long proofs: an object with `submit` or `map`, such as a
+            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`. The result is the same bits with and without it.
+        checkpoint: a folder that keeps the answers of f and the results of long steps. After a crash, the same call goes on
+            where it was; other calls with the same function share its answers.
+        retries: how often f is called again where it raised, ≥ 0.
         progress: called as `progress(what, done, of)`.
 
     Returns:
@@ -262,34 +281,44 @@ def plan(
     >>> print(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard").why[0])
     7 keys
     """
-    request = request_for(
-        function,
-        domain,
-        tolerance=tolerance,
-        norm=norm,
-        dtype=dtype,
-        sharpness=sharpness,
-        max_bytes=max_bytes,
-        method=method,
-        accept=accept,
-        declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
-        tail=tail,
-        vectorize=vectorize,
-        trace=trace,
-        on_error=on_error,
-        max_excluded=max_excluded,
-        query_values=query_values,
-        max_evaluations=max_evaluations,
-        asking=progress,
-        max_value=max_value,
-        max_heads=max_heads,
-        max_layers=max_layers,
-        progress=progress,
-    )
-    return best_plan(request, progress=progress)
+    with crew_of(executor, checkpoint, retries).at_work():
+        request = request_for(
+            function,
+            domain,
+            tolerance=tolerance,
+            norm=norm,
+            dtype=dtype,
+            sharpness=sharpness,
+            max_bytes=max_bytes,
+            method=method,
+            accept=accept,
+            declared={"lipschitz": lipschitz, "modulus": modulus, "hessian": hessian, "jumps": jumps},
+            tail=tail,
+            vectorize=vectorize,
+            trace=trace,
+            on_error=on_error,
+            max_excluded=max_excluded,
+            query_values=query_values,
+            max_evaluations=max_evaluations,
+            asking=progress,
+            max_value=max_value,
+            max_heads=max_heads,
+            max_layers=max_layers,
+            progress=progress,
+        )
+        return best_plan(request, progress=progress)
 
 
-def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = None, seed: int = 0) -> Compiled:
+def build(
+    plan: Plan,
+    *,
+    outside: str = "raise",
+    executor: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    retries: int = 0,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> Compiled:
     """Build the head of a plan, attack it once, and return it with its certificate.
 
     If the finished head misses the tolerance, it is planned again for a smaller share of the tolerance. With
@@ -298,6 +327,9 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
     Args:
         plan: from `pa.plan`.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
+        executor: who runs calls of a slow f and long proofs, as for `compile`.
+        checkpoint: a folder that keeps the answers of f and the results of long steps, as for `compile`.
+        retries: how often f is called again where it raised, ≥ 0.
         progress: called as `progress(what, done, of)`.
         seed: random seed of the attack on the finished head, ≥ 0.
 
@@ -309,7 +341,8 @@ def build(plan: Plan, *, outside: str = "raise", progress: Progress | None = Non
     >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
     7
     """
-    return _finished_or_next(plan, outside, progress, seed)
+    with crew_of(executor, checkpoint, retries).at_work():
+        return _finished_or_next(plan, outside, progress, seed)
 
 
 def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:

@@ -7,6 +7,7 @@ interval arithmetic does not confirm. It is not an independent proof.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -25,11 +26,19 @@ from partita.proofs.certificate import model_digest, total
 from partita.proofs.network_proof import Part, part_checks
 from partita.proofs.proving_again import SLACK, Check, norm_of, proof_again
 from partita.proofs.sampled import sampled_error
+from partita.workers import crew_of
 
 __all__ = ["Check", "recheck"]
 
 
-def recheck(compiled: Compiled, *, function: Any = None) -> tuple[Check, ...]:
+def recheck(
+    compiled: Compiled,
+    *,
+    function: Any = None,
+    executor: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    retries: int = 0,
+) -> tuple[Check, ...]:
     """Recompute every term of a certificate from the head's tensors, and check its hashes, constants and witness.
 
     This is partita checking its own arithmetic, not an independent proof. `partita-check` is independent.
@@ -38,6 +47,9 @@ def recheck(compiled: Compiled, *, function: Any = None) -> tuple[Check, ...]:
         compiled: from `pa.compile` or `pa.load`.
         function: the black box that was compiled, if the head was loaded from a file. Its values are then compared with those
             that the certificate holds, and its error is sampled again.
+        executor: who runs calls of a slow f and long proofs, as for `compile`.
+        checkpoint: a folder that keeps the answers of f and the results of long steps, as for `compile`.
+        retries: how often f is called again where it raised, ≥ 0.
 
     Raises:
         AnotherFunctionError: function is not the one that was compiled.
@@ -50,7 +62,8 @@ def recheck(compiled: Compiled, *, function: Any = None) -> tuple[Check, ...]:
     >>> all(check.holds for check in pa.recheck(c))
     True
     """
-    return tuple(_checks(compiled if function is None else compiled.with_function(function)))
+    with crew_of(executor, checkpoint, retries).at_work():
+        return tuple(_checks(compiled if function is None else compiled.with_function(function)))
 
 
 def _checks(compiled: Compiled) -> Iterator[Check]:

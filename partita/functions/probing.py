@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -26,6 +24,7 @@ from partita.errors import (
     ShapeError,
     TargetFailedError,
 )
+from partita.functions.asking import Answer, Call, OneByOne, RecalledAnswers
 from partita.functions.dropout import active_dropout
 from partita.functions.failures import (
     Excluding,
@@ -35,19 +34,20 @@ from partita.functions.failures import (
     cause_of,
     failing_row,
     form_advice,
-    numbers_in,
     raised_at,
     shown_point,
     split_flat,
 )
 from partita.functions.regions import Domain
 from partita.geometry.domains import Array, Box
+from partita.workers import crew
 
 __all__ = ["Asker", "Calls", "probe", "probe_points", "require_finite", "split_flat"]
 
 _PROBES = 11
 _KEPT = 1 << 18  # answers
 _AT_ONCE = 0.25  # seconds in f between two reports of progress
+_ROUNDS_OF_TASKS = 16  # as long is a batch for workers: at its end they wait for each other
 _TEST = 128  # evaluations that a test takes unless more are granted
 _FIRST_LOOK = 64  # points of a first look at how often f fails
 
@@ -113,28 +113,80 @@ class Asker:
         self, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], kind: str, label: str, calls: Calls
     ) -> None:
         self.function, self.shapes, self.kind, self.label, self.one_by_one = function, shapes, kind, label, False
-        self.calls, self.passes_on = calls, False
+        self.calls, self.passes_on, self.divisible = calls, False, False
         self.output_shape: tuple[int, ...] = ()
         self._answers: dict[bytes, Array] = {}
+        self._call = Call(function, shapes, kind, label)
+        self._recalled: RecalledAnswers | None = None
 
     def raw(self, points: Array) -> np.ndarray:
         """The function's answer as an array whose first axis is the batch; its input must stay unchanged."""
-        number = np.float32 if self.kind == "torch float32" else np.float64
-        inputs = [part.astype(number) for part in split_flat(points, self.shapes)]
-        given = [a.copy() if self.kind == "numpy" else torch.from_numpy(a.copy()) for a in inputs]
         self.calls.take(len(points))
-        start = time.perf_counter()
+        recalled = self._from_checkpoint()
+        if recalled is None:
+            return self._asked(points, None)
+        known, values, seconds = recalled.take(self.kind, points)
+        self.calls.seconds += seconds
         try:
-            with torch.no_grad():
-                answer = self.function(*given)
-        except RowFailed as stopped:
-            self.calls.rows -= len(points) - stopped.row - 1  # the function did not receive them
-            raise
-        finally:
-            self.calls.seconds += time.perf_counter() - start
-        if any(not np.array_equal(np.asarray(g), a, equal_nan=True) for g, a in zip(given, inputs)):
-            raise MutatedInputError(f"{self.label} writes into its input; work on a copy: z = z.clone() or z.copy().")
-        return numbers_in(answer, self.label)
+            fresh = self._asked(points[~known], recalled) if not known.all() else np.stack(values)[:0]
+        except RowFailed as stopped:  # of the rows that were not known
+            row = int(np.flatnonzero(~known)[stopped.row])
+            before = self._merged(known[:row], values[: int(known[:row].sum())], stopped.before)
+            raise RowFailed(row, stopped.error, before) from stopped.error
+        return self._merged(known, values, fresh)
+
+    def _merged(self, known: NDArray[np.bool_], values: list[np.ndarray], fresh: np.ndarray) -> np.ndarray:
+        """Answers in the order of the points: those that were known, and the others."""
+        if not values:
+            return fresh
+        merged = np.empty((len(known), *values[0].shape))
+        merged[known] = values
+        merged[~known] = fresh.reshape(-1, *values[0].shape)
+        return merged
+
+    def _asked(self, points: Array, recalled: RecalledAnswers | None) -> np.ndarray:
+        """What the function answers now, here or on the workers; every answer goes to the checkpoint as it comes."""
+        speed = self.calls.rows / self.calls.seconds if self.calls.seconds else 0.0
+        parts: list[np.ndarray] = []
+        failed: tuple[int, Answer] | None = None
+        waiting = len(points)
+        for part, answer in self._call.answers(
+            points, crew(), speed, divisible=self.divisible, progress=self._progress
+        ):
+            waiting -= part.stop - part.start
+            self.calls.seconds += answer.seconds
+            self.calls.rows += answer.rows - (part.stop - part.start)  # tried again, or never received
+            values = answer.before if answer.values is None else answer.values
+            if recalled is not None and values is not None and len(values) <= part.stop - part.start and len(values):
+                recalled.keep(self.kind, points[part][: len(values)], values, answer.seconds)
+            if answer.values is None:
+                failed = failed or (part.start, answer)
+                if not self.passes_on:
+                    break
+            elif failed is not None:  # not lost, though an earlier point failed
+                self.remember(points[part], answer.values.reshape(len(answer.values), -1))
+            else:
+                parts.append(answer.values)
+        self.calls.rows -= waiting
+        if failed is None:
+            return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        start, answer = failed
+        if answer.error is None or answer.row is None or answer.before is None or not start:
+            return answer.require()
+        before = np.concatenate([part.reshape(len(part), -1) for part in (*parts, answer.before) if len(part)])
+        raise RowFailed(start + answer.row, answer.error, before) from answer.error
+
+    def _from_checkpoint(self) -> RecalledAnswers | None:
+        """The answers that the checkpoint in charge holds."""
+        checkpoint = crew().checkpoint
+        if checkpoint is None:
+            return None
+        if self._recalled is None or self._recalled.checkpoint is not checkpoint:
+            self._recalled = RecalledAnswers(checkpoint, self.function, self.label)
+        return self._recalled
+
+    def _progress(self, what: str, done: int, of: int) -> None:
+        report(self.calls.progress, f"{self.calls.rows - of + done:,} evaluations of f" if of else what)
 
     def is_known(self, points: Array) -> NDArray[np.bool_]:
         """Which of these points the function was asked for before, `(n,)`."""
@@ -167,7 +219,7 @@ class Asker:
     def _in_batches(self, points: Array) -> Array:
         """f at all points; if f is slow, in batches of a fraction of a second, so that progress is seen and budgets are kept."""
         speed = self.calls.rows / max(self.calls.seconds, 1e-9)
-        step = max(1, int(_AT_ONCE * speed))
+        step = max(1, int(_AT_ONCE * speed)) * (1 if crew().door is None else _ROUNDS_OF_TASKS * crew().width)
         parts = []
         for start in range(0, len(points), step):
             some = points[start : start + step]
@@ -209,28 +261,6 @@ class Asker:
             f"{raised}, but works for each point separately: {error}",
             "Pass vectorize=True to call it once per point.",
         )
-
-
-def _one_by_one(function: Callable[..., Any], label: str) -> Callable[..., Any]:
-    def batched(*inputs: Any) -> np.ndarray:
-        rows: list[np.ndarray] = []
-        for i in range(len(inputs[0])):
-            try:
-                rows.append(numbers_in(function(*(z[i] for z in inputs)), label))
-            except Exception as error:
-                raise RowFailed(i, error, _stacked(rows, label).reshape(i, -1) if i else np.zeros((0, 1))) from error
-        return _stacked(rows, label)
-
-    return batched
-
-
-def _stacked(rows: list[np.ndarray], label: str) -> np.ndarray:
-    shapes = list(dict.fromkeys(r.shape for r in rows))
-    if len(shapes) > 1:
-        raise ShapeError(
-            f"{label} returned values of the shapes {shapes[0]} and {shapes[1]} at different points; expected one shape."
-        )
-    return np.stack(rows) if rows else np.zeros((0, 1))
 
 
 def probe_points(domains: tuple[Domain, ...]) -> Array:
@@ -283,6 +313,7 @@ def probe(
         )
     asker.one_by_one, asker.passes_on = vectorize, False
     _check_repeatable(asker, points, answer.reshape(len(points), -1))
+    asker.divisible = True
     asker.passes_on = excluding is not None
     return asker, answer.shape[1:], excluding
 
@@ -306,7 +337,7 @@ class _Given:
 
     def askers(self) -> Iterator[Asker]:
         """One for each kind of array: numpy, torch, and torch in float32 for modules with such weights."""
-        call = _one_by_one(self.function, self.label) if self.one_by_one else self.function
+        call = OneByOne(self.function, self.label) if self.one_by_one else self.function
         for kind in ("numpy", "torch", "torch float32"):
             if kind != "numpy" or not isinstance(self.function, nn.Module):
                 yield Asker(call, self.shapes, kind, self.label, self.calls)

@@ -15,7 +15,7 @@ from partita.errors import DomainError, LipschitzContradictedError, NonFiniteVal
 from partita.functions.graph import Graph, GraphBuilder
 from partita.functions.limits import Factor, Power, atom, constant, factors
 from partita.functions.operations import Node
-from partita.functions.target import Tail, Target
+from partita.functions.target import Tail, Target, graph_values
 from partita.geometry.domains import Array, Box, PointCloud
 
 __all__ = ["Singularities", "clipped", "clipped_for", "find_singularities", "norm_seen"]
@@ -360,11 +360,9 @@ def clipped(target: Target, tail: Tail, *, declared: bool) -> Target:
     graph = builder.finish(
         [builder.add("clamp", places[k], parameters=ends) for k in target.graph.outputs], target.graph.output_shape
     )
-
-    def ask_clipped(points: Array) -> Array:
-        return graph.evaluate(points).reshape(len(points), -1)
-
-    return replace(target, graph=graph, ask=ask_clipped, unclipped=target.graph, tail=tail, tail_declared=declared)
+    return replace(
+        target, graph=graph, ask=graph_values(graph), unclipped=target.graph, tail=tail, tail_declared=declared
+    )
 
 
 def clipped_for(target: Target, tail: Tail | None, norm: float, tolerance: float) -> tuple[Target, float]:

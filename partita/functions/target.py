@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from partita.arithmetic.arguments import require_number
+from partita.arithmetic.progress import Progress
 from partita.errors import (
     DomainError,
     NonFiniteValueError,
@@ -31,8 +32,18 @@ from partita.functions.regions import Domain, DomainLike, Region
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
+from partita.workers import crew
 
-__all__ = ["Tail", "Target", "graph_target", "make_target", "require_boxes", "sample_hash", "variable_names"]
+__all__ = [
+    "Tail",
+    "Target",
+    "graph_target",
+    "graph_values",
+    "make_target",
+    "require_boxes",
+    "sample_hash",
+    "variable_names",
+]
 
 _POINTS_AT_ONCE = 1 << 17
 _BENT = frozenset(("abs", "max", "min", "relu", "clamp", "floor", "where"))
@@ -149,6 +160,10 @@ class Target:
     def fills_box(self) -> bool:
         return self.region is None or (self.graph is not None and is_bounded(self.graph, self.box))
 
+    def for_workers(self) -> Target:
+        """The same function for other processes: an expression without what belongs to this process."""
+        return self if self.graph is None else replace(self, ask=graph_values(self.graph), calls=Calls())
+
     def answered(self) -> tuple[Array, Array]:
         """Points of the domain `(n, m)` at which a black box was evaluated before, and its values `(n, out)`."""
         if isinstance(self.ask, (Asker, Excluding)):
@@ -164,7 +179,11 @@ class Target:
                 "this head was read from a file, which does not store the black-box function that it approximates: it cannot be "
                 "evaluated. Give the function: c.with_function(f), or function=f."
             )
-        parts = [self.ask(points[i : i + _POINTS_AT_ONCE]) for i in range(0, max(len(points), 1), _POINTS_AT_ONCE)]
+        cut = [points[i : i + _POINTS_AT_ONCE] for i in range(0, len(points), _POINTS_AT_ONCE)]
+        if self.graph is not None and len(cut) > 1:  # the calls of a black box are spread by themselves
+            parts = list(crew().spread(_values, self.graph, cut))
+        else:
+            parts = [self.ask(some) for some in cut]
         values = np.concatenate(parts) if len(parts) > 1 else parts[0]
         require_finite(values, points, self.label)
         return values
@@ -321,7 +340,7 @@ def _corners(domains: tuple[Domain, ...]) -> Array:
 
 def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Target:
     """A target whose function is known as a graph, shown as `label`."""
-    target = Target(domains, graph.output_shape, graph, partial(_evaluate, graph), label)
+    target = Target(domains, graph.output_shape, graph, graph_values(graph), label)
     problem = "" if target.region is None else undefined_root(graph, target.region)
     if problem:
         raise NonFiniteValueError(
@@ -329,6 +348,15 @@ def graph_target(graph: Graph, domains: tuple[Domain, ...], label: str) -> Targe
             "the root needs, or shrink the region."
         )
     return target
+
+
+def _values(graph: Graph, points: Array, _: Progress | None) -> Array:
+    return _evaluate(graph, points)
+
+
+def graph_values(graph: Graph) -> Callable[[Array], Array]:
+    """The function `ask` of a target whose function is known as a graph."""
+    return partial(_evaluate, graph)
 
 
 def _evaluate(graph: Graph, points: Array) -> Array:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from partita.proofs.center_values import lp_factor
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import summed
+from partita.proofs.shards import ROUND, SHARDED, SHARDS, shard_details
+from partita.workers import crew
 
 __all__ = ["DEGREE", "BisectionProof", "BoxProof", "box_terms", "prove_boxes"]
 
@@ -63,6 +65,7 @@ class BoxProof:
         unit_roundoff: of the arithmetic that the bound holds for, 0 for the exact head.
         expanded: whether heads were expanded on boxes.
         complete: whether no box was left to halve, rather than that time or boxes ran out.
+        shards: of a long proof, the bounds of the parts of the domain, whose maximum is the bound.
     """
 
     bound: float
@@ -79,6 +82,7 @@ class BoxProof:
     unit_roundoff: float
     expanded: bool
     complete: bool
+    shards: tuple[float, ...] = ()
 
 
 class BisectionProof(Proof):
@@ -130,6 +134,7 @@ class BisectionProof(Proof):
             "depth": proof.depth,
             "axes": [] if axes is None else axes.ravel().tolist(),
             **({"expand": True, "complete": proof.complete} if expand else {}),
+            **shard_details(proof.shards, factor),
         }
         return Proved(box_terms(head, proof, box, factor), details, settled=proof.bound <= aim)
 
@@ -180,15 +185,16 @@ def prove_boxes(
         "degree": degree,
         "patient": give_up is None,
         "expand": expand,
+        "progress": progress,
     }
     search = _Search(cells, view, box, region, **how)
-    while search.boxes < max_boxes and search.pairs < max_pairs and search.refine(max_boxes):
-        if give_up is not None and search.hopeless >= give_up:
-            break
-        try:
+    try:
+        while search.boxes < max_boxes and search.pairs < max_pairs and search.refine(max_boxes):
+            if give_up is not None and search.hopeless >= give_up:
+                break
             report(progress, "proof", search.boxes, max_boxes)
-        except BudgetSpentError:
-            break
+    except BudgetSpentError:
+        pass  # the boxes that are open have bounds
     return search.result()
 
 
@@ -256,17 +262,16 @@ class _Search:
         degree: int,
         patient: bool,
         expand: bool,
+        progress: Progress | None,
     ) -> None:
-        self.cells, self.view, self.box, self.region, self.degree = cells, view, box, region, degree
+        self.cells, self.view, self.box = cells, view, box
         self.domain = box if region is None else region
-        pieces = () if region is None or view.is_plain else region.pieces
-        self.turned = [[(view.entered(c.graph), c.slack) for c in p.constraints] for p in pieces]
-        self.target, self.norm, self.patient, self.expand = target, norm, patient, expand
+        self.target, self.norm, self.patient, self.expand, self.progress = target, norm, patient, expand, progress
         self.boxes, self.pairs, self.hopeless, self.least, self.seen = 0, 0, 0, 0.0, 0.0
-        self.seen_at = (box.lo + box.hi).ravel() / 2
-        self.largest = cells.largest(box)
-        self.floor = _FORGOTTEN * target / max(len(cells.centers) * (2 * self.largest + target), _TINY)
-        self.open = self._measure(BoxList.whole(view, len(cells.centers)))
+        self.seen_at, self.sharded = (box.lo + box.hi).ravel() / 2, False
+        floor = _FORGOTTEN * target / max(len(cells.centers) * (2 * cells.largest(box) + target), _TINY)
+        self.measure = _Measure.of(cells, view, box, region, degree=degree, expand=expand, floor=floor)
+        self.open = self._measured([BoxList.whole(view, len(cells.centers))])
         self.settled = self.open.take(np.arange(0))
 
     def refine(self, budget: int) -> bool:
@@ -277,12 +282,36 @@ class _Search:
             self.settled, self.open = self.settled.join(self.open.take(done)), self.open.take(~done)
         if not len(self.open) or (math.isfinite(self.norm) and self._mean() <= self.target):
             return False
+        self._shard()
+        batches = ROUND // 2 if self.boxes >= ROUND * _BOXES_AT_ONCE else 1  # a long proof: some batches side by side
         order = np.argsort(-self._share(self.open), kind="stable")
-        room = min(_BOXES_AT_ONCE, 1 + (budget - self.boxes) // 2)
-        fitting = int(np.searchsorted(np.cumsum(self.open.counts[order]), _PAIRS_AT_ONCE))
+        room = min(batches * _BOXES_AT_ONCE, 1 + (budget - self.boxes) // 2)
+        fitting = int(np.searchsorted(np.cumsum(self.open.counts[order]), batches * _PAIRS_AT_ONCE))
         chosen, rest = np.split(order, [max(1, min(room, fitting))])
-        self.open = self.open.take(np.sort(rest)).join(self._measure(self.open.take(chosen).halves()))
+        parts = [self.open.take(part).halves() for part in np.array_split(chosen, min(batches, len(chosen)))]
+        waiting = self.open.take(np.sort(rest))
+        self.open = waiting.join(self._measured(parts))
         return True
+
+    def _measured(self, parts: list[BoxList]) -> BoxList:
+        """The bounds of all boxes, part by part."""
+        self.boxes += sum(map(len, parts))
+        self.pairs += sum(len(part.cells) for part in parts)
+        found: list[BoxList] = []
+        for columns, least, seen, seen_at in crew().spread(_measured, self.measure, parts, self.progress):
+            found.append(BoxList(**columns))
+            self.least = max(self.least, least)
+            if seen > self.seen:
+                self.seen, self.seen_at = seen, seen_at
+        return found[0].join(*found[1:])
+
+    def _shard(self) -> None:
+        """Give every box a shard, once there are enough of them; halves keep it."""
+        count = len(self.open) + len(self.settled)
+        if not self.sharded and count >= SHARDS:
+            labels, self.sharded = np.arange(count) * SHARDS // count, True
+            self.open = replace(self.open, shard=labels[: len(self.open)])
+            self.settled = replace(self.settled, shard=labels[len(self.open) :])
 
     def result(self) -> BoxProof:
         leaves = self.settled.join(self.open)
@@ -303,7 +332,16 @@ class _Search:
             unit_roundoff=self.cells.unit,
             expanded=self.expand,
             complete=bool(self._is_settled(self.open).all()),
+            shards=self._shards(leaves),
         )
+
+    def _shards(self, leaves: BoxList) -> tuple[float, ...]:
+        """The bounds of the shards of a long proof of a supremum."""
+        if self.boxes < SHARDED or not self.sharded or math.isfinite(self.norm):
+            return ()
+        bounds = np.zeros(SHARDS)
+        np.maximum.at(bounds, leaves.shard, leaves.bound)
+        return tuple(bounds.tolist()) if np.isfinite(bounds).all() else ()
 
     def _is_settled(self, boxes: BoxList) -> Mask:
         """Where the bound meets the target, or comes close to what cannot be helped, or the box has no midpoint of its own."""
@@ -332,10 +370,37 @@ class _Search:
         shares = float(self._share(self.open).sum() + self._share(self.settled).sum())
         return float(self.target * (shares * OUTWARD) ** (1 / self.norm) * self._whole() * OUTWARD)
 
+
+@dataclass(frozen=True, eq=False)
+class _Measure:
+    """What it takes to bound |f − net| on boxes: the same for all boxes of a proof.
+
+    `floor`: cells that hold less weight are left out of a box. `largest`: a bound of every |V_j|. `turned`: the constraints of the
+    region in the coordinates of a turned view, one list per piece.
+    """
+
+    cells: CellTable
+    view: View
+    box: Box
+    region: Region | None
+    turned: list[list[tuple[Graph, float]]]
+    degree: int
+    expand: bool
+    floor: float
+    largest: float
+
+    @classmethod
+    def of(
+        cls, cells: CellTable, view: View, box: Box, region: Region | None, *, degree: int, expand: bool, floor: float
+    ) -> _Measure:
+        pieces = () if region is None or view.is_plain else region.pieces
+        turned = [[(view.entered(c.graph), c.slack) for c in p.constraints] for p in pieces]
+        return cls(cells, view, box, region, turned, degree, expand, floor, cells.largest(box))
+
     @np.errstate(all="ignore")
-    def _measure(self, boxes: BoxList) -> BoxList:
-        """Bounds of the boxes, the cells that still matter there, and the axis to halve next."""
-        self.boxes, self.pairs = self.boxes + len(boxes), self.pairs + len(boxes.cells)
+    def of_boxes(self, boxes: BoxList) -> tuple[BoxList, float, float, Array]:
+        """Bounds of the boxes, the cells that still matter there, and the axis to halve next; then what was seen at their middles:
+        the largest `least`, the largest |f − net|, and where."""
         place = Place.of(boxes, self.view, self.cells.shift)
         if not self.view.is_plain:
             near: Mask = np.all(np.abs(place.z - self.box.clamp(place.z)) <= place.hull, axis=1)
@@ -344,7 +409,7 @@ class _Search:
             near = ~self._outside(self.region, boxes, place)
             boxes, place = boxes.take(near), place.take(near)
         if not len(boxes):
-            return boxes
+            return boxes, 0.0, 0.0, np.zeros(self.box.dimension)
         f = Expansion.of(self.view.graph, boxes, place.radius, self.degree)
         score, weight = self._weights(boxes, place)
         small = weight <= self.floor
@@ -363,7 +428,9 @@ class _Search:
             halved = boxes.depth > 0
             bound = np.where(halved, np.fmin(bound, boxes.bound), bound)
             size = np.where(halved, np.fmin(size, boxes.size), size)
-        return replace(boxes, bound=bound, size=size, least=self._look(boxes, place.z, score, at_middle), axis=axis)
+        least, seen, seen_at = self._look(boxes, place.z, score, at_middle)
+        measured = replace(boxes, bound=bound, size=size, least=least, axis=axis)
+        return measured, float(least.max()), seen, seen_at
 
     def _outside(self, region: Region, boxes: BoxList, place: Place) -> Mask:
         """Which boxes are proved to hold no point of the region: as they are, or, where they are turned, the boxes around them, and
@@ -477,20 +544,17 @@ class _Search:
         found = np.where(np.isnan(found) | (boxes.mass > 0.5)[:, None], np.inf, found)
         return np.asarray(found.max(axis=1))
 
-    def _look(self, boxes: BoxList, z: Array, score: Array, at_middle: Array) -> Array:
-        """`Σ w_j |f − V_j|` at the middles, or |f − net| where heads are expanded, up to rounding, 0 outside the domain; the
-        largest |f − net| there is noted as seen."""
+    def _look(self, boxes: BoxList, z: Array, score: Array, at_middle: Array) -> tuple[Array, float, Array]:
+        """`Σ w_j |f − V_j|` at the middles, or |f − net| where heads are expanded, up to rounding, 0 outside the domain; then the
+        largest |f − net| that was seen, and where."""
         weight = np.exp(score - np.maximum.reduceat(score, boxes.starts)[boxes.owner])
         weight /= np.add.reduceat(weight, boxes.starts)[boxes.owner]
         error = at_middle - self.view.graph.evaluate(boxes.middle).reshape(len(z), -1)[boxes.owner]
         net = np.abs(np.add.reduceat(weight[:, None] * error, boxes.starts)).max(axis=1)
         least = net if self.expand else np.add.reduceat(weight * np.abs(error).max(axis=1), boxes.starts)
-        inside = self.domain.contains(z) & np.isfinite(least)
+        inside = (self.box if self.region is None else self.region).contains(z) & np.isfinite(least)
         net, least = np.where(inside, net, 0.0), np.where(inside, least, 0.0)
-        if net.max() > self.seen:
-            self.seen, self.seen_at = float(net.max()), z[int(net.argmax())]
-        self.least = max(self.least, float(least.max()))
-        return least
+        return least, float(net.max()), z[int(net.argmax())]
 
     def _apart(self, boxes: BoxList, weight: Array) -> Array:
         """How far the centers that share a box lie apart along the view's axes, `(n, m)`; 0 where one cell has it alone."""
@@ -498,6 +562,14 @@ class _Search:
         high = np.maximum.reduceat(np.where(heavy, centers, -np.inf), boxes.starts)
         out: Array = np.maximum(high - np.minimum.reduceat(np.where(heavy, centers, np.inf), boxes.starts), 0.0)
         return out
+
+
+def _measured(
+    measure: _Measure, boxes: BoxList, _: Progress | None
+) -> tuple[dict[str, np.ndarray], float, float, Array]:
+    """One task: plain arrays come back, which a checkpoint can keep."""
+    found, least, seen, seen_at = measure.of_boxes(boxes)
+    return {f.name: getattr(found, f.name) for f in fields(found)}, least, seen, seen_at
 
 
 def _worst_mixture(boxes: BoxList, weight: Array, error: Array) -> tuple[Array, Labels]:

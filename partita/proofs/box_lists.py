@@ -135,6 +135,7 @@ class BoxList:
     """Boxes and the cells that may matter there: the next `counts[i]` of `cells` are those of box i, all others hold ≤ `mass[i]`.
 
     `bound` of |f − net| and `size` of |f|; `least`, at the middle, is what no halving can lower the bound below; `axis` to halve.
+    `shard`: the part of the domain that the box belongs to.
     """
 
     lo: Array
@@ -147,13 +148,14 @@ class BoxList:
     size: Array
     least: Array
     axis: Labels
+    shard: Labels
 
     @classmethod
     def whole(cls, view: View, cells: int) -> BoxList:
         """One box, with all cells."""
         none, zero = np.zeros(1), np.zeros(1, np.int64)
         return cls(
-            view.lo[None], view.hi[None], zero, np.array([cells]), np.arange(cells), none, none, none, none, zero
+            view.lo[None], view.hi[None], zero, np.array([cells]), np.arange(cells), none, none, none, none, zero, zero
         )
 
     def __len__(self) -> int:
@@ -184,9 +186,9 @@ class BoxList:
         counts = np.bincount(self.owner[pairs], minlength=len(self))
         return replace(self, counts=counts, cells=self.cells[pairs], mass=mass)
 
-    def join(self, other: BoxList) -> BoxList:
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return BoxList(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+    def join(self, *others: BoxList) -> BoxList:
+        columns = {f.name: [getattr(boxes, f.name) for boxes in (self, *others)] for f in fields(self)}
+        return BoxList(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
     def halves(self) -> BoxList:
         """Both halves along the axis of each box; they share the midpoint, so nothing is lost between them."""

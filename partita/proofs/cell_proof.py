@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,8 @@ from partita.proofs.certificate import Term
 from partita.proofs.polynomials import bound_ranges
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import summed
+from partita.proofs.shards import ROUND, SHARDED, SHARDS, shard_details
+from partita.workers import crew
 
 __all__ = [
     "OVERLAP",
@@ -70,7 +72,7 @@ class CellProof(Proof):
         if target.graph is None:
             raise UnsupportedError("a proof cell by cell needs an expression.")
         box = target.box
-        error = partial(_graph_cells, grid_head, target.graph, box, region=target.region, progress=given.progress)
+        error = _GraphCells(_Cells.of(grid_head, target.graph, box, target.region), grid_head, given.progress)
         precision = PRECISIONS[str(head.dtype)]
         if precision.rounds_inputs and given.known is not None:
             given = replace(given, known=known_where_rounded(target, precision, given.known, given.norm))
@@ -80,6 +82,9 @@ class CellProof(Proof):
         terms = _affine_terms(grid_head, _cell_by_cell(error, overlap), box, given, target.volume)
         details = {"method": self.name, "degree": _DEGREE, "boxes": head.num_keys}
         details |= {"overlap": overlap} if overlap != OVERLAP else {}
+        found = terms[0].inputs
+        rest = mul_up(found["beyond"], found["far"])
+        details |= shard_details([add_up(cells, rest) for cells in error.shards], found["factor"])
         return Proved(terms, details, settled=terms[0].value <= (given.tolerance if given.aim is None else given.aim))
 
 
@@ -311,60 +316,113 @@ def largest_value(head: GridHead, box: Box) -> float:
     return float(size.max()) * (1 + 1e-12)
 
 
-def _graph_cells(
-    head: GridHead,
-    graph: Graph,
-    box: Box,
-    widths: float,
-    goal: float,
-    *,
-    region: Region | None = None,
-    progress: Progress | None = None,
-) -> float:
-    """`max_j sup |f − V_j|` over the box of `widths` cells to each side of center j, cut to the domain, by Taylor models.
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The cells of a head against f, by Taylor models: what all parts of the proof have in common."""
 
-    Cells that are proved to lie outside of the region, inputs moved by roundings included, do not count. Infinite if
-    progress stops it before all cells were looked at.
-    """
-    axes = tuple(a.double().numpy() for a in head.axes)
-    grid = ProductGrid(box, axes)
-    gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, box.sides)])
-    lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
-    shift = Precision.of(head.dtype).moved(box.lo.ravel(), box.hi.ravel())
-    values = head.values.detach().double().numpy()
-    slopes = head.get_buffer("value_slopes").double().numpy()
-    origin = head.get_buffer("origin").double().numpy()
-    worst, least = 0.0, 0.0
-    for start in range(0, grid.num_cells, _CELLS_AT_ONCE):
-        cells = np.arange(start, min(start + _CELLS_AT_ONCE, grid.num_cells))
+    axes: tuple[Array, ...]
+    origin: Array
+    graph: Graph
+    box: Box
+    region: Region | None
+    lo: Array
+    hi: Array
+    shift: Array
+
+    @classmethod
+    def of(cls, head: GridHead, graph: Graph, box: Box, region: Region | None) -> _Cells:
+        lo, hi = Precision.of(head.dtype).widened(box.lo.ravel(), box.hi.ravel())
+        return cls(
+            axes=tuple(a.double().numpy() for a in head.axes),
+            origin=head.get_buffer("origin").double().numpy(),
+            graph=graph,
+            box=box,
+            region=region,
+            lo=lo,
+            hi=hi,
+            shift=Precision.of(head.dtype).moved(box.lo.ravel(), box.hi.ravel()),
+        )
+
+    def worst(
+        self,
+        cells: np.ndarray,
+        values: Array,
+        slopes: Array,
+        widths: float,
+        goal: float,
+        least: float,
+        progress: Progress | None,
+    ) -> tuple[float, float]:
+        """The largest bound of `sup |f − V_j|` over the box of `widths` gaps to each side of center j, cut to the domain, and a
+        value that is attained. Cells that are proved to lie outside of the region, inputs moved by roundings included, do not
+        count."""
+        grid = ProductGrid(self.box, self.axes)
+        gaps = np.array([g.gap_max if g.count > 1 else s for g, s in zip(grid.geometry, self.box.sides)])
         centers = grid.centers_of(cells)
-        left, right = _cell_boxes(centers, widths * gaps, axes, lo, hi)
-        if region is not None:
-            kept = ~region.outside(left - shift, right + shift)
-            cells, left, right = cells[kept], left[kept], right[kept]
-            if not len(cells):
-                continue
+        left, right = _cell_boxes(centers, widths * gaps, self.axes, self.lo, self.hi)
+        if self.region is not None:
+            kept = ~self.region.outside(left - self.shift, right + self.shift)
+            values, slopes, left, right = values[kept], slopes[kept], left[kept], right[kept]
+            if not len(values):
+                return 0.0, least
         middle = (left + right) / 2
         radius = np.maximum(right - middle, middle - left) * (1 + 1e-15) + 1e-16 * np.abs(middle)
-        model = graph.taylor(middle, radius, _DEGREE)
-        difference = _minus_affine(
-            model.coefficients, model.exponents, values[cells], slopes[cells], middle - origin, radius
-        )
+        model = self.graph.taylor(middle, radius, _DEGREE)
+        difference = _minus_affine(model.coefficients, model.exponents, values, slopes, middle - self.origin, radius)
         rounding = 1e-15 * (
-            np.abs(values[cells]).T + np.einsum("jom,jm->oj", np.abs(slopes[cells]), np.abs(middle - origin) + radius)
+            np.abs(values).T + np.einsum("jom,jm->oj", np.abs(slopes), np.abs(middle - self.origin) + radius)
         )
-        remainder = model.remainder + rounding * (origin.size + 2) + _TINY
+        remainder = model.remainder + rounding * (self.origin.size + 2) + _TINY
         if not np.isfinite(remainder).all():
-            return math.inf
+            return math.inf, least
         flat = np.moveaxis(difference, 0, 1).reshape(len(model.exponents), -1)
         exponents = tuple(map(tuple, model.exponents.tolist()))
         found = bound_ranges(flat, remainder.reshape(-1), exponents, goal=goal, least=least, progress=progress)
-        worst, least = max(worst, found.largest), max(least, found.least)
-        try:
-            report(progress, "proof", min(start + _CELLS_AT_ONCE, grid.num_cells), grid.num_cells)
-        except BudgetSpentError:
-            return worst if start + _CELLS_AT_ONCE >= grid.num_cells else math.inf
-    return worst
+        return found.largest, found.least
+
+
+def _worst_cells(
+    shared: tuple[_Cells, float, float], task: tuple[int, Array, Array, float], progress: Progress | None
+) -> tuple[float, float]:
+    cells, widths, goal = shared
+    first, values, slopes, least = task
+    return cells.worst(first + np.arange(len(values)), values, slopes, widths, goal, least, progress)
+
+
+class _GraphCells:
+    """`max_j sup |f − V_j|` over the boxes of so many gaps to each side of the centers, cell by cell.
+
+    `shards`: of the last call, the largest of each part of the cells, if they are many.
+    """
+
+    def __init__(self, cells: _Cells, head: GridHead, progress: Progress | None) -> None:
+        self.cells, self.count, self.progress = cells, head.num_keys, progress
+        self.values = head.values.detach().double().numpy()
+        self.slopes = head.get_buffer("value_slopes").double().numpy()
+        self.shards: tuple[float, ...] = ()
+
+    def __call__(self, widths: float, goal: float) -> float:
+        """Infinite if progress stops it before all cells were looked at."""
+        shared, least, first = (self.cells, widths, goal), 0.0, 0
+        worst = np.zeros(-(-self.count // _CELLS_AT_ONCE))
+        while first < len(worst):
+            # later batches of one round do not know what earlier ones attained, so that workers may take them side by side
+            batches = range(first, min(first + (ROUND if first >= ROUND else 1), len(worst)))
+            cut = [slice(k * _CELLS_AT_ONCE, (k + 1) * _CELLS_AT_ONCE) for k in batches]
+            tasks = [(part.start, self.values[part], self.slopes[part], least) for part in cut]
+            try:
+                for k, (bound, attained) in zip(batches, crew().spread(_worst_cells, shared, tasks, self.progress)):
+                    worst[k], least, first = bound, max(least, attained), k + 1
+                    if math.isinf(bound):
+                        return math.inf
+                report(self.progress, "proof", min(cut[-1].stop, self.count), self.count)
+            except BudgetSpentError:
+                if first < len(worst):
+                    return math.inf
+        shards = np.zeros(SHARDS)
+        np.maximum.at(shards, np.arange(len(worst)) * SHARDS // len(worst), worst)
+        self.shards = tuple(shards.tolist()) if self.count >= SHARDED else ()
+        return float(worst.max())
 
 
 def _cell_boxes(centers: Array, reach: Array, axes: tuple[Array, ...], lo: Array, hi: Array) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +21,13 @@ from partita.functions.graph import Graph
 from partita.functions.regions import Region
 from partita.geometry.domains import Array
 from partita.proofs.polynomials import bound_ranges
+from partita.proofs.shards import ROUND, SHARDED, SHARDS
 from partita.proofs.weight_series import WeightSeries, slope_series, weight_series
+from partita.workers import crew
 
 __all__ = ["GridProof", "SoftGrid", "prove_grid"]
+
+Labels = NDArray[np.int64]
 
 _U = 2.0**-53
 _INFLATE = 1 + 1e-12
@@ -84,6 +88,7 @@ class GridProof:
     """`sup |f − net| ≤ bound` on the box, for the exact head. `least` is attained, so the truth lies between.
 
     `settled`: whether the bound meets the goal; if not, it is the valid bound reached so far, coarse where boxes were left out.
+    `shards`: of a long proof, the bounds of the parts of the box, whose maximum is the bound.
     """
 
     bound: float
@@ -92,6 +97,7 @@ class GridProof:
     degree: int
     boxes: int
     pieces: int
+    shards: tuple[float, ...] = ()
 
 
 def prove_grid(
@@ -124,54 +130,135 @@ def prove_grid(
     step = difference.boxes_at_once()
     middle, radius = _product_boxes(lo, hi, counts)
     allowed = max(_REMAINDER_SHARE * goal, 2 * difference.rounding_at(middle[:: max(1, len(middle) // 64)]))
-    bound, least, looked, pieces = 0.0, 0.0, 0, 0
     edge = _Edge(region, hi - lo, np.zeros(len(lo)) if shift is None else shift)
-    middle, radius, limit = edge.near(middle, radius, np.full(len(middle), np.inf))
-    while len(middle) and looked < max_boxes and least <= goal:
-        now, middle = np.split(middle, [min(step, len(middle))])
-        size, radius = np.split(radius, [len(now)])
-        limit = limit[len(now) :]
-        looked += len(now)
-        astride = edge.astride(now, size)
-        coefficients, remainder, blame = difference.on(now, size)
-        coarse = ((remainder > allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
-        splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
-        reached = (np.abs(coefficients).sum(axis=1) + remainder).max(axis=0) * _INFLATE
-        beyond = (np.abs(coefficients[:, 0]) - remainder > goal).any(axis=0)  # at the middle, or a fault of the head
-        splittable |= astride & beyond & edge.is_wide(size)
-        for kept in (~splittable & ~astride, ~splittable & astride):
-            if not kept.any():
-                continue
-            flat = np.moveaxis(coefficients[:, :, kept], 0, 1).reshape(coefficients.shape[1], -1)
-            rest = remainder[:, kept].reshape(-1)
-            found = bound_ranges(
-                flat, rest, difference.exponents, goal=goal, least=least, max_pieces=max_pieces, progress=progress
-            )
-            pieces += found.pieces
-            if not (astride & kept).any():
-                bound, least = max(bound, found.largest), max(least, found.least)
-                continue
-            # part of the box lies beyond the region, and what is attained there does not count
-            reached[kept] = found.bounds.reshape(len(coefficients), -1).max(axis=0)
-            splittable |= kept & (reached > goal) & edge.is_wide(size)
-            bound = max(bound, float(reached[kept & ~splittable].max(initial=0.0)))
-        with np.errstate(invalid="ignore"):
-            attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
-        least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
-        if region is not None:  # to leave the region, or a place where f is undefined, the widest side helps most
-            aimless = astride & (~coarse | ~np.isfinite(remainder).all(axis=0))
-            blame = np.where(aimless[:, None], size / (hi - lo), blame)
-        halves = _halves(now[splittable], size[splittable], blame[splittable])
-        children = edge.near(*halves, np.tile(reached[splittable], 2))
-        middle, radius = np.concatenate([children[0], middle]), np.concatenate([children[1], radius])
-        limit = np.concatenate([children[2], limit])
+    measuring = _Measuring(difference, edge, goal, allowed, max_pieces)
+    shard: Labels = np.arange(len(middle)) * SHARDS // len(middle)
+    open_boxes = edge.near(_Boxes(middle, radius, np.full(len(middle), np.inf), shard))
+    shards, least, looked, pieces, batches = np.zeros(SHARDS), 0.0, 0, 0, 0
+    while len(open_boxes) and looked < max_boxes and least <= goal:
+        # later batches of one round do not know what earlier ones attained, so that workers may take them side by side
+        count = min(ROUND if batches >= ROUND else 1, -(-(max_boxes - looked) // step))
+        now = [part for part in open_boxes.cut(step, count) if len(part)]
+        waiting, taken = open_boxes.after(sum(map(len, now))), 0
+        children: list[_Boxes] = []
         try:
-            report(progress, "proof", looked, looked + len(middle))
+            tasks = [(part.middle, part.radius, least) for part in now]
+            for part, found in zip(now, crew().spread(_measured, measuring, tasks, progress)):
+                reached, splittable, blame, attained, looked_at = found
+                taken, looked, pieces = taken + 1, looked + len(part), pieces + looked_at
+                least = max(least, attained)
+                np.maximum.at(shards, part.shard[~splittable], reached[~splittable])
+                children.append(edge.near(part.halves(splittable, blame, reached)))
+            open_boxes = _Boxes.joined([*reversed(children), waiting])
+            batches += len(now)
+            report(progress, "proof", looked, looked + len(open_boxes))
         except BudgetSpentError:
+            if taken < len(now):
+                open_boxes = _Boxes.joined([*reversed(children), *now[taken:], waiting])
             break
-    if len(middle):
-        bound = max(bound, _without_polynomials(difference, middle, radius, limit))
-    return GridProof(bound, least, bound <= goal, degree, looked, pieces)
+    if len(open_boxes):
+        np.maximum.at(shards, open_boxes.shard, _without_polynomials(difference, open_boxes))
+    bound = float(shards.max())
+    listed = tuple(shards.tolist()) if looked >= SHARDED and math.isfinite(bound) else ()
+    return GridProof(bound, least, bound <= goal, degree, looked, pieces, listed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Boxes:
+    """Boxes `middle ± radius`, `(n, m)`, a bound `limit` on the box that each is half of, and the shard to which it belongs."""
+
+    middle: Array
+    radius: Array
+    limit: Array
+    shard: Labels
+
+    def __len__(self) -> int:
+        return len(self.middle)
+
+    def take(self, chosen: slice | NDArray[np.bool_]) -> _Boxes:
+        return _Boxes(self.middle[chosen], self.radius[chosen], self.limit[chosen], self.shard[chosen])
+
+    def cut(self, size: int, count: int) -> list[_Boxes]:
+        """The first boxes, in `count` parts of `size`."""
+        return [self.take(slice(i * size, (i + 1) * size)) for i in range(count)]
+
+    def after(self, count: int) -> _Boxes:
+        return self.take(slice(count, None))
+
+    @classmethod
+    def joined(cls, parts: list[_Boxes]) -> _Boxes:
+        columns = ([getattr(part, f.name) for part in parts] for f in fields(cls))
+        return cls(*map(np.concatenate, columns))
+
+    def halves(self, chosen: NDArray[np.bool_], blame: Array, reached: Array) -> _Boxes:
+        """Both halves of the chosen boxes along the axis to blame for the remainder, widened by a rounding."""
+        some, blame = self.take(chosen), blame[chosen]
+        rows, axis = np.arange(len(some)), blame.argmax(axis=1) if len(blame) else np.zeros(0, int)
+        half = some.radius.copy()
+        half[rows, axis] /= 2
+        left, right = some.middle.copy(), some.middle.copy()
+        left[rows, axis] -= half[rows, axis]
+        right[rows, axis] += half[rows, axis]
+        half[rows, axis] = half[rows, axis] * (1 + 4 * _U) + 2 * _U * np.abs(some.middle[rows, axis])
+        return _Boxes(
+            np.concatenate([left, right]),
+            np.concatenate([half, half]),
+            np.tile(reached[chosen], 2),
+            np.tile(some.shard, 2),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Measuring:
+    """What all batches of a proof have in common."""
+
+    difference: _Difference
+    edge: _Edge
+    goal: float
+    allowed: float
+    max_pieces: int
+
+
+def _measured(
+    shared: _Measuring, task: tuple[Array, Array, float], progress: Progress | None
+) -> tuple[Array, NDArray[np.bool_], Array, float, int]:
+    """Bounds of the boxes, which of them to halve, which axis is to blame, what is attained, and how many pieces were looked at."""
+    difference, edge, goal = shared.difference, shared.edge, shared.goal
+    (now, size, least), pieces = task, 0
+    astride = edge.astride(now, size)
+    coefficients, remainder, blame = difference.on(now, size)
+    coarse = ((remainder > shared.allowed) & (np.abs(coefficients).sum(axis=1) + remainder > goal)).any(axis=0)
+    splittable = coarse & (size > 4 * _U * np.abs(now)).any(axis=1)
+    reached = (np.abs(coefficients).sum(axis=1) + remainder).max(axis=0) * _INFLATE
+    beyond = (np.abs(coefficients[:, 0]) - remainder > goal).any(axis=0)  # at the middle, or a fault of the head
+    splittable |= astride & beyond & edge.is_wide(size)
+    for kept in (~splittable & ~astride, ~splittable & astride):
+        if not kept.any():
+            continue
+        flat = np.moveaxis(coefficients[:, :, kept], 0, 1).reshape(coefficients.shape[1], -1)
+        rest = remainder[:, kept].reshape(-1)
+        found = bound_ranges(
+            flat,
+            rest,
+            difference.exponents,
+            goal=goal,
+            least=least,
+            max_pieces=shared.max_pieces,
+            progress=progress,
+        )
+        pieces += found.pieces
+        reached[kept] = found.bounds.reshape(len(coefficients), -1).max(axis=0)
+        if not (astride & kept).any():
+            least = max(least, found.least)
+        else:  # part of the box lies beyond the region, and what is attained there does not count
+            splittable |= kept & (reached > goal) & edge.is_wide(size)
+    with np.errstate(invalid="ignore"):
+        attained = np.where(edge.holds(now), np.abs(coefficients[:, 0]) - remainder, 0.0)
+    least = max(least, float(np.nan_to_num(attained, nan=0.0, neginf=0.0).max(initial=0.0)))
+    if edge.region is not None:  # to leave the region, or a place where f is undefined, the widest side helps most
+        aimless = astride & (~coarse | ~np.isfinite(remainder).all(axis=0))
+        blame = np.where(aimless[:, None], size / edge.sides, blame)
+    return reached, splittable, blame, least, pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,13 +269,12 @@ class _Edge:
     sides: Array
     shift: Array
 
-    def near(self, middle: Array, radius: Array, limit: Array) -> tuple[Array, Array, Array]:
-        """The boxes that are not proved to lie outside, and their limits."""
+    def near(self, boxes: _Boxes) -> _Boxes:
+        """The boxes that are not proved to lie outside. Only a region needs their limits."""
         if self.region is None:
-            return middle, radius, np.full(len(middle), np.inf)
-        reach = (radius + self.shift) * _INFLATE + 4 * _U * np.abs(middle)
-        kept = ~self.region.outside(middle - reach, middle + reach)
-        return middle[kept], radius[kept], limit[kept]
+            return replace(boxes, limit=np.full(len(boxes), np.inf))
+        reach = (boxes.radius + self.shift) * _INFLATE + 4 * _U * np.abs(boxes.middle)
+        return boxes.take(~self.region.outside(boxes.middle - reach, boxes.middle + reach))
 
     def astride(self, middle: Array, radius: Array) -> NDArray[np.bool_]:
         """The boxes that are not proved to lie inside."""
@@ -204,22 +290,18 @@ class _Edge:
         return np.ones(len(middle), bool) if self.region is None else self.region.contains(middle)
 
 
-def _without_polynomials(difference: _Difference, middle: Array, radius: Array, limit: Array) -> float:
-    """A bound on the boxes that were left out: f lies in its enclosure, the net between its values. Infinite for slopes.
-
-    `limit`, `(boxes,)`, are bounds on the boxes that they are halves of.
-    """
+def _without_polynomials(difference: _Difference, boxes: _Boxes) -> Array:
+    """Bounds on boxes that were left out, `(n,)`: f lies in its enclosure, the net between its values. Infinite for slopes."""
     if difference.along is not None:
-        return float(limit.max())
-    worst = 0.0
-    for start in range(0, len(middle), _LEFT_AT_ONCE):
-        now, size = middle[start : start + _LEFT_AT_ONCE], radius[start : start + _LEFT_AT_ONCE]
-        f = difference.graph.enclose(now - size, now + size)
-        least, most = difference.grid.hull(now, size)
+        return boxes.limit
+    parts = []
+    for start in range(0, len(boxes), _LEFT_AT_ONCE):
+        now = boxes.take(slice(start, start + _LEFT_AT_ONCE))
+        f = difference.graph.enclose(now.middle - now.radius, now.middle + now.radius)
+        least, most = difference.grid.hull(now.middle, now.radius)
         off = np.maximum(f.hi - least, most - f.lo)
-        bounds = np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), limit[start : start + _LEFT_AT_ONCE])
-        worst = max(worst, float(bounds.max(initial=0.0)))
-    return worst * _INFLATE
+        parts.append(np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), now.limit))
+    return np.concatenate(parts) * _INFLATE
 
 
 def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tuple[int, ...]]:
@@ -269,18 +351,6 @@ def _product_boxes(lo: Array, hi: Array, counts: tuple[int, ...]) -> tuple[Array
         radii.append((edges[1:] - edges[:-1]) / 2 * (1 + 4 * _U) + 4 * _U * np.abs(middles[-1]))
     product = [np.stack([g.ravel() for g in np.meshgrid(*parts, indexing="ij")], axis=1) for parts in (middles, radii)]
     return product[0], product[1]
-
-
-def _halves(middle: Array, radius: Array, blame: Array) -> tuple[Array, Array]:
-    """Both halves of each box along the axis to blame for its remainder, widened by a rounding."""
-    rows, axis = np.arange(len(middle)), blame.argmax(axis=1) if len(blame) else np.zeros(0, int)
-    half = radius.copy()
-    half[rows, axis] /= 2
-    left, right = middle.copy(), middle.copy()
-    left[rows, axis] -= half[rows, axis]
-    right[rows, axis] += half[rows, axis]
-    half[rows, axis] = half[rows, axis] * (1 + 4 * _U) + 2 * _U * np.abs(middle[rows, axis])
-    return np.concatenate([left, right]), np.concatenate([half, half])
 
 
 class _Difference:

@@ -25,6 +25,7 @@ from partita.proofs.certificate import Term
 from partita.proofs.grid_proof import GridProof, SoftGrid, prove_grid
 from partita.proofs.proof import Given, Proof, Proved
 from partita.proofs.running import summed
+from partita.proofs.shards import shard_details
 from partita.proofs.straight_ends import line_of
 
 __all__ = ["TaylorProof", "running_soft", "soft_grid_of"]
@@ -78,8 +79,11 @@ class TaylorProof(Proof):
         proof = (
             _near_the_truth(prove, goal, floor=floor, progress=given.progress) if given.sharpen else prove(goal=goal)
         )
+        proof = replace(
+            proof, bound=max(proof.bound, far), shards=(*proof.shards, far) if far and proof.shards else proof.shards
+        )
         details = {"method": self.name, "degree": proof.degree, "boxes": proof.boxes, "pieces": proof.pieces}
-        proof = replace(proof, bound=max(proof.bound, far))
+        details |= shard_details(proof.shards, factor)
         return Proved([_approximation(proof, factor), *running], details, settled=proof.settled)
 
 
