@@ -21,6 +21,7 @@ __all__ = [
     "NonFiniteValueError",
     "NotContinuousError",
     "NotDeterministicError",
+    "NotSendableError",
     "NotTraceableError",
     "NotVectorizedError",
     "NothingKnownError",
@@ -168,6 +169,10 @@ class CheckpointError(PartitaError):
 
 class WorkersLostError(PartitaError):
     """An executor that stopped working: its workers died, its scheduler is gone, or it was shut down."""
+
+
+class NotSendableError(UnsupportedError):
+    """A function or a value that an executor cannot send to other processes."""
 
 
 class EvaluationsSpentError(BudgetSpentError):

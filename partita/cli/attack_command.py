@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, Seed, Vectorize, emit, function_named, stderr
+from partita.cli.common import (
+    AsJson,
+    CheckpointFolder,
+    Folder,
+    Retries,
+    Scheduler,
+    Seed,
+    Vectorize,
+    Workers,
+    emit,
+    function_named,
+    stderr,
+    working_with,
+)
 from partita.cli.exits import NOTHING_CLAIMED, REFUSED
 
 __all__ = ["attack_command"]
@@ -33,6 +46,10 @@ def attack_command(
         ),
     ] = None,
     vectorize: Vectorize = False,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    checkpoint: CheckpointFolder = None,
+    retries: Retries = 0,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -43,9 +60,10 @@ def attack_command(
     c = pa.load(folder)
     claimed = bound is not None or c.certificate.kind != "estimated"
     if claimed or c.target.ask is not None or function is not None:  # the function of a black box is not stored
-        with redirect_stdout(sys.stderr):  # what the user's function prints
+        with redirect_stdout(sys.stderr), working_with(workers, scheduler, checkpoint, retries) as shared:
+            # what the user's function prints goes to stderr
             c = c if function is None else c.with_function(function_named(function), vectorize=vectorize)
-            found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed)
+            found = pa.attack(c, bound=bound, samples=samples, restarts=restarts, seed=seed, **shared)
         emit({**asdict(found), "claimed": claimed, "refuted": claimed and found.refuted}, as_json, str(found))
     elif as_json:
         emit({"claimed": False, "refuted": False}, as_json, "")

@@ -17,6 +17,8 @@ import partita as pa
 from partita.cli.own_code import names_own_code, object_named, run_own
 from partita.errors import AlreadyExistsError, UnsupportedError
 from partita.functions.expressions import CONSTANTS, function_names
+from partita.workers import processes
+from partita.workers import scheduler as dask_scheduler
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,7 @@ __all__ = [
     "Accept",
     "AsJson",
     "Budget",
+    "CheckpointFolder",
     "Domain",
     "Dtype",
     "Expression",
@@ -39,10 +42,13 @@ __all__ = [
     "OnError",
     "Overwrite",
     "Region",
+    "Retries",
+    "Scheduler",
     "Seed",
     "Sharpness",
     "Tolerance",
     "Vectorize",
+    "Workers",
     "compile_options",
     "dtype_named",
     "emit",
@@ -52,6 +58,7 @@ __all__ = [
     "shown_progress",
     "stderr",
     "stdout",
+    "working_with",
 ]
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -187,6 +194,34 @@ MaxExcluded = Annotated[
         "--max-excluded", help="The largest share of the domain that may be left out, estimated from random points."
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Processes on this machine that share slow work: calls of FUNCTION, long proofs, attacks.",
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="A running Dask scheduler whose workers share slow work: tcp://host:8786, or its scheduler.json.",
+    ),
+]
+CheckpointFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="A folder that keeps the values of FUNCTION and the results of long steps. After a crash, the same command goes on "
+        "where it stopped.",
+    ),
+]
+Retries = Annotated[
+    int, typer.Option("--retries", min=0, help="How often FUNCTION is called again where it raises an error.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
@@ -292,6 +327,32 @@ def emit(data: Any, as_json: bool, text: str) -> None:
         print(json.dumps(data, ensure_ascii=False))
     else:
         stdout.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def working_with(
+    workers: int | None, scheduler: str | None, checkpoint: Path | None = None, retries: int = 0
+) -> Iterator[dict[str, Any]]:
+    """The arguments `executor`, `checkpoint` and `retries` of the library for the options of a command.
+
+    Args:
+        workers: of `--workers`.
+        scheduler: of `--scheduler`.
+        checkpoint: of `--checkpoint`.
+        retries: of `--retries`.
+    """
+    if workers is not None and scheduler is not None:
+        raise typer.BadParameter("use --workers or --scheduler, not both", param_hint="--scheduler")
+    door = None
+    if workers is not None:
+        door = processes(workers)
+    elif scheduler is not None:
+        door = dask_scheduler(scheduler)
+    try:
+        yield {"executor": door, "checkpoint": checkpoint, "retries": retries}
+    finally:
+        if door is not None:
+            door.close()
 
 
 _FULLEST = 0.99  # of a bar while the work goes on

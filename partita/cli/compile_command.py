@@ -16,6 +16,7 @@ from partita.cli.common import (
     Accept,
     AsJson,
     Budget,
+    CheckpointFolder,
     Domain,
     Dtype,
     Expression,
@@ -33,17 +34,21 @@ from partita.cli.common import (
     OnError,
     Overwrite,
     Region,
+    Retries,
+    Scheduler,
     Seed,
     Sharpness,
     Tail,
     Tolerance,
     Vectorize,
+    Workers,
     compile_options,
     emit,
     function_named,
     parse_domain,
     shown_progress,
     stderr,
+    working_with,
 )
 from partita.errors import ToleranceMissedWarning
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
@@ -79,6 +84,10 @@ def compile_command(
     outside: Annotated[
         str, typer.Option("--outside", help="Inputs outside the domain: raise, clamp or allow.")
     ] = "raise",
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    checkpoint: CheckpointFolder = None,
+    retries: Retries = 0,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -89,8 +98,12 @@ def compile_command(
     where = parse_domain(domain, region)
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the user's function prints
         warnings.simplefilter("ignore", ToleranceMissedWarning)  # said below
-        with shown_progress("first evaluations of f" if ":" in expression else "reading f", budget) as progress:
-            c = pa.compile(function_named(expression), where, progress=progress, **options)
+        started = "first evaluations of f" if ":" in expression else "reading f"
+        with (
+            working_with(workers, scheduler, checkpoint, retries) as shared,
+            shown_progress(started, budget) as progress,
+        ):
+            c = pa.compile(function_named(expression), where, progress=progress, **shared, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
     if not c.tolerance_met:

@@ -9,6 +9,7 @@ import partita as pa
 from partita.cli.common import (
     Accept,
     AsJson,
+    CheckpointFolder,
     Domain,
     Dtype,
     Expression,
@@ -25,15 +26,19 @@ from partita.cli.common import (
     Norm,
     OnError,
     Region,
+    Retries,
+    Scheduler,
     Sharpness,
     Tail,
     Tolerance,
     Vectorize,
+    Workers,
     compile_options,
     emit,
     function_named,
     parse_domain,
     shown_progress,
+    working_with,
 )
 from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.methods.planner import report
@@ -63,13 +68,21 @@ def plan_command(
     on_error: OnError = "raise",
     max_excluded: MaxExcluded = DEFAULT_MAX_EXCLUDED,
     max_evaluations: MaxEvaluations = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    checkpoint: CheckpointFolder = None,
+    retries: Retries = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes before anything is built: keys, stored numbers, bytes, the bound, and why."""
     options = compile_options(locals())
     where = parse_domain(domain, region)
-    with redirect_stdout(sys.stderr), shown_progress("planning") as progress:  # what the user's function prints
-        planned = pa.plan(function_named(expression), where, progress=progress, **options)
+    with (
+        redirect_stdout(sys.stderr),  # what the user's function prints
+        working_with(workers, scheduler, checkpoint, retries) as shared,
+        shown_progress("planning") as progress,
+    ):
+        planned = pa.plan(function_named(expression), where, progress=progress, **shared, **options)
     table, kind = report(planned.candidates, built=False), planned.kind
     text = f"{planned}\n\n{table}\n\nthe certificate will be {kind} (tolerance {tolerance:g})"
     emit(planned.to_json(), as_json, text)

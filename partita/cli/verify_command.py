@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 import partita as pa
-from partita.cli.common import AsJson, Folder, stdout
+from partita.cli.common import AsJson, CheckpointFolder, Folder, Retries, Scheduler, Workers, stdout, working_with
 from partita.cli.exits import REFUSED
 from partita.cli.own_code import object_named
 
@@ -29,10 +29,16 @@ def verify_command(
             ),
         ),
     ] = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    checkpoint: CheckpointFolder = None,
+    retries: Retries = 0,
     as_json: AsJson = False,
 ) -> None:
     """Check a certificate's hashes and arithmetic again; exit 1 if anything does not hold."""
-    checks = pa.recheck(pa.load(folder), function=None if function is None else object_named(function))
+    own = None if function is None else object_named(function)
+    with working_with(workers, scheduler, checkpoint, retries) as shared:
+        checks = pa.recheck(pa.load(folder), function=own, **shared)
     holds = all(c.holds for c in checks)
     if as_json:
         lines = [{"name": c.name, "holds": c.holds, "checked": c.checked, "detail": c.detail} for c in checks]

@@ -140,7 +140,8 @@ def compile(
             If it is reached, the best head so far is returned as with `budget`. With a large limit, what is
             declared about a black box is tested at more points.
         executor: who runs calls of a slow f and long proofs: an object with `submit` or `map`, such as a
-            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`. The result is the same bits with and without it.
+            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`, or a number of processes to start on this machine. The
+            result is the same bits with and without it.
         checkpoint: a folder that keeps the answers of f and the results of long steps. After a crash, the same call goes on
             where it was; other calls with the same function share its answers.
         retries: how often f is called again where it raised, ≥ 0.
@@ -265,7 +266,8 @@ def plan(
         max_excluded: with on_error="exclude", the largest share of the domain that may be left out, estimated from random points.
         max_evaluations: the largest number of points at which the function may be evaluated, building included.
         executor: who runs calls of a slow f and long proofs: an object with `submit` or `map`, such as a
-            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`. The result is the same bits with and without it.
+            `concurrent.futures.ProcessPoolExecutor` or a Dask `Client`, or a number of processes to start on this machine. The
+            result is the same bits with and without it.
         checkpoint: a folder that keeps the answers of f and the results of long steps. After a crash, the same call goes on
             where it was; other calls with the same function share its answers.
         retries: how often f is called again where it raised, ≥ 0.

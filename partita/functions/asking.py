@@ -24,8 +24,7 @@ from partita.workers import Checkpoint, Crew, Uncertain, content_of, keyed
 
 __all__ = ["Call", "OneByOne", "RecalledAnswers"]
 
-_TASK = 0.1  # seconds that one task should take: long against its way to a worker, short against a request
-_SHARES = 4  # tasks for each worker that a request is cut into, at least
+_TASK = 0.2  # seconds that one task should take: long against its way to a worker, short against a request
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds before f is tried again, twice as many each time
 
 
@@ -146,11 +145,11 @@ class Call:
         if divisible or self.is_one_by_one:
             size = len(points)
             if crew.door is not None:
-                share = -(-len(points) // (_SHARES * crew.width))
-                size = max(1, min(share, int(_TASK * speed)))
+                size = max(1, min(-(-len(points) // crew.width), int(_TASK * speed)))
             elif crew.checkpoint is not None and self.is_one_by_one:
                 size = 1  # every answer is kept as it comes
-            count = -(-len(points) // size)  # parts of nearly the same size, so that workers end together
+            rounds = -(-len(points) // (size * crew.width))
+            count = min(len(points), rounds * crew.width)  # parts of nearly the same size, so that workers end together
             parts = [slice(k * len(points) // count, (k + 1) * len(points) // count) for k in range(count)]
         if crew.door is None:
             yield from ((part, self.answer(points[part], crew.retries)) for part in parts)

@@ -11,12 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partita.errors import BudgetSpentError, PartitaError, TargetFailedError
+from partita.errors import (
+    BudgetSpentError,
+    CheckpointError,
+    MutatedInputError,
+    NotSendableError,
+    PartitaError,
+    TargetFailedError,
+    WorkersLostError,
+)
 from partita.functions.stand_ins import StandIns
 from partita.geometry.domains import Array, Box
 
 __all__ = [
     "DEFAULT_MAX_EXCLUDED",
+    "PASSED_ON",
     "Excluding",
     "RowFailed",
     "argument_advice",
@@ -31,6 +40,8 @@ __all__ = [
 ]
 
 DEFAULT_MAX_EXCLUDED = 0.1  # of the domain
+# what a request to f may raise that says nothing about f at a point
+PASSED_ON = (BudgetSpentError, CheckpointError, MutatedInputError, NotSendableError, WorkersLostError)
 _FIRST = 200  # points, of which half may fail before work is stopped: fits ask more often where f behaves badly
 _SHOWN = 8  # coordinates of a point in a message
 _LEAVE_OUT = "Fix the function there, shrink the domain, or pass on_error='exclude' to leave such points out."
@@ -164,7 +175,7 @@ def failing_row(run: Callable[[Array], Any], points: Array, error: Exception) ->
         try:
             run(points[low:middle])
             low, seen = middle, False
-        except BudgetSpentError:
+        except PASSED_ON:
             raise
         except Exception as found:
             high, seen, error = middle, True, found
@@ -172,7 +183,7 @@ def failing_row(run: Callable[[Array], Any], points: Array, error: Exception) ->
         try:
             run(points[low:high])
             return None, error
-        except BudgetSpentError:
+        except PASSED_ON:
             raise
         except Exception as found:
             error = found

@@ -16,7 +16,6 @@ from partita.arithmetic.progress import Progress, report
 from partita.errors import (
     BudgetSpentError,
     EvaluationsSpentError,
-    MutatedInputError,
     NonFiniteValueError,
     NotDeterministicError,
     NotVectorizedError,
@@ -27,6 +26,7 @@ from partita.errors import (
 from partita.functions.asking import Answer, Call, OneByOne, RecalledAnswers
 from partita.functions.dropout import active_dropout
 from partita.functions.failures import (
+    PASSED_ON,
     Excluding,
     RowFailed,
     argument_advice,
@@ -232,7 +232,7 @@ class Asker:
         """f at the points, whether it was evaluated there before or not."""
         try:
             answer = self.raw(points)
-        except (MutatedInputError, EvaluationsSpentError):
+        except PASSED_ON:
             raise
         except Exception as error:
             if isinstance(error, RowFailed):
@@ -355,7 +355,7 @@ def _choose_kind(given: _Given) -> tuple[Asker, np.ndarray]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 answers[asker.kind] = (asker, asker.raw(points))
-        except (MutatedInputError, EvaluationsSpentError):
+        except PASSED_ON:
             raise
         except Exception as error:
             failures.append((asker, error))
@@ -391,7 +391,7 @@ def _choose_kind_excluding(given: _Given, box: Box, most: float) -> tuple[Asker,
                 warnings.simplefilter("ignore")
                 excluding.answers(given.points)
             return asker, excluding
-        except (MutatedInputError, BudgetSpentError):
+        except PASSED_ON:
             raise
         except Exception as error:
             failures.append((asker, error))
@@ -403,6 +403,8 @@ def _plain_failure(asker: Asker, points: Array, otherwise: Exception) -> Excepti
     try:
         asker.raw(points)
         return otherwise
+    except PASSED_ON:
+        raise
     except Exception as error:
         return error
 
@@ -444,6 +446,8 @@ def _unusable(given: _Given, failures: list[tuple[Asker, Exception]]) -> Partita
 def _succeeds(asker: Asker, point: Array) -> bool:
     try:
         return asker.raw(point).shape[:1] == (1,)
+    except PASSED_ON:
+        raise
     except Exception:
         return False
 

@@ -301,7 +301,8 @@ def _without_polynomials(difference: _Difference, boxes: _Boxes) -> Array:
         least, most = difference.grid.hull(now.middle, now.radius)
         off = np.maximum(f.hi - least, most - f.lo)
         parts.append(np.minimum(np.nan_to_num(off, nan=np.inf).max(axis=1), now.limit))
-    return np.concatenate(parts) * _INFLATE
+    with np.errstate(over="ignore"):
+        return np.concatenate(parts) * _INFLATE
 
 
 def _opening(grid: SoftGrid, lo: Array, hi: Array, goal: float) -> tuple[int, tuple[int, ...]]:

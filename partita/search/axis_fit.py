@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import scipy
 
 from partita.geometry.domains import Array
 from partita.search.tensor_fit import softmax
+from partita.workers import crew
 
 __all__ = ["AxisChoice", "AxisSearch", "chebyshev_degree", "chebyshev_points"]
 
@@ -251,10 +253,18 @@ class AxisSearch:
         step = max(1, int(_AT_ONCE / each))
         for start in range(0, len(pairs), step):
             self.watch(f"fitting {count} keys on lines")
-            for choice, pair in zip(self._solved(lines, count, pairs[start : start + step], ridge), pairs[start:]):
-                tried[pair] = choice
+            some = pairs[start : start + step]
+            solve = partial(self._solved, lines, count, some, ridge)
+            sharpness, errors, spreads = crew().recall(
+                "axis", (lines, count, some, ridge, self.tolerance, self.most_spread), solve
+            )
+            figures = zip(some, sharpness.tolist(), errors.tolist(), spreads.tolist())
+            tried |= {pair: AxisChoice(count, pair[0], kappa, error, spread) for pair, kappa, error, spread in figures}
 
-    def _solved(self, lines: Array, count: int, pairs: list[tuple[int, int]], ridge: float) -> list[AxisChoice]:
+    def _solved(
+        self, lines: Array, count: int, pairs: list[tuple[int, int]], ridge: float
+    ) -> tuple[Array, Array, Array]:
+        """Sharpness, error and spread of the values for each pair."""
         ghosts = np.array([g for g, _ in pairs])
         sharpness = 2.0 ** (np.array([j for _, j in pairs]) / _OCTAVE)
         weights = _unit_matrices(chebyshev_points(len(lines)), count, ghosts, sharpness)
@@ -266,8 +276,7 @@ class AxisSearch:
         spreads = np.ptp(low @ inner, axis=1).max(axis=1) / ridge
         excess = spreads / self.most_spread
         errors = np.where(excess > 1, np.maximum(errors, self.tolerance * excess**2), errors)
-        figures = zip(pairs, sharpness.tolist(), errors.tolist(), spreads.tolist())
-        return [AxisChoice(count, g, kappa, error, spread) for (g, _), kappa, error, spread in figures]
+        return sharpness, errors, spreads
 
 
 def _index(sharpness: float) -> int:

@@ -13,7 +13,8 @@ from partita.geometry.grid import ProductGrid
 from partita.search.axis_fit import AxisChoice, AxisSearch, chebyshev_points
 from partita.search.grid_sizes import Sizes
 from partita.search.sampled_function import Sampled, Tests
-from partita.search.tensor_fit import Frame, softmax_matrix, spread_of
+from partita.search.tensor_fit import BoundedFit, Frame, softmax_matrix, spread_of
+from partita.workers import crew
 
 __all__ = ["Goal", "GridSearch", "Trial"]
 
@@ -238,7 +239,7 @@ class GridSearch:
         wanted, reach = 0.98 * self.goal.target, self.goal.most_spread / 2
         ends = tuple((end * self.goal.most_value - self.f.offset) / self.f.scale for end in (-1, 1))
         for _ in range(3):
-            fit = frame.fit(self._samples, wanted, reach=reach, ends=ends, rounds=_ROUNDS, watch=self.watch)
+            fit = self._fit(frame, wanted, reach, ends)
             values = (fit.values * self.f.scale + self.f.offset).astype(self.goal.storage).astype(np.float64)
             relative = (values - self.f.offset) / self.f.scale
             seen, where = tests.worst(grid.axes, rates, relative)
@@ -252,6 +253,13 @@ class GridSearch:
         if self._better(trial):
             self.best = trial
         return trial
+
+    def _fit(self, frame: Frame, wanted: float, reach: float, ends: tuple[Array | float, ...]) -> BoundedFit:
+        def compute() -> tuple[Array, float, bool]:
+            fit = frame.fit(self._samples, wanted, reach=reach, ends=ends, rounds=_ROUNDS, watch=self.watch)
+            return fit.values, fit.error, fit.within
+
+        return BoundedFit(*crew().recall("fit", (frame, self._samples, wanted, reach, ends, _ROUNDS), compute))
 
     def _better(self, trial: Trial) -> bool:
         if self.best is None:

@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import scipy
 
 __all__ = ["Uncertain", "content_of", "keyed", "library_content"]
 
@@ -54,8 +55,8 @@ def keyed(function: Any) -> bytes:
 
 @cache
 def library_content() -> bytes:
-    """The content of partita's own code and of the numpy that it runs on: results of older code are not used again."""
-    hashed = hashlib.blake2b(np.__version__.encode(), digest_size=_BYTES)
+    """The content of partita's own code and of the numpy and scipy that it runs on: results of other code are not used again."""
+    hashed = hashlib.blake2b(f"{np.__version__} {scipy.__version__}".encode(), digest_size=_BYTES)
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         hashed.update(path.read_bytes())
     return hashed.digest()
@@ -167,12 +168,15 @@ class _Reader:
         return self._of("class", _named(cls), *methods)
 
     def _function(self, function: FunctionType) -> bytes:
-        if _is_installed(sys.modules.get(function.__module__ or "")):
-            return self._of("installed", function.__module__, function.__qualname__, _version(function.__module__))
         cells = [_cell(cell) for cell in function.__closure__ or ()]
-        used = {n: function.__globals__[n] for n in sorted(_names(function.__code__)) if n in function.__globals__}
         seen = [self._code(function.__code__), self.read(function.__defaults__), self.read(function.__kwdefaults__)]
-        return self._of("def", *seen, *map(self.read, cells), *(self._used(n, v) for n, v in used.items()))
+        seen += map(self.read, cells)
+        if _is_installed(sys.modules.get(function.__module__ or "")):
+            return self._of(
+                "installed", function.__module__, function.__qualname__, _version(function.__module__), *seen
+            )
+        used = {n: function.__globals__[n] for n in sorted(_names(function.__code__)) if n in function.__globals__}
+        return self._of("def", *seen, *(self._used(n, v) for n, v in used.items()))
 
     def _used(self, name: str, value: Any) -> bytes:
         """A global that a function uses; of what cannot be read, such as an open connection, the kind."""

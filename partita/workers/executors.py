@@ -10,8 +10,9 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -35,50 +36,81 @@ class Door:
         executor: with `submit`, as in `concurrent.futures`.
         width: about how many tasks run at the same time.
         client: the Dask client behind it, if there is one.
+        end: closes what was opened for this door; None for an executor of the caller, which is left alone.
     """
 
-    def __init__(self, executor: Any, width: int, client: Any = None) -> None:
-        self.executor, self.width, self.client = executor, max(int(width), 1), client
-        self._sent: tuple[Any, Any] | None = (
-            None  # what was sent to Dask's workers last, and the name that it has there
-        )
+    def __init__(self, executor: Any, width: int, client: Any = None, end: Callable[[], object] | None = None) -> None:
+        self.executor, self.width, self.client, self._end = executor, max(int(width), 1), client, end
+        # what was sent to Dask's workers last, and the name that it has there
+        self._sent: tuple[Any, Any] | None = None
+        self._latest: list[Any] = []  # futures of Dask
 
     def close(self) -> None:
-        """End the processes of a pool of our own. Executors of the caller are left alone."""
-        if isinstance(self.executor, _Pool):
-            self.executor.shutdown()
+        """End the processes, or the connection, that were started for this door."""
+        if self._end is not None:
+            self._end()
 
     @property
     def is_open(self) -> bool:
         """Whether the scheduler behind it, if there is one, can be reached."""
         return self.client is None or self.client.status not in _CLOSED
 
-    def submit(self, run: Callable[..., Any], shared: Any, task: Any, *, again: bool = False) -> Future[Any]:
-        """Start `run(shared, task, None)`.
+    def submit(
+        self, run: Callable[..., Any], shared: Any, tasks: Sequence[Any], *, again: bool = False
+    ) -> list[Future[Any]]:
+        """Start `run(shared, task, None)` for each of the tasks.
 
         Args:
             run: a function of a module.
             shared: what many tasks have in common.
-            task: what this one is about.
+            tasks: what each of them is about.
             again: whether an earlier try failed, perhaps because the workers lost what had been sent to them.
         """
-        if self.client is not None and _bytes_in(shared) > _LARGE:
+        code = library_content()
+        if self.client is None:
+            return [self.executor.submit(_run, task, run, shared, code) for task in tasks]
+        if _bytes_in(shared) > _LARGE:
             if again or self._sent is None or self._sent[0] is not shared:
                 self._sent = shared, self.client.scatter(shared, broadcast=True, hash=False)
             shared = self._sent[1]
-        found: Future[Any] = self.executor.submit(_run, run, shared, task, library_content())
-        return found
+        # A client sends one message in ten milliseconds. These tasks go in one; that earlier ones are not needed any more, which it
+        # says when they are dropped, has to wait for a later one.
+        started = self.client.map(_run, tasks, run=run, shared=shared, code=code, pure=False, batch_size=None)
+        self._latest = started
+        return [_DaskTask(future) for future in started]
 
 
-def _run(run: Callable[..., Any], shared: Any, task: Any, code: bytes) -> Any:
+def _run(task: Any, run: Callable[..., Any], shared: Any, code: bytes) -> Any:
     """One task on a worker."""
     if code != library_content():
         raise WorkersLostError(
-            "the workers run another version of partita or numpy than this process",
+            "the workers run another version of partita, numpy or scipy than this process",
             "Install the same versions on all machines: results of different versions cannot be compared.",
         )
     require_gradual_underflow()
     return run(shared, task, None)
+
+
+class _DaskTask(Future[Any]):
+    """A future of a Dask client, which only Dask can wait for, as one of `concurrent.futures`."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self._source = source
+        source.add_done_callback(self._finish)
+
+    def cancel(self) -> bool:
+        if self._source is not None:
+            self._source.cancel()
+        return super().cancel()
+
+    def _finish(self, source: Any) -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                self.set_result(source.result())
+            except BaseException as error:
+                self.set_exception(error)
+        self._source = None
 
 
 class _Pool:
@@ -107,15 +139,17 @@ class _Pool:
         if self._pool is None:
             # a forked copy of a process with threads, torch's for example, may hang
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_single_threaded)
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_prepare_process)
         return self._pool
 
 
-def _single_threaded() -> None:
-    """One thread for each process of a pool: as many processes as cores are at work."""
+def _prepare_process() -> None:
+    """One thread for each process of a pool, as many processes as cores being at work. What f prints there goes to stderr, as the
+    results of a command go to stdout."""
     import torch
     from threadpoolctl import threadpool_limits
 
+    sys.stdout = sys.stderr
     threadpool_limits(limits=1)
     torch.set_num_threads(1)
 
@@ -128,7 +162,8 @@ def processes(count: int) -> Door:
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UnsupportedError(f"the number of workers is {count!r}; expected an integer ≥ 1.")
-    return Door(_Pool(count), count)
+    pool = _Pool(count)
+    return Door(pool, count, end=pool.shutdown)
 
 
 def scheduler(address: str) -> Door:
@@ -153,30 +188,36 @@ def scheduler(address: str) -> Door:
             f"there is no Dask scheduler at {address} ({type(error).__name__}: {error})",
             "Start one with `dask scheduler`, and workers with `dask worker ADDRESS`.",
         ) from None
-    return door_to(client)
+    return _dask_door(client, end=client.close)
 
 
 def door_to(executor: Any) -> Door:
-    """The door to what the caller gave as `executor`.
+    """The door to what the caller gave as `executor`: an object, or a number of processes.
 
     Raises:
         UnsupportedError: it has neither `submit` nor `map`.
     """
     if isinstance(executor, Door):
         return executor
+    if isinstance(executor, int):
+        return processes(executor)
     if _is_dask(executor):
-        client = getattr(executor, "_client", executor)  # of `client.get_executor()`
-        return Door(client.get_executor(pure=False), sum(client.nthreads().values()), client)
+        return _dask_door(getattr(executor, "_client", executor))  # of `client.get_executor()`
     if hasattr(executor, "load_balanced_view"):  # an ipyparallel Client
         executor = executor.executor()
     if callable(getattr(executor, "submit", None)):
         return Door(executor, _width(executor))
     if callable(getattr(executor, "map", None)):
-        return Door(_OnlyMap(executor), _width(executor))
+        mapped = _OnlyMap(executor)
+        return Door(mapped, _width(executor), end=mapped.threads.shutdown)
     raise UnsupportedError(
-        f"executor is a {type(executor).__name__}; expected an object with `submit` or `map`",
+        f"executor is a {type(executor).__name__}; expected an object with `submit` or `map`, or a number of processes",
         "Use concurrent.futures.ProcessPoolExecutor(), a Dask Client, or another executor.",
     )
+
+
+def _dask_door(client: Any, end: Callable[[], object] | None = None) -> Door:
+    return Door(client, sum(client.nthreads().values()), client, end)
 
 
 class _OnlyMap:

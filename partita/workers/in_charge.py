@@ -5,16 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeVar
 
 from partita.arithmetic.progress import Progress, report
-from partita.errors import PartitaError, UnsupportedError, WorkersLostError
+from partita.errors import NotSendableError, PartitaError, UnsupportedError, WorkersLostError
 from partita.workers.checkpoint import Checkpoint
 from partita.workers.content import content_of, library_content
 from partita.workers.executors import Door, door_to
@@ -40,11 +40,13 @@ class Crew:
         door: to the caller's executor; None to work in this process.
         checkpoint: the folder that keeps results; None to keep none.
         retries: how often the caller's function is called again where it raised.
+        closes: whether the door was made for this crew, which closes it when its work is done.
     """
 
     door: Door | None = None
     checkpoint: Checkpoint | None = None
     retries: int = 0
+    closes: bool = False
 
     @property
     def width(self) -> int:
@@ -89,11 +91,24 @@ class Crew:
             return
         yield from _Spreading(self.door, run, shared, tasks, keeper, progress).results()
 
-    def recall(
-        self, run: Callable[[Any, Any, Progress | None], Result], shared: Any, progress: Progress | None = None
-    ) -> Result:
-        """`run(shared, None, progress)`, here, or its result from the checkpoint."""
-        return next(replace(self, door=None).spread(run, shared, [None], progress))
+    def recall(self, name: str, given: Any, compute: Callable[[], Result]) -> Result:
+        """What `compute()` returns, or what it returned earlier if the checkpoint has it.
+
+        Args:
+            name: what is computed.
+            given: all that the result depends on.
+            compute: does the work, in this process. It returns numbers, text, arrays, or tuples of them.
+        """
+        if self.checkpoint is None:
+            return compute()
+        key = content_of(library_content(), name, given)
+        for held in self.checkpoint.results(key):
+            return held  # type: ignore[no-any-return]
+        start = time.perf_counter()
+        result = compute()
+        if time.perf_counter() - start >= _WORTH_KEEPING:
+            self.checkpoint.append(key, result)
+        return result
 
     @contextmanager
     def at_work(self) -> Iterator[Crew]:
@@ -108,6 +123,8 @@ class Crew:
             _in_charge.reset(token)
             if self.checkpoint is not None:
                 self.checkpoint.close()
+            if self.closes and self.door is not None:
+                self.door.close()
 
 
 _ALONE = Crew()
@@ -128,8 +145,9 @@ def crew_of(executor: Any = None, checkpoint: str | os.PathLike[str] | None = No
     """
     if isinstance(retries, bool) or not isinstance(retries, Integral) or retries < 0:
         raise UnsupportedError(f"retries is {retries!r}; expected an integer ≥ 0.")
+    kept = None if checkpoint is None else Checkpoint(checkpoint)
     door = None if executor is None else door_to(executor)
-    return Crew(door, None if checkpoint is None else Checkpoint(checkpoint), int(retries))
+    return Crew(door, kept, int(retries), closes=not isinstance(executor, Door))
 
 
 class _Keeper:
@@ -177,8 +195,9 @@ class _Spreading:
             for i in range(len(self.tasks)):
                 while i not in self.finished:
                     while submitted < len(self.tasks) and len(self.running) < room:
-                        self._start(submitted)
-                        submitted += 1
+                        more = range(submitted, min(len(self.tasks), submitted + room - len(self.running)))
+                        self._start(more)
+                        submitted = more.stop
                     if i not in self.finished:
                         self._wait()
                 yield self.finished.pop(i)
@@ -186,16 +205,23 @@ class _Spreading:
             for future in self.running:
                 future.cancel()
 
-    def _start(self, i: int) -> None:
-        held = None if self.keeper is None or self.tries[i] else self.keeper.held(i)
-        if held is not None:
-            self.finished[i] = held[0]
+    def _start(self, tasks: Iterable[int]) -> None:
+        """Submit these tasks, but for those whose results the checkpoint has."""
+        wanted: list[int] = []
+        for i in tasks:
+            held = None if self.keeper is None or self.tries[i] else self.keeper.held(i)
+            if held is None:
+                wanted.append(i)
+            else:
+                self.finished[i] = held[0]
+        if not wanted:
             return
         try:
-            future = self.door.submit(self.run, self.shared, self.tasks[i], again=self.tries[i] > 0)
+            again = any(self.tries[i] for i in wanted)
+            started = self.door.submit(self.run, self.shared, [self.tasks[i] for i in wanted], again=again)
         except Exception as error:  # an executor that was shut down, for example
             raise _cannot_travel(error) or self._lost(error) from error
-        self.running[future] = i
+        self.running |= zip(started, wanted)
 
     def _wait(self) -> None:
         """Take what is finished, and look at the clock."""
@@ -217,7 +243,7 @@ class _Spreading:
             if hopeless is not None:
                 raise hopeless from None
             if self.tries[i] <= _AGAIN and self.door.is_open and type(error).__name__ != _DASK_GAVE_UP:
-                self._start(i)
+                self._start([i])
                 return
             if isinstance(error, _DIED) or type(error).__name__ in _DIED_ON_DASK:
                 raise self._lost(error) from None
@@ -235,12 +261,12 @@ class _Spreading:
         )
 
 
-def _cannot_travel(error: Exception) -> UnsupportedError | None:
+def _cannot_travel(error: Exception) -> NotSendableError | None:
     """The error for a function or value that an executor cannot send; None if this is about something else."""
     said = f"{type(error).__name__}: {error}"
     if not any(word in said.lower() for word in ("pickl", "serializ")):
         return None
-    return UnsupportedError(
+    return NotSendableError(
         f"a function or value cannot be sent to other processes ({' '.join(said.split())[:200]})",
         "Define the function at the top of a module, or use threads or Dask, which takes lambdas too.",
     )
