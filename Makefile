@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OUT ?= demo-output
 JOBS ?= 2
 TORCH ?= 2.6.0
-EXTRAS := fast,onnx,plot,sklearn,studio,docs,dev
+EXTRAS := fast,onnx,plot,sklearn,studio,cluster,tables,docs,dev
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # One file, one worker: the tests of a file share the heads that they compile.
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --durations=10

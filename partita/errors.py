@@ -164,7 +164,7 @@ class BudgetSpentError(PartitaError):
 
 
 class CheckpointError(PartitaError):
-    """A checkpoint folder that cannot be written or read, or a damaged file in it."""
+    """A checkpoint that cannot be used: its folder or a file in it is damaged or locked, or the content of a function is unknown."""
 
 
 class WorkersLostError(PartitaError):

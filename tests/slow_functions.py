@@ -1,4 +1,4 @@
-"""Functions that tests send to other processes; each call leaves a line in a file, so that calls are counted wherever they happen."""
+"""Functions that tests send to other processes. Calls leave a mark in a file, so they are counted wherever they happen."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from partita import errors
 from partita.arithmetic.progress import Progress
-from partita.errors import MutatedInputError, PartitaError, ShapeError, UnsupportedError
+from partita.errors import CheckpointError, MutatedInputError, PartitaError, ShapeError
 from partita.functions.failures import RowFailed, numbers_in, split_flat
 from partita.geometry.domains import Array
 from partita.workers import Checkpoint, Crew, Uncertain, content_of, keyed
@@ -130,7 +130,14 @@ class Call:
             return Answer(None, len(points), seconds, error)
 
     def answers(
-        self, points: Array, crew: Crew, speed: float, *, divisible: bool, progress: Progress | None
+        self,
+        points: Array,
+        crew: Crew,
+        speed: float,
+        *,
+        divisible: bool,
+        arrived: Callable[[slice, Answer], None],
+        progress: Progress | None,
     ) -> Iterator[tuple[slice, Answer]]:
         """f at all points, in parts and in their order.
 
@@ -139,6 +146,7 @@ class Call:
             crew: who calls f.
             speed: points a second that f takes; 0 if that is not known.
             divisible: whether f gives the same values in smaller batches.
+            arrived: called with every part and its answers as soon as they are there, in any order.
             progress: called while this process waits.
         """
         parts = [slice(0, len(points))]
@@ -152,10 +160,17 @@ class Call:
             count = min(len(points), rounds * crew.width)  # parts of nearly the same size, so that workers end together
             parts = [slice(k * len(points) // count, (k + 1) * len(points) // count) for k in range(count)]
         if crew.door is None:
-            yield from ((part, self.answer(points[part], crew.retries)) for part in parts)
+            for part in parts:
+                found = self.answer(points[part], crew.retries)
+                arrived(part, found)
+                yield part, found
             return
         tasks = [(points[part], crew.retries) for part in parts]
-        for part, found in zip(parts, crew.spread(_answer, self, tasks, progress, kept=False)):
+
+        def came(i: int, answer: Answer) -> None:
+            arrived(parts[i], answer)
+
+        for part, found in zip(parts, crew.spread(_answer, self, tasks, progress, kept=False, arrived=came)):
             yield part, found if found.raised is None else replace(found, error=found.raised.again())
 
 
@@ -217,7 +232,7 @@ class RecalledAnswers:
         label: its name, for errors.
 
     Raises:
-        UnsupportedError: what f computes cannot be read from it.
+        CheckpointError: what f computes cannot be read from it.
     """
 
     def __init__(self, checkpoint: Checkpoint, function: Callable[..., Any], label: str) -> None:
@@ -225,7 +240,7 @@ class RecalledAnswers:
         try:
             content = keyed(function.function if isinstance(function, OneByOne) else function)
         except Uncertain as problem:
-            raise UnsupportedError(
+            raise CheckpointError(
                 f"the checkpoint cannot tell {label} from other functions: it holds {problem}, whose content cannot be read",
                 f"Name its content: {label}.checkpoint_key = 'version 1', and change the name whenever the function changes.",
             ) from None

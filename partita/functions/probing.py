@@ -150,15 +150,18 @@ class Asker:
         parts: list[np.ndarray] = []
         failed: tuple[int, Answer] | None = None
         waiting = len(points)
+
+        def keep(part: slice, answer: Answer) -> None:
+            values = answer.before if answer.values is None else answer.values
+            if recalled is not None and values is not None and 0 < len(values) <= part.stop - part.start:
+                recalled.keep(self.kind, points[part][: len(values)], values, answer.seconds)
+
         for part, answer in self._call.answers(
-            points, crew(), speed, divisible=self.divisible, progress=self._progress
+            points, crew(), speed, divisible=self.divisible, arrived=keep, progress=self._progress
         ):
             waiting -= part.stop - part.start
             self.calls.seconds += answer.seconds
             self.calls.rows += answer.rows - (part.stop - part.start)  # tried again, or never received
-            values = answer.before if answer.values is None else answer.values
-            if recalled is not None and values is not None and len(values) <= part.stop - part.start and len(values):
-                recalled.keep(self.kind, points[part][: len(values)], values, answer.seconds)
             if answer.values is None:
                 failed = failed or (part.start, answer)
                 if not self.passes_on:

@@ -143,16 +143,13 @@ class _Reader:
         return self._instance(value)
 
     def _instance(self, value: Any) -> bytes:
-        """An object by its class and what it holds; by how it is copied where that cannot be seen."""
-        held = getattr(value, "__dict__", None)
-        if held is not None:
-            return self._of("instance", self._class(type(value)), self._mapping("held", held))
+        """An object by its class and by what a copy of it would hold."""
         try:
             made, given, *rest = value.__reduce_ex__(4)  # how a copy is made; nothing is made here
             listed = [list(part) for part in rest[1:3] if part is not None]
         except Exception:
             raise Uncertain(f"a {_named(type(value))}") from None
-        return self._of("copied", _named(type(value)), self.read((made, given, rest[:1], listed)))
+        return self._of("copied", self._class(type(value)), self.read((made, given, rest[:1], listed)))
 
     def _class(self, cls: type) -> bytes:
         """A class by its name and, for the user's own classes, by the code of its methods."""

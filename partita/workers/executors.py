@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
@@ -131,9 +132,13 @@ class _Pool:
             return self._started().submit(function, *args)
 
     def shutdown(self) -> None:
+        """End the processes at once, whatever they are doing."""
         pool, self._pool = self._pool, None
         if pool is not None:
+            running = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.terminate()
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -144,11 +149,15 @@ class _Pool:
 
 
 def _prepare_process() -> None:
-    """One thread for each process of a pool, as many processes as cores being at work. What f prints there goes to stderr, as the
-    results of a command go to stdout."""
+    """What a process of a pool does first.
+
+    It uses one thread, as there are as many processes as cores. What f prints goes to stderr, as the results of a command go to
+    stdout. Ctrl-C is left to the process that started it, which ends it.
+    """
     import torch
     from threadpoolctl import threadpool_limits
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr
     threadpool_limits(limits=1)
     torch.set_num_threads(1)

@@ -61,6 +61,7 @@ class Crew:
         progress: Progress | None = None,
         *,
         kept: bool = True,
+        arrived: Callable[[int, Result], None] | None = None,
     ) -> Iterator[Result]:
         """`run(shared, task, progress)` for every task, in the order of the tasks, wherever each of them is computed.
 
@@ -72,6 +73,7 @@ class Crew:
             tasks: one argument each.
             progress: called while this process waits; an error that it raises cancels the rest.
             kept: whether results are kept in the checkpoint. They must then be numbers, text, arrays, and tuples of them.
+            arrived: called with the number of a task and its result as soon as the result is there, in any order.
 
         Raises:
             WorkersLostError: the executor stopped working.
@@ -87,9 +89,11 @@ class Crew:
                 result = run(shared, task, progress)
                 if keeper is not None:
                     keeper.keep(i, result, time.perf_counter() - start)
+                if arrived is not None:
+                    arrived(i, result)
                 yield result
             return
-        yield from _Spreading(self.door, run, shared, tasks, keeper, progress).results()
+        yield from _Spreading(self.door, run, shared, tasks, keeper, progress, arrived).results()
 
     def recall(self, name: str, given: Any, compute: Callable[[], Result]) -> Result:
         """What `compute()` returns, or what it returned earlier if the checkpoint has it.
@@ -180,9 +184,10 @@ class _Spreading:
         tasks: Sequence[Any],
         keeper: _Keeper | None,
         progress: Progress | None,
+        arrived: Callable[[int, Any], None] | None,
     ) -> None:
         self.door, self.tasks, self.keeper, self.progress = door, tasks, keeper, progress
-        self.run, self.shared = run, shared
+        self.run, self.shared, self.arrived = run, shared, arrived
         self.running: dict[Future[Any], int] = {}
         self.tries = [0] * len(tasks)
         self.finished: dict[int, Any] = {}
@@ -251,6 +256,8 @@ class _Spreading:
         self.done += 1
         if self.keeper is not None:
             self.keeper.keep(i, result, _WORTH_KEEPING)
+        if self.arrived is not None:
+            self.arrived(i, result)
         self.finished[i] = result
 
     def _lost(self, error: BaseException) -> WorkersLostError:
