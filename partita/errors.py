@@ -164,7 +164,7 @@ class BudgetSpentError(PartitaError):
 
 
 class CheckpointError(PartitaError):
-    """A checkpoint that cannot be used: its folder or a file in it is damaged or locked, or the content of a function is unknown."""
+    """A checkpoint that cannot be used: its folder or a file in it is damaged or locked, or a function has no known content."""
 
 
 class WorkersLostError(PartitaError):
