@@ -70,6 +70,18 @@ class Once:
         return waves(z)
 
 
+def depends_on_the_batch(z):
+    """`waves`, but for last digits that depend on how many points there are: so does every matrix product."""
+    return waves(z) + 1e-13 * len(z)
+
+
+def kills(z):
+    """It takes the process with it, as a crash in compiled code does."""
+    if (np.asarray(z) > 0.9).all(axis=1).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return waves(z)
+
+
 class Locked:
     """`waves`, with something that no other process can have."""
 

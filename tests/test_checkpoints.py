@@ -68,7 +68,7 @@ def test_results_come_back_as_they_were(result, tmp_path):
         assert same(first, result) and second == 7 and OTHER not in place and not list(place.results(OTHER))
 
 
-@pytest.mark.parametrize("result", [object(), {1: 2}, np.array([None]), {1, 2}], ids=repr)
+@pytest.mark.parametrize("result", [object(), {1: 2}, np.array([None]), {1, 2}], ids=lambda value: type(value).__name__)
 def test_what_cannot_be_kept(result):
     with pytest.raises(TypeError, match="a checkpoint cannot keep"):
         pack(result)

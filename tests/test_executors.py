@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import slow_functions
 import torch
-from slow_functions import Locked, Once, always_raises, peak, prints, raises_strangely, waves
+from slow_functions import Locked, Once, always_raises, depends_on_the_batch, peak, prints, raises_strangely, waves
 
 import partita as pa
 from partita.cli import main
 from partita.errors import PartitaError, TargetFailedError, UnsupportedError, WorkersLostError
+from partita.functions import probing
 from partita.proofs import bisection, cell_proof, grid_proof
 from partita.workers import Crew, crew, crew_of, processes
 from partita.workers.executors import Door
@@ -139,6 +140,39 @@ def test_a_black_box_is_the_same_whoever_calls_it(options, pool):
     found = pa.attack(alone, bound=1.0, samples=500, restarts=4)
     assert pa.attack(c, bound=1.0, samples=500, restarts=4, executor=executor) == found
     assert pa.plan(function, SQUARE, executor=executor, **given).why == pa.plan(function, SQUARE, **given).why
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["as it is", "control"])
+def test_last_digits_that_depend_on_the_batch(free, pool, tmp_path, monkeypatch):
+    """Workers and later runs call such a function with the same batches; one that is divided freely gives other bits."""
+    if free:
+        check = probing._check_repeatable
+        monkeypatch.setattr(probing, "_check_repeatable", lambda *given: check(*given) in (True, False))
+    options = {"tolerance": 0.05, "trace": False}
+    alone = made_of(pa.compile(depends_on_the_batch, SQUARE, **options))
+    shared = [made_of(pa.compile(depends_on_the_batch, SQUARE, executor=executor, **options)) for executor in (pool, 5)]
+    if free:
+        assert shared != [alone, alone]
+        return
+    assert shared == [alone, alone]
+    kept = {**options, "checkpoint": tmp_path}
+    for grown in range(1, 8, 3):
+        with pytest.raises(KeyboardInterrupt):
+            pa.compile(depends_on_the_batch, SQUARE, progress=_Stop(grown), **kept)
+        assert list(tmp_path.iterdir())
+    assert made_of(pa.compile(depends_on_the_batch, SQUARE, executor=pool, **kept)) == alone
+
+
+class _Stop:
+    """Progress that stops the work after so many reports."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def __call__(self, *what):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
 
 
 def test_a_result_that_depends_on_the_order_of_arrival_would_be_seen(monkeypatch):
@@ -259,7 +293,7 @@ def test_what_cannot_travel_is_named(pool):
         pa.compile(Locked(), SQUARE, tolerance=0.2, trace=False, executor=pool)
 
 
-@pytest.mark.parametrize("executor", [0, -1, True, 1.5, "2", OnlyMap], ids=repr)
+@pytest.mark.parametrize("executor", [0, -1, True, 1.5, "2", OnlyMap], ids=str)
 def test_what_is_no_executor(executor):
     with pytest.raises(UnsupportedError, match=r"executor is|number of workers is"):
         pa.compile("x0", pa.Box([0], [1]), tolerance=0.1, executor=executor)

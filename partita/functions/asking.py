@@ -22,9 +22,13 @@ from partita.functions.failures import RowFailed, numbers_in, split_flat
 from partita.geometry.domains import Array
 from partita.workers import Checkpoint, Crew, Uncertain, content_of, keyed
 
-__all__ = ["Call", "OneByOne", "RecalledAnswers"]
+__all__ = ["Call", "OneByOne", "RecalledAnswers", "whole_batch"]
 
 _TASK = 0.2  # seconds that one task should take: long against its way to a worker, short against a request
+_BATCHES, _FEWEST = (
+    64,
+    16,
+)  # batches of a request to a function that cannot be divided freely, and the fewest points in one
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds before f is tried again, twice as many each time
 
 
@@ -135,7 +139,7 @@ class Call:
         crew: Crew,
         speed: float,
         *,
-        divisible: bool,
+        batch: int | None,
         arrived: Callable[[slice, Answer], None],
         progress: Progress | None,
     ) -> Iterator[tuple[slice, Answer]]:
@@ -145,20 +149,11 @@ class Call:
             points: `(n, m)`.
             crew: who calls f.
             speed: points a second that f takes; 0 if that is not known.
-            divisible: whether f gives the same values in smaller batches.
+            batch: points in one call of f, if its values depend on that; None to divide the points freely.
             arrived: called with every part and its answers as soon as they are there, in any order.
             progress: called while this process waits.
         """
-        parts = [slice(0, len(points))]
-        if divisible or self.is_one_by_one:
-            size = len(points)
-            if crew.door is not None:
-                size = max(1, min(-(-len(points) // crew.width), int(_TASK * speed)))
-            elif crew.checkpoint is not None and self.is_one_by_one:
-                size = 1  # every answer is kept as it comes
-            rounds = -(-len(points) // (size * crew.width))
-            count = min(len(points), rounds * crew.width)  # parts of nearly the same size, so that workers end together
-            parts = [slice(k * len(points) // count, (k + 1) * len(points) // count) for k in range(count)]
+        parts = self._freely(len(points), crew, speed) if batch is None else batches(len(points), batch)
         if crew.door is None:
             for part in parts:
                 found = self.answer(points[part], crew.retries)
@@ -172,6 +167,30 @@ class Call:
 
         for part, found in zip(parts, crew.spread(_answer, self, tasks, progress, kept=False, arrived=came)):
             yield part, found if found.raised is None else replace(found, error=found.raised.again())
+
+    def _freely(self, count: int, crew: Crew, speed: float) -> list[slice]:
+        """Parts that suit whoever calls f: of nearly the same size, so that workers end together."""
+        size = count
+        if crew.door is not None:
+            size = max(1, min(-(-count // crew.width), int(_TASK * speed)))
+        elif crew.checkpoint is not None and self.is_one_by_one:
+            size = 1  # every answer is kept as it comes
+        parts = min(count, -(-count // (size * crew.width)) * crew.width)
+        return [slice(k * count // parts, (k + 1) * count // parts) for k in range(parts)]
+
+
+def whole_batch(count: int) -> int:
+    """How many of `count` points are sent in one call to a function whose values depend, in their last bits, on what else is in
+    the batch, as those of matrix products do.
+
+    It depends on nothing but the number of points, so that whoever calls the function gets the same bits.
+    """
+    return max(_FEWEST, -(-count // _BATCHES))
+
+
+def batches(count: int, size: int) -> list[slice]:
+    """Parts of this size; the last one may be smaller."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _answer(call: Call, task: tuple[Array, int], _: Progress | None) -> Answer:
@@ -252,24 +271,31 @@ class RecalledAnswers:
 
     def _learn(self, kind: str, points: Array, values: np.ndarray, seconds: float) -> None:
         for point, value in zip(points, values):
-            self._known.setdefault((kind, point.tobytes()), []).append((value, seconds / len(points)))
+            self._known.setdefault((kind, point.tobytes()), []).append((value[None], seconds / len(points)))
+        if len(points) > 1:
+            self._known.setdefault((kind, points.tobytes()), []).append((values, seconds))
 
-    def take(self, kind: str, points: Array) -> tuple[NDArray[np.bool_], list[np.ndarray], float]:
-        """Which of the points have an answer left, `(n,)`, the answers, and how long f took for them."""
+    def take(self, kind: str, points: Array, batch: int | None) -> tuple[NDArray[np.bool_], list[np.ndarray], float]:
+        """Which of the points have an answer left, `(n,)`, the answers, and how long f took for them.
+
+        Args:
+            kind: of arrays.
+            points: `(n, m)`.
+            batch: points that are asked together, if the values of f depend on that; their answers are then taken together.
+        """
         found, values, seconds = np.zeros(len(points), bool), [], 0.0
-        for i, point in enumerate(points):
-            place = (kind, point.tobytes())
+        for part in batches(len(points), 1 if batch is None else batch):
+            place = (kind, points[part].tobytes())
             given, known = self._given.get(place, 0), self._known.get(place, ())
             if given < len(known):
                 self._given[place] = given + 1
-                found[i], seconds = True, seconds + known[given][1]
-                values.append(known[given][0])
+                found[part], seconds = True, seconds + known[given][1]
+                values += list(known[given][0])
         return found, values, seconds
 
     def keep(self, kind: str, points: Array, values: np.ndarray, seconds: float) -> None:
         """Keep new answers; they are not given out again in this run."""
         self.checkpoint.append(self._key, (kind, points, values, seconds))
         self._learn(kind, points, values, seconds)
-        for point in points:
-            place = (kind, point.tobytes())
+        for place in {(kind, asked.tobytes()) for asked in (points, *points)}:
             self._given[place] = self._given.get(place, 0) + 1

@@ -23,7 +23,7 @@ from partita.errors import (
     ShapeError,
     TargetFailedError,
 )
-from partita.functions.asking import Answer, Call, OneByOne, RecalledAnswers
+from partita.functions.asking import Answer, Call, OneByOne, RecalledAnswers, whole_batch
 from partita.functions.dropout import active_dropout
 from partita.functions.failures import (
     PASSED_ON,
@@ -106,7 +106,8 @@ class Calls:
 class Asker:
     """Calls the user's function with arrays of one kind and returns `(n, out)` float64. Every answer is kept.
 
-    What the function raises becomes a TargetFailedError that names the point, or is passed on if `passes_on` is set.
+    What the function raises becomes a TargetFailedError that names the point, or is passed on if `passes_on` is set. A function is
+    `divisible` if its values are the same bits whatever else is in the batch.
     """
 
     def __init__(
@@ -119,21 +120,32 @@ class Asker:
         self._call = Call(function, shapes, kind, label)
         self._recalled: RecalledAnswers | None = None
 
-    def raw(self, points: Array) -> np.ndarray:
-        """The function's answer as an array whose first axis is the batch; its input must stay unchanged."""
+    def raw(self, points: Array, batch: int | None = None) -> np.ndarray:
+        """The function's answer as an array whose first axis is the batch; its input must stay unchanged.
+
+        Args:
+            points: `(n, m)`.
+            batch: how many of them go into one call, if the function is not divisible.
+        """
         self.calls.take(len(points))
+        batch = None if self._is_free else batch or whole_batch(len(points))
         recalled = self._from_checkpoint()
         if recalled is None:
-            return self._asked(points, None)
-        known, values, seconds = recalled.take(self.kind, points)
+            return self._asked(points, None, batch)
+        known, values, seconds = recalled.take(self.kind, points, batch)
         self.calls.seconds += seconds
         try:
-            fresh = self._asked(points[~known], recalled) if not known.all() else np.stack(values)[:0]
+            fresh = self._asked(points[~known], recalled, batch) if not known.all() else np.stack(values)[:0]
         except RowFailed as stopped:  # of the rows that were not known
             row = int(np.flatnonzero(~known)[stopped.row])
             before = self._merged(known[:row], values[: int(known[:row].sum())], stopped.before)
             raise RowFailed(row, stopped.error, before) from stopped.error
         return self._merged(known, values, fresh)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the function may be called with any part of the points that are asked for."""
+        return self.divisible or self._call.is_one_by_one
 
     def _merged(self, known: NDArray[np.bool_], values: list[np.ndarray], fresh: np.ndarray) -> np.ndarray:
         """Answers in the order of the points: those that were known, and the others."""
@@ -144,7 +156,7 @@ class Asker:
         merged[~known] = fresh.reshape(-1, *values[0].shape)
         return merged
 
-    def _asked(self, points: Array, recalled: RecalledAnswers | None) -> np.ndarray:
+    def _asked(self, points: Array, recalled: RecalledAnswers | None, batch: int | None) -> np.ndarray:
         """What the function answers now, here or on the workers; every answer goes to the checkpoint as it comes."""
         speed = self.calls.rows / self.calls.seconds if self.calls.seconds else 0.0
         parts: list[np.ndarray] = []
@@ -157,7 +169,7 @@ class Asker:
                 recalled.keep(self.kind, points[part][: len(values)], values, answer.seconds)
 
         for part, answer in self._call.answers(
-            points, crew(), speed, divisible=self.divisible, arrived=keep, progress=self._progress
+            points, crew(), speed, batch=batch, arrived=keep, progress=self._progress
         ):
             waiting -= part.stop - part.start
             self.calls.seconds += answer.seconds
@@ -223,18 +235,21 @@ class Asker:
         """f at all points; if f is slow, in batches of a fraction of a second, so that progress is seen and budgets are kept."""
         speed = self.calls.rows / max(self.calls.seconds, 1e-9)
         step = max(1, int(_AT_ONCE * speed)) * (1 if crew().door is None else _ROUNDS_OF_TASKS * crew().width)
+        batch = None if self._is_free else whole_batch(len(points))
+        if batch is not None:
+            step = -(-step // batch) * batch
         parts = []
         for start in range(0, len(points), step):
             some = points[start : start + step]
-            parts.append(self.fresh(some))
+            parts.append(self.fresh(some, batch))
             self.remember(some, parts[-1])
             report(self.calls.progress, f"{self.calls.rows:,} evaluations of f")
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def fresh(self, points: Array) -> Array:
-        """f at the points, whether it was evaluated there before or not."""
+    def fresh(self, points: Array, batch: int | None = None) -> Array:
+        """f at the points, whether it was evaluated there before or not; the arguments are those of `raw`."""
         try:
-            answer = self.raw(points)
+            answer = self.raw(points, batch)
         except PASSED_ON:
             raise
         except Exception as error:
@@ -315,8 +330,7 @@ def probe(
             f"{label} returns values of shape {answer.shape[1:]}; expected a scalar, a vector or (tokens, dim)."
         )
     asker.one_by_one, asker.passes_on = vectorize, False
-    _check_repeatable(asker, points, answer.reshape(len(points), -1))
-    asker.divisible = True
+    asker.divisible = _check_repeatable(asker, points, answer.reshape(len(points), -1))
     asker.passes_on = excluding is not None
     return asker, answer.shape[1:], excluding
 
@@ -455,7 +469,8 @@ def _succeeds(asker: Asker, point: Array) -> bool:
         return False
 
 
-def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
+def _check_repeatable(ask: Asker, points: Array, answer: Array) -> bool:
+    """Refuse a function whose values vary; whether they are the same bits in smaller batches."""
     again = ask.fresh(points)
     require_finite(answer, points, ask.label)
     if not np.array_equal(answer, again):
@@ -480,3 +495,4 @@ def _check_repeatable(ask: Asker, points: Array, answer: Array) -> None:
             "rows must not depend on each other (use dim=1, not dim=None, in reductions), or pass vectorize=True."
         )
     ask.remember(points, answer)
+    return np.array_equal(single, batch)

@@ -214,6 +214,10 @@ def door_to(executor: Any) -> Door:
         return _dask_door(getattr(executor, "_client", executor))  # of `client.get_executor()`
     if hasattr(executor, "load_balanced_view"):  # an ipyparallel Client
         executor = executor.executor()
+    if isinstance(executor, type):
+        raise UnsupportedError(
+            f"executor is the class {executor.__name__}; expected one of its objects: {executor.__name__}()."
+        )
     if callable(getattr(executor, "submit", None)):
         return Door(executor, _width(executor))
     if callable(getattr(executor, "map", None)):
