@@ -15,23 +15,50 @@ __all__ = ["export_command"]
 
 def export_command(
     folder: Folder,
-    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    onnx: Annotated[Path | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,
+    c: Annotated[Path | None, typer.Option("--c", help="The C99 file to write.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            help="C only: NAME in `void NAME_eval(const double *in, double *out)`; the file's stem by default.",
+        ),
+    ] = None,
     outside: Annotated[
         str,
         typer.Option(
             "--outside",
-            help="Inputs outside the domain: allow (a value without a claim), clamp (boxes only) or mark (NaN).",
+            help="Inputs outside the domain: allow (a value without a claim), clamp (for boxes) or mark (NaN; in C for boxes).",
         ),
     ] = "allow",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the head as an ONNX file with a dynamic batch axis.
+    """Write the head as an ONNX file with a dynamic batch axis, as a C99 file, or both.
 
-    The file's metadata has the domain, the kind of claim, the bound and the hash of the certificate.
+    ONNX: the file's metadata has the domain, the kind of claim, the bound and the hash of the certificate.
+
+    C: one file with one function, which needs no library, allocates nothing and keeps no state. The certificate is in its comment,
+    and its bound covers the C. Compile the file with -DNAME_SELFTEST (in capitals) for a program that tests it:
+
+        partita export head/ --c wave.c && cc -O2 -DWAVE_SELFTEST wave.c -o test && ./test
     """
-    require_new(onnx, overwrite=overwrite)
-    with stderr.status("exporting"):
-        place = pa.load(folder).export_onnx(onnx, outside=outside)
-    size = place.stat().st_size
-    emit({"onnx": str(place), "bytes": size, "outside": outside}, as_json, f"wrote {place} ({size:,} bytes)")
+    if onnx is None and c is None:
+        raise typer.BadParameter("nothing to write; name a file with --onnx, --c or both", param_hint="--onnx / --c")
+    if name is not None and c is None:
+        raise typer.BadParameter("a name is for --c", param_hint="--name")
+    for place in (onnx, c):
+        if place is not None:
+            require_new(place, overwrite=overwrite)
+    compiled, written = pa.load(folder), {}
+    if onnx is not None:
+        with stderr.status("exporting"):
+            written["onnx"] = compiled.export_onnx(onnx, outside=outside)
+    if c is not None:
+        written["c"] = compiled.export_c(c, name=name, outside=outside)
+    sizes = {kind: place.stat().st_size for kind, place in written.items()}
+    found: dict[str, str | int] = {"outside": outside, **{kind: str(place) for kind, place in written.items()}}
+    found |= {"bytes": sizes["onnx"]} if "onnx" in sizes else {}
+    found |= {"c_bytes": sizes["c"]} if "c" in sizes else {}
+    lines = [f"wrote {place} ({sizes[kind]:,} bytes)" for kind, place in written.items()]
+    emit(found, as_json, "\n".join(lines))

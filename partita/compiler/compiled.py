@@ -596,6 +596,35 @@ class Compiled:
         said = storage.onnx_metadata(self.certificate, self.target)
         return storage.export_onnx(self.head, path, domain=self.target.domain, outside=outside, metadata=said)
 
+    def export_c(self, path: str | os.PathLike[str], *, name: str | None = None, outside: str = "allow") -> Path:
+        """Write the head as one C99 file with a function `void NAME_eval(const double *in, double *out)`, `float` in float32.
+
+        The file needs no library, allocates nothing and keeps no state. Its comment holds the certificate, whose bound covers the
+        C: its loops round no more than the certificate counts. Compiled with `-DNAME_SELFTEST` (in capitals) it is a program
+        that compares itself with the head.
+
+        Args:
+            path: the file to write.
+            name: NAME, up to 63 letters, digits and underscores; the stem of the file if None.
+            outside: as for `export_onnx`; "clamp" and "mark" are for boxes.
+
+        Raises:
+            UnsupportedError: the head was changed after it was certified, a name that C does not take, a rule that the domain
+                does not allow, or a head in half precision.
+            SizeError: more than 2²¹ numbers, or more local arrays than a stack should hold.
+
+        >>> import partita as pa, tempfile, pathlib
+        >>> c = pa.compile("sin(x)", "[0,1]", tolerance=1e-6)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = c.export_c(pathlib.Path(folder) / "sine.c").read_text()
+        >>> "void sine_eval(const double *in, double *out)" in text
+        True
+        """
+        self.require_unchanged()
+        return storage.export_c(
+            self.head, path, certificate=self.certificate, target=self.target, name=name, outside=outside
+        )
+
     def _inside(self, flat: Tensor) -> Tensor:
         domain = self.target.domain
         if self._all_inside(flat):

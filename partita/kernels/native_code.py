@@ -15,6 +15,19 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, overload, register_model, type_callable
 
+from partita.kernels.exponential import (
+    DOUBLE,
+    LEAST,
+    LEAST_SINGLE,
+    LN_2,
+    LN_2_SINGLE,
+    RATE,
+    RATE_SINGLE,
+    SHIFTER,
+    SHIFTER_SINGLE,
+    SINGLE,
+)
+
 __all__ = [
     "CACHED",
     "append_set",
@@ -38,21 +51,6 @@ __all__ = [
     "summed_part",
     "total_of",
 ]
-
-_LEAST = -708.0  # e^x below is taken as 0: it would soon be subnormal
-_LEAST_SINGLE = np.float32(-87.0)
-_SHIFTER = 6755399441055744.0  # 1.5·2⁵²: adding it rounds to an integer and leaves that integer in the low bits
-_SHIFTER_SINGLE = np.float32(12582912.0)  # 1.5·2²³
-# (e^r − 1 − r)/r² at Chebyshev points of |r| ≤ ln 2/2, rounded: from the highest power down
-_DOUBLE = (
-    (2.510037583265122e-08, 2.7620075880100385e-07),
-    (2.7557268480309837e-06, 2.4801521322368448e-05),
-    (0.00019841269863040545, 0.0013888888917196719),
-    (0.008333333333330065, 0.041666666666624164),
-    (0.16666666666666669, 0.5000000000000001),
-)
-_SINGLE = tuple(np.float32(c) for c in (0.00139261759, 0.00836317334, 0.0416665561, 0.166665778, 0.5))
-_RATE_SINGLE, _HIGH_SINGLE, _LOW_SINGLE = (np.float32(c) for c in (1.4426950408889634, 0.693359375, -2.12194440e-4))
 
 
 def _can_be_cached() -> bool:
@@ -89,9 +87,7 @@ least_part: Callable[..., Any] = njit(**_LEAST_OF, **_INNER)
 def exp_native(x: Any) -> Any:
     """`e^x` for x ≤ 0, within 2 ulp of the argument's dtype, to be called in native loops; NaN stays NaN.
 
-    It is `2ⁿ·e^r`, `|r| ≤ ln 2/2`, with ln 2 subtracted in two parts, the first short enough that n times it is exact. `e^r` is
-    `1 + r + r²p(r)`, of degree 11 in float64 and 6 in float32; the relative error of the polynomial is below 2·10⁻¹⁷ and
-    10⁻⁸, a sixth of a unit roundoff.
+    How: `partita.kernels.exponential`.
     """
     raise NotImplementedError("exp_native is for native loops; call numpy's exp elsewhere.")
 
@@ -102,33 +98,33 @@ def _exp(x):
 
 
 def _exp_double(x):
-    t = _LEAST if x < _LEAST else np.float64(x)
-    shifted = t * 1.4426950408889634 + _SHIFTER
-    n = shifted - _SHIFTER
-    r = (t - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
+    t = LEAST if x < LEAST else np.float64(x)
+    shifted = t * RATE + SHIFTER
+    n = shifted - SHIFTER
+    r = (t - n * LN_2[0]) - n * LN_2[1]
     square = r * r
-    p = _DOUBLE[0][0] * r + _DOUBLE[0][1]
-    p = p * square + (_DOUBLE[1][0] * r + _DOUBLE[1][1])
-    p = p * square + (_DOUBLE[2][0] * r + _DOUBLE[2][1])
-    p = p * square + (_DOUBLE[3][0] * r + _DOUBLE[3][1])
-    p = p * square + (_DOUBLE[4][0] * r + _DOUBLE[4][1])
+    p = DOUBLE[0][0] * r + DOUBLE[0][1]
+    p = p * square + (DOUBLE[1][0] * r + DOUBLE[1][1])
+    p = p * square + (DOUBLE[2][0] * r + DOUBLE[2][1])
+    p = p * square + (DOUBLE[3][0] * r + DOUBLE[3][1])
+    p = p * square + (DOUBLE[4][0] * r + DOUBLE[4][1])
     power = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-    return 0.0 if x < _LEAST else (p * square + (r + 1)) * power
+    return 0.0 if x < LEAST else (p * square + (r + 1)) * power
 
 
 def _exp_single(x):
-    t = _LEAST_SINGLE if x < _LEAST_SINGLE else x
-    shifted = t * _RATE_SINGLE + _SHIFTER_SINGLE
-    n = shifted - _SHIFTER_SINGLE
-    r = (t - n * _HIGH_SINGLE) - n * _LOW_SINGLE
-    p = _SINGLE[0] * r + _SINGLE[1]
-    p = p * r + _SINGLE[2]
-    p = p * r + _SINGLE[3]
-    p = p * r + _SINGLE[4]
+    t = LEAST_SINGLE if x < LEAST_SINGLE else x
+    shifted = t * RATE_SINGLE + SHIFTER_SINGLE
+    n = shifted - SHIFTER_SINGLE
+    r = (t - n * LN_2_SINGLE[0]) - n * LN_2_SINGLE[1]
+    p = SINGLE[0] * r + SINGLE[1]
+    p = p * r + SINGLE[2]
+    p = p * r + SINGLE[3]
+    p = p * r + SINGLE[4]
     bits = np.float32(shifted).view(np.int32) + np.int32(127)
     power = np.int32(bits << np.int32(23)).view(np.float32)
     one = np.float32(1)
-    return np.float32(0) if x < _LEAST_SINGLE else ((p * r + one) * r + one) * power
+    return np.float32(0) if x < LEAST_SINGLE else ((p * r + one) * r + one) * power
 
 
 # Four float64 side by side, one vector register where there are such: `+`, `-` and `*` of two of them are taken lane by lane, and
@@ -285,7 +281,7 @@ def append_set(typing, array, held, first, bits):
 
 @_primitive
 def _times_power(typing, x, shifted):
-    """`x·2ⁿ` for an n that was rounded by adding `_SHIFTER`; x and the product are normal numbers."""
+    """`x·2ⁿ` for an n that was rounded by adding `SHIFTER`; x and the product are normal numbers."""
 
     def lowered(context, builder, signature, args):
         x, shifted = (builder.bitcast(a, _WHOLE) for a in args)
@@ -302,8 +298,8 @@ def exp2_four(x):
     Its terms are gathered in fours (Estrin's scheme): a short chain of operations leaves more of them to run side by side.
     """
     t = larger_four(x, four(-1020.0))
-    shifted = t + four(_SHIFTER)
-    r = t - (shifted - four(_SHIFTER))
+    shifted = t + four(SHIFTER)
+    r = t - (shifted - four(SHIFTER))
     square = r * r
     fourth = square * square
     low = (four(0.24022650695910097) * r + four(0.6931471805599453)) + square * (
@@ -320,8 +316,8 @@ def exp2_four(x):
 def exp2_short(x):
     """The same within 6·10⁻⁹: g has degree 5."""
     t = larger_four(x, four(-1020.0))
-    shifted = t + four(_SHIFTER)
-    r = t - (shifted - four(_SHIFTER))
+    shifted = t + four(SHIFTER)
+    r = t - (shifted - four(SHIFTER))
     g = four(0.0001545316294512069) * r + four(0.0013390863364671234)
     g = g * r + four(0.009618082557277852)
     g = g * r + four(0.05550357114219078)

@@ -1,11 +1,13 @@
-"""Heads on disk: three files, no pickle, hashed, versioned, written at once or not at all (docs/format.md); and ONNX."""
+"""Heads on disk: three files, no pickle, hashed, versioned, written at once or not at all (docs/format.md); ONNX and C."""
 
+from partita.storage.c_export import export_c
 from partita.storage.loading import load_parts, read_json
 from partita.storage.onnx_export import export_onnx, onnx_metadata
 from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder
 
 __all__ = [
     "FORMAT_VERSION",
+    "export_c",
     "export_onnx",
     "load_parts",
     "onnx_metadata",

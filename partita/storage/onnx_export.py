@@ -29,7 +29,7 @@ from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
 from partita.storage.saving import canonical
 
-__all__ = ["ONNX_OUTSIDE", "export_onnx", "onnx_metadata"]
+__all__ = ["ONNX_OUTSIDE", "export_onnx", "onnx_metadata", "require_replaceable"]
 
 ONNX_OUTSIDE = ("allow", "clamp", "mark")
 
@@ -80,7 +80,7 @@ def export_onnx(
         SizeError: more than an ONNX file can hold.
     """
     require_full(head, "an ONNX file")
-    place, model = _require_replaceable(Path(path)), _guarded(head, domain, outside)
+    place, model = require_replaceable(Path(path)), _guarded(head, domain, outside)
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -107,7 +107,7 @@ def export_onnx(
             raise FormatError("torch.onnx.export returned nothing.")
         program.model.metadata_props.update({**(metadata or {}), "partita.outside": outside})
         program.save(Path(draft) / "head.onnx")
-        os.replace(Path(draft) / "head.onnx", _require_replaceable(place))
+        os.replace(Path(draft) / "head.onnx", require_replaceable(place))
     return place
 
 
@@ -159,7 +159,7 @@ def _guarded(head: Head, domain: Domain | None, outside: str) -> nn.Module:
     return _Guarded(head, domain, mark=outside == "mark")
 
 
-def _require_replaceable(place: Path) -> Path:
+def require_replaceable(place: Path) -> Path:
     """The path, if nothing is there or a regular file; of a link to a regular file the file's own path."""
     try:
         found = place.lstat()
