@@ -84,18 +84,18 @@ class Shown:
 
 
 def run_command(line: str) -> str:
-    """What `partita …`, `partita-check …` or `printf …` prints; the first two are run in this process. They must succeed."""
+    """What `partita …`, `partita-check …`, `printf …` or `cc …` prints; the first two are run in this process. They must succeed."""
     program, *arguments = shlex.split(line, comments=True)
     if program == "partita":
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         if result.exit_code:
             raise AssertionError(f"{line!r} ended with {result.exit_code}: {result.output}")
         return result.stdout
-    if program == "printf":
+    if program in ("printf", "cc"):
         return subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
     if program != "partita-check":
         raise ValueError(
-            f"{line!r}: only partita, partita-check and printf can be run here; for others use <!-- not run: reason -->"
+            f"{line!r}: only partita, partita-check, printf and cc can be run here; for others use <!-- not run: reason -->"
         )
     from partita_check.cli import main
 
