@@ -84,7 +84,7 @@ class Shown:
 
 
 def run_command(line: str) -> str:
-    """What `partita …`, `partita-check …`, `printf …` or `cc …` prints; the first two are run in this process. They must succeed."""
+    """What `partita …`, `partita-check …`, `printf …` or `cc …` prints. The first two run in this process. All must succeed."""
     program, *arguments = shlex.split(line, comments=True)
     if program == "partita":
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)

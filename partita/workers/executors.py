@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -122,14 +122,15 @@ class _Pool:
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        try:
-            return self._started().submit(function, *args)
-        except BrokenExecutor:
-            if self.restarts == _RESTARTS:
-                raise
-            self.restarts += 1
-            self.shutdown()
-            return self._started().submit(function, *args)
+        with _no_ctrl_c():
+            try:
+                return self._started().submit(function, *args)
+            except BrokenExecutor:
+                if self.restarts == _RESTARTS:
+                    raise
+                self.restarts += 1
+                self.shutdown()
+                return self._started().submit(function, *args)
 
     def shutdown(self) -> None:
         """End the processes at once, whatever they are doing."""
@@ -148,11 +149,27 @@ class _Pool:
         return self._pool
 
 
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """Hold back Ctrl-C in this thread, and for good in the processes that it starts: the terminal sends it to them as well.
+
+    Ctrl-C is left to the process that started them, which gets it when the block ends, and ends them.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _prepare_process() -> None:
     """What a process of a pool does first.
 
     It uses one thread, as there are as many processes as cores. What f prints goes to stderr, as the results of a command go to
-    stdout. Ctrl-C is left to the process that started it, which ends it.
+    stdout.
     """
     import torch
     from threadpoolctl import threadpool_limits
