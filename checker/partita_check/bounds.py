@@ -111,7 +111,7 @@ class Gaps:
 
             parts = [measure(((k / PARTS, (k + 1) / PARTS),), None).bound for k in range(PARTS)] if average else []
             until = time.monotonic() + min(10.0, clock.left() / 4)
-            top = max(parts) if parts else search(measure, ((0.0, 1.0),), lambda: best * (1 + finest), until)[0]
+            top = max(parts) if parts else search(measure, [((0.0, 1.0),)], lambda: best * (1 + finest), until)[0]
             found.append(sum(map(arb, parts), arb(0)) / PARTS if average and self.inside else arb(top))
             if not top <= 1:
                 return INF
@@ -138,7 +138,7 @@ class Gaps:
             seen = max(measure(((x, x),), None).bound for x in places)
             until = time.monotonic() + min(10.0, clock.left() / 4)
             goal = seen * (1 + 1e-4)
-            return arb(search(measure, ((low, high),), lambda: goal, until)[0]) * unit
+            return arb(search(measure, [((low, high),)], lambda: goal, until)[0]) * unit
         share = min(1.0, math.sqrt(up(self.rate * self.least * self.least)))
         count = math.ceil(SOFT_PARTS * max(share, 1 / 32)) * self.count
         edges = [low + (high - low) * k / count for k in range(count)] + [high]
@@ -206,7 +206,7 @@ def steepest(
         sides = [(a - b) / (d - c) for (a, b), (c, d) in zip(part, ends)]
         return Measured(up(slope(box)), min(range(len(box)), key=lambda i: (thin[i], sides[i])))
 
-    return arb(search(measure, ends, lambda: goal(attained), time.monotonic() + seconds)[0])
+    return arb(search(measure, [ends], lambda: goal(attained), time.monotonic() + seconds)[0])
 
 
 def window_mass(gaps: Sequence[Gaps]) -> arb:

@@ -25,6 +25,7 @@ from partita_check.intervals import is_known, values_over
 from partita_check.polynomials import Ends, down, up
 from partita_check.propagation import Joint, Known, Part, Propagation, Ranges, Stuck
 from partita_check.reading import Stored, StoredNetwork
+from partita_check.shards import WHOLE, Shard
 from partita_check.verdict import REFUTED, UNKNOWN, VERIFIED, Point, Verdict, check, net_at
 
 __all__ = ["NetworkVerdict", "check_network", "other_function"]
@@ -61,8 +62,8 @@ class NetworkVerdict(Verdict):
     propagation: list[str] = field(default_factory=list)
 
 
-def check_network(stored: StoredNetwork, *, sampled: int = 0) -> NetworkVerdict:
-    """The verdict on a network's claim, in the time that the clock allows."""
+def check_network(stored: StoredNetwork, *, sampled: int = 0, shard: Shard = WHOLE) -> NetworkVerdict:
+    """The verdict on a network's claim, in the time that the clock allows. Shards share the proofs of the parts."""
     claim = stored.claim
     if claim.bound is None:
         said = f"the claim is an estimate ({claim.estimate:.6g} seen)"
@@ -77,7 +78,7 @@ def check_network(stored: StoredNetwork, *, sampled: int = 0) -> NetworkVerdict:
         function = (
             "" if stored.graph is None else other_function(stored, stored.graph)
         )  # it is what it is by definition
-        reasons = [function, _propagated(stored, claim.bound, verdict), _parts(stored, verdict)]
+        reasons = [function, _propagated(stored, claim.bound, verdict), _parts(stored, verdict, shard)]
         ctx.prec = PRECISION
     except TimeOver:
         reasons = ["the time budget ran out"]
@@ -240,7 +241,7 @@ def _budget(tried: Propagation, stored: StoredNetwork) -> list[str]:
     return [f"output {worst}, error ≤ {up(tried.outputs[worst].error):.6g}:", *(f"  {line}" for line in lines)]
 
 
-def _parts(stored: StoredNetwork, verdict: NetworkVerdict) -> str:
+def _parts(stored: StoredNetwork, verdict: NetworkVerdict, shard: Shard) -> str:
     """Check every part as a head of its own, easy ones first, each with its share of the time; which of them fail."""
     count, failed = Counter(use.head for use in stored.wiring.uses), list[str]()
     order = sorted(range(len(stored.parts)), key=lambda i: (len(stored.parts[i].lo), stored.parts[i].head.keys))
@@ -248,7 +249,7 @@ def _parts(stored: StoredNetwork, verdict: NetworkVerdict) -> str:
     for done, i in enumerate(order):
         part = stored.parts[i]
         with clock.share(clock.left() / (len(order) - done)):
-            found = check(part)
+            found = check(part, shard=shard)
         about = _about(part, count[i])
         lines[i] = f"{i}: {about}: {found.outcome}" + (f" ({found.method})" if found.outcome == VERIFIED else "")
         if found.outcome == REFUTED:

@@ -78,7 +78,7 @@ def _most(graph: Graph, ends: Ends, sign: int, pieces: int, close: float, seen: 
         enough = close * (max(seen, default=0.0) - min(seen, default=0.0))
         return math.inf if count >= pieces else attained + max(FINEST * abs(attained), enough)
 
-    return search(measure, ends, goal, clock.deadline)[0]
+    return search(measure, [ends], goal, clock.deadline)[0]
 
 
 def _piece(graph: Graph, part: Ends, whole: Ends, sign: int, pinned: dict[int, arb]) -> tuple[float, float, int]:
@@ -148,4 +148,4 @@ def largest_slope(graph: Graph, ends: Ends, axis: int, pieces: int, close: float
     def goal() -> float:
         return math.inf if count >= pieces else attained * (1 + close)
 
-    return arb(search(measure, ends, goal, clock.deadline)[0])
+    return arb(search(measure, [ends], goal, clock.deadline)[0])

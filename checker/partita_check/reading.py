@@ -21,24 +21,30 @@ from partita_check.regions import Region, read_region
 from partita_check.wiring import Wiring, read_wiring
 
 __all__ = [
+    "CERTIFICATE",
+    "FILES",
     "Claim",
     "Head",
     "Stored",
     "StoredNetwork",
     "Tensor",
     "digest_of",
+    "hashes_of",
     "nearby",
     "parse_json",
     "parse_tensors",
     "read_claim",
+    "read_file",
     "read_folder",
     "read_sealed",
     "sha256_of",
 ]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
+FILES = (DESCRIPTION, TENSORS, CERTIFICATE)
 MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
 MAX_INPUTS, MAX_HEADS = 1024, 4096  # of a network
+MAX_SHARDS = 4096  # whose bounds a certificate lists
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DTYPES = {
     "F64": ("float64", "d", 8),
@@ -139,7 +145,7 @@ class StoredNetwork(NamedTuple):
     region: Region | None
 
 
-def _read(path: Path, most: int) -> bytes:
+def read_file(path: Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused, before and after opening."""
 
     def regular(found: os.stat_result) -> None:
@@ -268,12 +274,17 @@ def digest_of(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def hashes_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """The sha256 of the bytes of files."""
+    return {name: hashlib.sha256(read_file(folder / name, MAX_TENSORS)).hexdigest() for name in names}
+
+
 def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tuple[Any, Any, dict[str, Tensor]]:
     """The description, the certificate and the tensors of a folder, after the seal and the hashes were checked."""
-    described = parse_json(_read(folder / description, MAX_JSON), description)
+    described = parse_json(read_file(folder / description, MAX_JSON), description)
     need(described["format"] == format and described["version"] == 1, f"{description}: wrong format or version")
     need(described.pop("seal") == sha256_of(described), f"{description} does not match its seal")
-    raw = {name: _read(folder / name, most) for name, most in ((tensors, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
+    raw = {name: read_file(folder / name, most) for name, most in ((tensors, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
     for name, data in raw.items():
         need(hashlib.sha256(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
     return described, parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[tensors], tensors)
@@ -473,4 +484,16 @@ def read_claim(c: dict[str, Any], m: int) -> Claim:
     point = None if c["witness"] is None else tuple(read_hex(x, "witness") for x in c["witness"]["point"])
     need(point is None or len(point) == m, "the witness has the wrong dimension")
     proof = c["proof"] if isinstance(c.get("proof"), dict) else {}
+    if "shards" in proof:
+        _same_maximum(proof["shards"], c["terms"])
     return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point, proof)
+
+
+def _same_maximum(listed: Any, terms: Sequence[dict[str, Any]]) -> None:
+    """Of a long proof a certificate lists the bounds of its shards: the largest must be the term that they prove."""
+    need(isinstance(listed, list) and 0 < len(listed) <= MAX_SHARDS, "proof: shards: expected a list of bounds")
+    bounds = [read_hex(x, "a bound of a shard") for x in listed]
+    proved = [read_hex(t["value"], "the value of a term") for t in terms if t.get("name") == "approximation"]
+    need(min(bounds) >= 0 and len(proved) == 1, "proof: shards: expected bounds ≥ 0 of one term, approximation")
+    differ = f"the largest bound of a shard is {max(bounds):.17g}, but the term approximation is {proved[0]:.17g}"
+    need(max(bounds) == proved[0], differ)

@@ -1,11 +1,11 @@
-"""Best-first bisection of a box: the largest bound first, until all meet the target or the time runs out."""
+"""Best-first bisection of boxes: the largest bound first, until all meet the target or the time runs out."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flint import arb
@@ -29,16 +29,17 @@ class Measured(NamedTuple):
 
 def search(
     measure: Callable[[Ends, Any], Measured],
-    ends: Ends,
+    starts: Sequence[Ends],
     goal: Callable[[], float],
     deadline: float,
     norm: float = math.inf,
     outputs: int = 1,
     refuted: Callable[[tuple[float, ...]], bool] = lambda point: False,
 ) -> tuple[float, int]:
-    """A bound of the error over a box (of its L_p norm), and from how many boxes; it holds whenever the search ends.
+    """A bound of the error over some boxes (of its L_p norm), and from how many smaller ones; it holds whenever the search ends.
 
-    The search ends at `deadline`, or when the budget of the whole check is spent while a box is measured.
+    The search ends at `deadline`, or when the budget of the whole check is spent while a box is measured. After a point that
+    refutes the claim some boxes were not measured, and there is no bound.
 
     Halves share their midpoint, so that the boxes always cover. In L_p the sum over the leaves of `outputs · volume · bound^p` is
     refined where it is largest.
@@ -64,9 +65,10 @@ def search(
         total = sum((arb(-entry[0]) for entry in heap), arb(stuck)) * outputs
         return up(total ** (1 / arb(norm))) if total > 0 else 0.0 if total == 0 else math.inf
 
-    stuck, look = -math.inf if supremum else 0.0, 1
+    stuck, look, stop = -math.inf if supremum else 0.0, 1, False
     try:
-        stop = add(ends, None)
+        for ends in starts:
+            stop = stop or add(ends, None)
     except TimeOver:
         return math.inf, boxes
     while heap and not stop and time.monotonic() < deadline:
@@ -86,4 +88,4 @@ def search(
         except TimeOver:
             heapq.heappush(heap, whole)  # its halves do not cover it yet; a half counted twice does no harm
             break
-    return bound(), boxes
+    return (math.inf if stop else bound()), boxes

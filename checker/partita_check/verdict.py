@@ -38,11 +38,23 @@ from partita_check.polynomials import INF, Ends, balls, down, grown, transform, 
 from partita_check.reading import Head, Stored, nearby
 from partita_check.running import obstacle
 from partita_check.search import Measured, search
+from partita_check.shards import WHOLE, Shard
 from partita_check.soft import SoftGrid
 from partita_check.tails import clipped, tail_norm
 from partita_check.two_keys import two_key_bound, two_key_form
 
-__all__ = ["MALFORMED", "REFUTED", "UNKNOWN", "VERIFIED", "Verdict", "check", "error_at", "net_at"]
+__all__ = [
+    "LEFT",
+    "MALFORMED",
+    "REFUTED",
+    "UNKNOWN",
+    "VERIFIED",
+    "Verdict",
+    "check",
+    "error_at",
+    "is_divided",
+    "net_at",
+]
 
 VERIFIED, REFUTED, UNKNOWN, MALFORMED = "verified", "refuted", "unknown", "malformed"
 MOST_PAIRS = 1_000_000  # of points and cells, to be compared one by one
@@ -51,6 +63,7 @@ MOST_AXES = 9  # of boxes on which polynomials are compared: they have at least 
 MOST_QUERY_KEYS = 2_000
 LISTED_WHOLE = 256  # cells of a scattered head, all of which are summed
 SOFT_SLOPES = 100  # κ, below which affine values are compared as polynomials: many cells share the mass
+LEFT = "nothing to prove: other shards cover the domain"
 AT_ONCE = 1 << 16  # values of a grid that are averaged in one step
 Point = tuple[float, ...]
 
@@ -86,8 +99,9 @@ class Checker:
 
     tail_missing = ""
 
-    def __init__(self, stored: Stored, bound: float) -> None:
+    def __init__(self, stored: Stored, bound: float, shard: Shard = WHOLE) -> None:
         self.stored, self.head, self.claim, self.graph = stored, stored.head, stored.claim, stored.graph
+        self.shard = shard
         self.where: Point | None = None
         self.seen, self.given = 0.0, list[str]()
         self.bound, self.m, self.outputs = bound, len(stored.lo), len(self.head.values)
@@ -199,6 +213,22 @@ class Checker:
         hull = [(min(a, *axis, b), max(a, *axis, b)) for axis, (a, b) in zip(axes, self.ends)]
         return Composed(self.function, balls(tuple(hull))[0])
 
+    @property
+    def divided(self) -> bool:
+        """Whether shards share the proof: only a supremum by bisection is as large as its largest part."""
+        return self.sup and self.by_boxes in list(attempts(self))
+
+    @cached_property
+    def starts(self) -> list[Ends]:
+        """The boxes that this shard has to prove the bound on."""
+        if self.shard.of == 1 or not self.divided:
+            return [self.ends] if self.shard.own(divided=False) else []
+        plain = tuple(zip(self.stored.lo, self.stored.hi))
+        widths = [
+            (a[-1] - a[0]) / (len(a) - 1) if len(a) > 1 else hi - lo for a, (lo, hi) in zip(self.head.axes, plain)
+        ]
+        return self.shard.cells(plain, self.ends, widths or [hi - lo for lo, hi in plain])
+
     def by_boxes(self) -> tuple[float, str]:
         """Bisection of the domain: polynomials for grids of constant values, mixtures of cells otherwise."""
         moved, gaps = self.moved_by_inputs(), self.gaps
@@ -236,7 +266,7 @@ class Checker:
             return way.measure(ends if stays else grown(ends, self.shift), state)
 
         options = (clock.deadline, self.claim.norm, self.outputs, self.look)
-        found, boxes = search(measure, self.ends, lambda: target, *options)
+        found, boxes = search(measure, self.starts, lambda: target, *options)
         return self.bound if found <= target else up(arb(found) + extra), f"{name} on {boxes:,} boxes"
 
     def sums(self, largest: arb) -> arb:
@@ -549,7 +579,8 @@ class Checker:
             return Measured(up(length(reach)), axis)
 
         aim = read_hex(self.claim.proof.get("radius", (0.0).hex()), "radius") * (1 + 1e-12)
-        return arb(search(measure, tuple(zip(self.stored.lo, self.stored.hi)), lambda: aim, clock.deadline)[0])
+        whole = tuple(zip(self.stored.lo, self.stored.hi))
+        return arb(search(measure, [whole], lambda: aim, clock.deadline)[0])
 
     def value_error(self) -> arb:
         """`max |V_j − f(v_j)|` over all cells; for a black box only the error of storing its values."""
@@ -658,10 +689,17 @@ def net_at(head: Head, at: Sequence[arb]) -> list[arb]:
     return [net / total for net in nets]
 
 
-def check(stored: Stored, *, sampled: int = 0) -> Verdict:
+def is_divided(stored: Stored) -> bool:
+    """Whether shards of a check share its proof; if not, the first one has all of it."""
+    claim = stored.claim
+    return claim.bound is not None and math.isinf(claim.norm) and Checker(stored, claim.bound).divided
+
+
+def check(stored: Stored, *, sampled: int = 0, shard: Shard = WHOLE) -> Verdict:
     """The verdict on a claim, in the time that the clock allows.
 
-    Verified only if a bound recomputed here, rounding included, is at most the bound claimed.
+    Verified only if a bound recomputed here, rounding included, is at most the bound claimed: everywhere, or on the boxes of the
+    shard. Whatever is not bisection is done by every shard; what rests on nothing else is left to the first one.
     """
     claim, head = stored.claim, stored.head
     if claim.bound is None:
@@ -669,14 +707,16 @@ def check(stored: Stored, *, sampled: int = 0) -> Verdict:
         return Verdict(UNKNOWN, f"{said}: nothing is proved, so nothing can be verified")
     tall = max(max(map(abs, v)) for v in head.values)
     ctx.prec = 64 if tall < 1e8 * claim.bound else min(256, 72 + math.ceil(math.log2(tall / max(claim.bound, 1e-300))))
-    checker = Checker(stored, claim.bound)
+    checker = Checker(stored, claim.bound, shard)
     verdict, contradiction, unfit = Verdict(UNKNOWN, given=checker.given), "", ""
     try:
         refuted = any(checker.look(point) for point in checker.points(sampled or 64))
         contradiction = "" if refuted else checker.contradiction()
         unfit = "" if refuted or contradiction else checker.obstacle()
         stopped = refuted or contradiction or unfit or sampled or checker.tail_missing
-        for attempt in attempts(checker) if not stopped else ():
+        if not (stopped or checker.starts):
+            verdict.proved, verdict.method = 0.0, LEFT
+        for attempt in attempts(checker) if checker.starts and not stopped else ():
             found, how = attempt()
             if checker.bound != claim.bound:  # of the clipped function
                 found = claim.bound if found <= checker.bound else up(arb(found) + claim.bound - checker.bound)
