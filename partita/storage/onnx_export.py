@@ -30,7 +30,7 @@ from partita.proofs.certificate import Certificate
 from partita.storage.files import kind_of_file
 from partita.storage.saving import canonical
 
-__all__ = ["ONNX_OPSET", "ONNX_OUTSIDE", "export_onnx", "input_names", "onnx_metadata"]
+__all__ = ["ONNX_OPSET", "ONNX_OUTSIDE", "export_onnx", "input_names", "onnx_metadata", "require_rule"]
 
 ONNX_OUTSIDE = ("allow", "clamp", "mark")
 ONNX_OPSET = 18  # the latest that tract is tested with; ONNX Runtime and its build for browsers read it too
@@ -72,6 +72,7 @@ def export_onnx(
     domain: Domain | None = None,
     outside: str = "allow",
     metadata: Mapping[str, str] | None = None,
+    description: str = "",
 ) -> Path:
     """Write the head as an ONNX graph with a dynamic batch axis; inputs are named z, or z_k and z_q, and have the head's dtype.
 
@@ -82,6 +83,7 @@ def export_onnx(
         domain: the flat domain, for `outside`.
         outside: "allow" evaluates the head everywhere, "clamp" moves inputs into the box, "mark" returns NaN outside the domain.
         metadata: becomes the `metadata_props` of the file; `partita.outside` is added.
+        description: Markdown for people, which becomes the `doc_string` of the file.
 
     Raises:
         UnsupportedError: there is no such rule for inputs outside this domain, or the values are of a half type.
@@ -116,6 +118,7 @@ def export_onnx(
         if program is None:
             raise FormatError("torch.onnx.export returned nothing.")
         _strip(program.model)
+        program.model.doc_string = description or None
         program.model.metadata_props.update({**(metadata or {}), "partita.outside": outside})
         program.save(Path(draft) / "head.onnx")
         os.replace(Path(draft) / "head.onnx", _require_replaceable(place))
@@ -175,18 +178,24 @@ class _Guarded(nn.Module):
         return missed
 
 
-def _guarded(head: Head, domain: Domain | None, outside: str) -> nn.Module:
+def require_rule(outside: str, domain: Domain | None) -> None:
+    """Raise an UnsupportedError if an ONNX file has no such rule for inputs outside this domain."""
     if outside not in ONNX_OUTSIDE:
         raise UnsupportedError(f"outside is {outside!r}; expected one of {', '.join(map(repr, ONNX_OUTSIDE))}.")
     if outside == "allow":
-        return head
+        return
     if domain is None or isinstance(domain, PointCloud) or (outside == "clamp" and not isinstance(domain, Box)):
         kinds = "a box" if outside == "clamp" else "a box or a region"
         raise UnsupportedError(
             f"outside={outside!r} in an ONNX file needs {kinds}; the domain is {domain}",
             "Use outside='mark' or outside='allow'." if isinstance(domain, Region) else "Use outside='allow'.",
         )
-    return _Guarded(head, domain, mark=outside == "mark")
+
+
+def _guarded(head: Head, domain: Domain | None, outside: str) -> nn.Module:
+    require_rule(outside, domain)
+    plain = outside == "allow" or domain is None or isinstance(domain, PointCloud)
+    return head if plain else _Guarded(head, domain, mark=outside == "mark")
 
 
 def _require_replaceable(place: Path) -> Path:
