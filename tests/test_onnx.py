@@ -38,7 +38,7 @@ ort = pytest.importorskip("onnxruntime")
 # - docs/OperatorKernels.md of microsoft/onnxruntime (the CPU kernels; onnxruntime-web's WebAssembly build has the same ones);
 # - "The following operators are implemented and tested" in README.md of sonos/tract, which is tested up to opset 18;
 # - Operators.md of onnx for opset 18.
-# All but And, Equal and Or are also in onnxruntime-web's docs/webgpu-operators.md; WebGPU has no float64.
+# All but And, Max, Min and Or are also in onnxruntime-web's docs/webgpu-operators.md; WebGPU has no float64.
 READ_EVERYWHERE = {
     *(
         "Add",
@@ -312,7 +312,9 @@ ODD = [np.nan, np.inf, -np.inf, 1e30, -1e30]
 def test_odd_inputs_spoil_no_other_row(name: tuple[str, str], outside: str, tmp_path: Path) -> None:
     """NaN gives NaN, infinity and huge numbers give what the rule says, and no index leaves its table."""
     c = compiled(name[1], name[0])
-    session = ort.InferenceSession(c.export_onnx(tmp_path / "head.onnx", outside=outside))
+    path = c.export_onnx(tmp_path / "head.onnx", outside=outside)
+    session = ort.InferenceSession(path)
+    assert faults(graph_of(path), c.head.dtype) == []
     good = np.full((len(ODD), 2), 0.25)
     bad = good.copy()
     bad[:, 0] = ODD
@@ -356,6 +358,12 @@ def test_a_file_has_the_dtype_that_was_proved(tmp_path: Path) -> None:
     assert float(single["partita.error_bound"]) == plain().error_bound != double.error_bound
     with pytest.raises(errors.UnsupportedError, match=r"dtype=torch\.float32"):
         compiled("half typed", "fitted").export_onnx(tmp_path / "half.onnx")
+
+
+def test_the_page_about_the_format_lists_the_operators() -> None:
+    page = (Path(__file__).parent.parent / "docs/format.md").read_text(encoding="utf-8")
+    listed = page.split("these operators only: ")[1].split(".")[0]
+    assert set(listed.split(", ")) == READ_EVERYWHERE
 
 
 def test_the_metadata_is_plain_text_and_json(tmp_path: Path) -> None:
