@@ -38,8 +38,8 @@ def sum_listed(
         queries: `(n, m)`. keys: `(N, m)`. values: `(N, out)`. powers: `(N,)`. slopes: `(N, out, m)`. rate: R, no dimensions.
         cells: key numbers, `(n, k)` or `(1, k)` for all queries; −1 for none.
     """
-    own = [None if t is None else t[cells] for t in (powers, slopes)]
-    return _sum_given(queries, keys[cells], values[cells], *own, rate, cells < 0)
+    own_powers, own_slopes = (None if t is None else t[cells] for t in (powers, slopes))
+    return _sum_given(queries, keys[cells], values[cells], own_powers, own_slopes, rate, cells < 0)
 
 
 def _sum_given(
@@ -70,8 +70,8 @@ def sum_all(
     queries: Tensor, keys: Tensor, values: Tensor, powers: Tensor | None, slopes: Tensor | None, rate: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same over all keys: one softmax, nothing left out."""
-    own = [None if t is None else t[None] for t in (powers, slopes)]
-    tables = keys[None], values[None], *own, rate, None
+    own_powers, own_slopes = (None if t is None else t[None] for t in (powers, slopes))
+    tables = keys[None], values[None], own_powers, own_slopes, rate, None
     if torch.compiler.is_compiling():
         return _sum_given(queries, *tables)
     step = _step(queries.device, len(keys) * (keys.shape[1] + values.shape[1]))

@@ -194,8 +194,9 @@ def require_rule(outside: str, domain: Domain | None) -> None:
 
 def _guarded(head: Head, domain: Domain | None, outside: str) -> nn.Module:
     require_rule(outside, domain)
-    plain = outside == "allow" or domain is None or isinstance(domain, PointCloud)
-    return head if plain else _Guarded(head, domain, mark=outside == "mark")
+    if outside == "allow" or domain is None or isinstance(domain, PointCloud):
+        return head
+    return _Guarded(head, domain, mark=outside == "mark")
 
 
 def _require_replaceable(place: Path) -> Path:
