@@ -251,3 +251,12 @@ def test_a_card_of_a_network_has_a_term_for_each_head() -> None:
 
 def test_half_types_have_no_onnx_code() -> None:
     assert head("half").head.dtype == torch.bfloat16 and "onnxruntime" not in head("half").card()
+
+
+def test_files_that_were_written_are_the_ones_it_runs() -> None:
+    single, both = head("proved"), head("two inputs")
+    assert "onnxruntime" in single.card() and "_eval" not in single.card()
+    card = both.card(onnx=None, c="wave")
+    assert "onnxruntime" not in card and "void wave_eval(const double *in, double *out);" in card
+    assert "(4 in, 2 out)" in card and "-DWAVE_SELFTEST" in card and "partita.load" in card
+    assert "void wave_eval(const float *in, float *out);" in single.card(c="wave")

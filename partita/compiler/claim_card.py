@@ -35,7 +35,13 @@ _OUTSIDE = {
 
 
 def claim_card(
-    head: Head, target: Target, certificate: Certificate, *, onnx: str = "head.onnx", outside: str = "allow"
+    head: Head,
+    target: Target,
+    certificate: Certificate,
+    *,
+    onnx: str | None = "head.onnx",
+    c: str | None = None,
+    outside: str = "allow",
 ) -> str:
     """The card; see `Compiled.card`."""
     require_rule(outside, target.domain)
@@ -45,7 +51,7 @@ def claim_card(
         ["## Where the number comes from", *_terms(certificate)],
         ["## What it rests on", *_assumptions(certificate)],
         ["## Inputs and outputs", *_shapes(head, outside)],
-        ["## How to run it", *_running(head, target, certificate, onnx)],
+        ["## How to run it", *_running(head, target, certificate, onnx), *_in_c(head, c)],
         ["## How to check it", *_checking(target, certificate)],
     ]
     return "\n\n".join(part for section in sections for part in section) + "\n"
@@ -168,12 +174,12 @@ def _shapes(head: Head, outside: str) -> Iterator[str]:
     yield f"Outside the domain: {_OUTSIDE[outside]}"
 
 
-def _running(head: Head, target: Target, certificate: Certificate, onnx: str) -> Iterator[str]:
+def _running(head: Head, target: Target, certificate: Certificate, onnx: str | None) -> Iterator[str]:
     names, kind = input_names(head), str(head.dtype).removeprefix("torch.")
     points = _one_point(head, target)
     if Precision.of(head.dtype).is_half:
-        yield f"There is no ONNX file of a head in {kind}. With partita:"
-    else:
+        yield f"There is no ONNX file of a head in {kind}."
+    elif onnx is not None:
         lines = [
             "import numpy as np",
             "import onnxruntime",
@@ -185,9 +191,18 @@ def _running(head: Head, target: Target, certificate: Certificate, onnx: str) ->
         lines.append(f'print(session.run(["value"], {{{given}}})[0])')
         yield _code("python", lines)
         yield from _runtimes(certificate)
-        yield "With partita, from the folder that it was saved in:"
+    yield "With partita, from the folder that it was saved in:"
     given = ", ".join(str(point.tolist()) for point in points)
     yield _code("python", ["import partita", "", 'c = partita.load("head/")', f"print(c({given}))"])
+
+
+def _in_c(head: Head, name: str | None) -> Iterator[str]:
+    if name is None:
+        return
+    number = "double" if str(head.dtype) == "torch.float64" else "float"
+    yield f"In C, from the file that has this function, one point ({head.dimension} in, {head.num_outputs} out) at a time:"
+    yield _code("c", [f"void {name}_eval(const {number} *in, {number} *out);"])
+    yield f"Compiled with `-D{name.upper()}_SELFTEST` the file is a program that compares itself with the head."
 
 
 def _runtimes(certificate: Certificate) -> Iterator[str]:

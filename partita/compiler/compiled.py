@@ -382,13 +382,14 @@ class Compiled:
         lines = [*self.why, asked, budget, certificate.explain()]
         return "\n".join(line for line in lines if line)
 
-    def card(self, *, onnx: str = "head.onnx", outside: str = "allow") -> str:
+    def card(self, *, onnx: str | None = "head.onnx", c: str | None = None, outside: str = "allow") -> str:
         """The claim as Markdown for people who get the head: the function and its domain, what is proved or estimated with its
         terms and assumptions, inputs and outputs, code that runs the head, and how to check it.
 
         Args:
-            onnx: the name of the ONNX file in the code.
-            outside: what that file does with inputs outside the domain, see `export_onnx`.
+            onnx: the name of the ONNX file in the code, or None if there is none.
+            c: NAME of the C function `NAME_eval`, if there is a C file.
+            outside: what the files do with inputs outside the domain, see `export_onnx`.
 
         Raises:
             UnsupportedError: the head was changed after it was certified, or the domain does not allow such a rule.
@@ -398,7 +399,8 @@ class Compiled:
         >>> print(c.card().split("## ")[1].splitlines()[2])
         **Proved:** on the whole domain no output differs from the function by more than 0.142858. Rounding is included.
         """
-        return claim_card(self.head, self.target, self.require_unchanged().certificate, onnx=onnx, outside=outside)
+        certificate = self.require_unchanged().certificate
+        return claim_card(self.head, self.target, certificate, onnx=onnx, c=c, outside=outside)
 
     def report(self) -> str:
         """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.
