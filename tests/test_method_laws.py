@@ -312,6 +312,7 @@ STATE_A_CLAIM: dict[str, Callable[[pa.Compiled, Path], object]] = {
     "error_bound": lambda c, _: c.error_bound,
     "error_estimate": lambda c, _: c.error_estimate,
     "explain": lambda c, _: c.explain(),
+    "card": lambda c, _: c.card(),
     "attack": lambda c, _: pa.attack(c, samples=64, restarts=2),
     "plot_head": plot,
     "export_onnx": export,

@@ -1,4 +1,4 @@
-"""Files: tampering, truncation, versions, hostile JSON, atomicity; ONNX within the rounding bound."""
+"""Files: tampering, truncation, versions, hostile JSON, atomicity; where ONNX files may be written."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from method_cases import compiled, inputs_for, sample
+from method_cases import compiled
 from resealing import forge, reseal
 
 import partita as pa
@@ -414,39 +414,6 @@ def test_a_black_box_comes_back_without_its_function(tmp_path):
 
 
 # --- ONNX ----------------------------------------------------------------------------------------------------------
-
-ONNX_NAMES = [
-    "kink 1-D",
-    "vector 2-D typed",
-    "sequence 2x2",
-    "cross sequences",
-    "single 2-D",
-    "curve in R4",
-    "curve single",
-    "far from zero",
-    "constant",
-]
-
-
-# the same graph as a sibling in the list
-LONGER = {"single 2-D", "vector 2-D typed", "curve single", "far from zero", "constant", "kink 1-D"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONGER)) for n in ONNX_NAMES])
-def test_onnxruntime_reproduces_the_head_within_the_rounding_terms(name, tmp_path):
-    c = compiled(name)
-    session = ort.InferenceSession(c.export_onnx(tmp_path / "head.onnx"))
-    names = [i.name for i in session.get_inputs()]
-    assert names == (["z"] if len(c.head.input_shapes) == 1 else ["z_k", "z_q"])
-    rounding = sum(t.value for t in c.certificate.terms if t.name in ("window", "score rounding", "summation"))
-    for count in (1, 7, 150):  # dynamic batch
-        inputs = inputs_for(c, sample(c)[:count])
-        with torch.no_grad():
-            expected = c.head(*inputs).numpy()
-        (got,) = session.run(None, {n: z.numpy() for n, z in zip(names, inputs)})
-        assert got.shape == expected.shape and got.dtype == expected.dtype
-        assert np.abs(got.astype(float) - expected).max() <= 2 * rounding
-    assert [p.name for p in tmp_path.iterdir()] == ["head.onnx"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

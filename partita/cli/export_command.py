@@ -9,6 +9,7 @@ import typer
 
 import partita as pa
 from partita.cli.common import AsJson, Folder, Overwrite, emit, require_new, stderr
+from partita.storage.files import write_whole
 
 __all__ = ["export_command"]
 
@@ -31,34 +32,43 @@ def export_command(
             help="Inputs outside the domain: allow (a value without a claim), clamp (for boxes) or mark (NaN; in C for boxes).",
         ),
     ] = "allow",
+    card: Annotated[
+        Path | None, typer.Option("--card", help="Also write a card: the claim as Markdown, for people.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the head as an ONNX file with a dynamic batch axis, as a C99 file, or both.
+    """Write the head as an ONNX file with a dynamic batch axis, as a C99 file, or both; and a card that states the claim.
 
-    ONNX: the file's metadata has the domain, the kind of claim, the bound and the hash of the certificate.
+    ONNX: the file's metadata has the domain, the kind of claim, the bound and the hash of the certificate; its description is the
+    card.
 
     C: one file with one function, which needs no library, allocates nothing and keeps no state. The certificate is in its comment,
     and its bound covers the C. Compile the file with -DNAME_SELFTEST (in capitals) for a program that tests it:
 
         partita export head/ --c wave.c && cc -O2 -DWAVE_SELFTEST wave.c -o test && ./test
     """
-    if onnx is None and c is None:
-        raise typer.BadParameter("nothing to write; name a file with --onnx, --c or both", param_hint="--onnx / --c")
+    places = {kind: place for kind, place in (("onnx", onnx), ("c", c), ("card", card)) if place is not None}
+    if not places:
+        raise typer.BadParameter(
+            "nothing to write; name a file with --onnx, --c or --card", param_hint="--onnx / --c / --card"
+        )
     if name is not None and c is None:
         raise typer.BadParameter("a name is for --c", param_hint="--name")
-    for place in (onnx, c):
-        if place is not None:
-            require_new(place, overwrite=overwrite)
-    compiled, written = pa.load(folder), {}
+    for place in places.values():
+        require_new(place, overwrite=overwrite)
+    compiled = pa.load(folder)
     if onnx is not None:
         with stderr.status("exporting"):
-            written["onnx"] = compiled.export_onnx(onnx, outside=outside)
+            compiled.export_onnx(onnx, outside=outside)
     if c is not None:
-        written["c"] = compiled.export_c(c, name=name, outside=outside)
-    sizes = {kind: place.stat().st_size for kind, place in written.items()}
-    found: dict[str, str | int] = {"outside": outside, **{kind: str(place) for kind, place in written.items()}}
+        compiled.export_c(c, name=name, outside=outside)
+    if card is not None:
+        function = None if c is None else name or c.stem
+        write_whole(card, compiled.card(onnx=None if onnx is None else onnx.name, c=function, outside=outside))
+    sizes = {kind: place.stat().st_size for kind, place in places.items()}
+    found: dict[str, str | int] = {"outside": outside, **{kind: str(place) for kind, place in places.items()}}
     found |= {"bytes": sizes["onnx"]} if "onnx" in sizes else {}
     found |= {"c_bytes": sizes["c"]} if "c" in sizes else {}
-    lines = [f"wrote {place} ({sizes[kind]:,} bytes)" for kind, place in written.items()]
+    lines = [f"wrote {place} ({sizes[kind]:,} bytes)" for kind, place in places.items()]
     emit(found, as_json, "\n".join(lines))

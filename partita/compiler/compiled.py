@@ -19,6 +19,7 @@ from partita import storage
 from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
+from partita.compiler.claim_card import claim_card
 from partita.compiler.given_function import given_function
 from partita.compiler.network_bounds import claimed_range, network_gradient_error, network_range, network_slope
 from partita.compiler.scalar_function import ScalarFunction
@@ -381,6 +382,26 @@ class Compiled:
         lines = [*self.why, asked, budget, certificate.explain()]
         return "\n".join(line for line in lines if line)
 
+    def card(self, *, onnx: str | None = "head.onnx", c: str | None = None, outside: str = "allow") -> str:
+        """The claim as Markdown for people who get the head: the function and its domain, what is proved or estimated with its
+        terms and assumptions, inputs and outputs, code that runs the head, and how to check it.
+
+        Args:
+            onnx: the name of the ONNX file in the code, or None if there is none.
+            c: NAME of the C function `NAME_eval`, if there is a C file.
+            outside: what the files do with inputs outside the domain, see `export_onnx`.
+
+        Raises:
+            UnsupportedError: the head was changed after it was certified, or the domain does not allow such a rule.
+
+        >>> import partita as pa
+        >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
+        >>> print(c.card().split("## ")[1].splitlines()[2])
+        **Proved:** on the whole domain no output differs from the function by more than 0.142858. Rounding is included.
+        """
+        certificate = self.require_unchanged().certificate
+        return claim_card(self.head, self.target, certificate, onnx=onnx, c=c, outside=outside)
+
     def report(self) -> str:
         """A table of every candidate with keys, stored numbers, largest value, rounding and error. An arrow marks this head.
 
@@ -578,7 +599,8 @@ class Compiled:
     def export_onnx(self, path: str | os.PathLike[str], *, outside: str = "allow") -> Path:
         """Write the head as an ONNX file with a dynamic batch axis. Inputs and outputs have the dtype of the head.
 
-        onnxruntime reproduces the head within the rounding terms of the certificate. The file's metadata (`metadata_props`) has
+        onnxruntime reproduces the head within the rounding terms of the certificate. The file's description (`doc_string`) is
+        `card()`, for people; its metadata (`metadata_props`) is for programs:
         `partita.function`, `.domain` (JSON), `.kind`, `.norm`, `.tolerance`, `.dtype`, `.outside`, `.error_bound` where it is
         proved, `.error_estimate` where it was sampled, and `.certificate_sha256`, the hash of the saved `certificate.json`.
 
@@ -594,7 +616,10 @@ class Compiled:
         """
         self.require_unchanged()
         said = storage.onnx_metadata(self.certificate, self.target)
-        return storage.export_onnx(self.head, path, domain=self.target.domain, outside=outside, metadata=said)
+        told = self.card(onnx=Path(path).name, outside=outside)
+        return storage.export_onnx(
+            self.head, path, domain=self.target.domain, outside=outside, metadata=said, description=told
+        )
 
     def export_c(self, path: str | os.PathLike[str], *, name: str | None = None, outside: str = "allow") -> Path:
         """Write the head as one C99 file with a function `void NAME_eval(const double *in, double *out)`, `float` in float32.

@@ -25,6 +25,7 @@ from partita.heads.head import FoldedHead, Head, numbers, recorded_form, require
 from partita.heads.scattered_head import ScatteredHead
 from partita.heads.wiring import Affine, Group, Wiring
 from partita.kernels.guards import certified
+from partita.kernels.trace_modes import is_exporting
 
 __all__ = ["AffineMap", "AttentionLayer", "AttentionNetwork", "exact_values"]
 
@@ -145,7 +146,10 @@ class AffineMap(nn.Module):
         if self.bias_places is not None and bias is not None:
             bias = torch.cat([self.constants[:1], bias]).index_select(0, self.bias_places)
         assert weight is not None  # a map without zeros and ones stores all its weights
-        return nn.functional.linear(part, weight.reshape(self.rows, self.width), bias)
+        weight = weight.reshape(self.rows, self.width)
+        if is_exporting():  # without Gemm, of which runtimes read fewer forms
+            return part @ weight.T if bias is None else part @ weight.T + bias
+        return nn.functional.linear(part, weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.width} channels from {self.start} → {self.rows}"

@@ -14,12 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from partita.kernels.trace_modes import is_exporting
+
 __all__ = ["GridOperands", "axis_start", "axis_window", "grid_gradients", "grid_sum", "prefers_whole", "tilted"]
 
 _AT_ONCE = 1 << 18  # numbers held by one step: they should stay in the cache
 _AT_ONCE_ON_DEVICES = 1 << 25  # accelerators wait for work more than for memory
 _CELLS_PER_READ = {"native": 3.0, "torch": 16.0}  # cells passed over in order in the time of gathering one (measured)
 _CELLS_PER_READ_IN_1D = 1.5  # on a single axis the weights cost more than the sum
+_COUNTED_AT_ONCE = 1024  # centers that an exported graph compares a point with
 
 
 class GridOperands(NamedTuple):
@@ -69,6 +72,8 @@ def axis_start(x: Tensor, centers: Tensor, width: int) -> Tensor:
     count = centers.shape[0]
     if width == count:
         return torch.zeros(x.shape, dtype=torch.long, device=x.device)
+    if is_exporting():
+        return _counted_start(x, centers, width)
     first, last = centers[0].double(), centers[-1].double()  # float32 could miss by more than a cell
     guess = (x.detach().double() - first) * ((count - 1) / (last - first))
     k = guess.nan_to_num(0.0).floor().clamp(0, count - 2).long()
@@ -77,20 +82,48 @@ def axis_start(x: Tensor, centers: Tensor, width: int) -> Tensor:
     return (k - width // 2 + 1).clamp(0, count - width)
 
 
+def _counted_start(x: Tensor, centers: Tensor, width: int) -> Tensor:
+    """The same index from comparisons and sums alone, which every runtime has in float32 too; for NaN it is 0.
+
+    A window starts at i if i of the centers with the numbers `width//2, …, P − 1 − (width − width//2)` are at most x. Where they
+    are many, the last one of each block is compared first, and then one block, filled up with NaN, which is never at most x.
+    """
+    half, many = width // 2, centers.shape[0] - width
+    inner = centers[half : half + many]
+    if many <= _COUNTED_AT_ONCE:
+        return _counted(x, inner)
+    size = math.isqrt(many - 1) + 1
+    blocks = torch.cat([inner, inner.new_full((size - many % size,), math.nan)]).reshape(-1, size)
+    block = _counted(x, inner[size - 1 :: size])
+    return block * size + _counted(x, blocks.index_select(0, block))
+
+
+def _counted(x: Tensor, centers: Tensor) -> Tensor:
+    """How many of the centers, those of its row if there are rows, each point has reached, `(n,)`."""
+    return torch.where(x[:, None] >= centers, 1.0, 0.0).sum(dim=1).long()
+
+
+def _taken(table: Tensor, index: Tensor) -> Tensor:
+    """`table[index]`. An exported graph gets one `Gather` along the first axis and no `GatherND`."""
+    if not is_exporting():
+        return table[index]
+    return table.index_select(0, index.flatten()).reshape(-1, *index.shape[1:], *table.shape[1:])
+
+
 def axis_window(x: Tensor, centers: Tensor, rate: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Softmax weights `(n, width)` of the window around x on one axis, and the window's first index, `(n,)`."""
     start = axis_start(x, centers, width)
-    near = centers[start[:, None] + torch.arange(width, device=x.device)]
+    near = _taken(centers, start[:, None] + torch.arange(width, device=x.device))
     return torch.softmax(_scores(x, near, rate), dim=1), start
 
 
 def _axis_weights(x: Tensor, centers: Tensor, rate: Tensor, width: int) -> Tensor:
     """The same weights at their places among all centers of the axis, `(n, P)`, and zeros outside the window."""
     count, scores = centers.shape[0], _scores(x, centers, rate)
-    if width < count:
-        behind = torch.arange(count, device=x.device) - axis_start(x, centers, width)[:, None]
-        scores = scores.masked_fill((behind < 0) | (behind >= width), -math.inf)
-    return torch.softmax(scores, dim=1)
+    if width == count:
+        return torch.softmax(scores, dim=1)
+    behind = torch.arange(count, device=x.device) - axis_start(x, centers, width)[:, None]
+    return torch.softmax(scores.masked_fill((behind < 0) | (behind >= width), -math.inf), dim=1)
 
 
 def _scores(x: Tensor, centers: Tensor, rate: Tensor) -> Tensor:
@@ -100,12 +133,13 @@ def _scores(x: Tensor, centers: Tensor, rate: Tensor) -> Tensor:
 
 def _windows(points: Tensor, grid: GridOperands) -> tuple[list[Tensor], Tensor]:
     """Weights of every axis, `(n, width_i)`, and the cells of the windows, `(n, Π width_i)`."""
-    weights, cells = [], torch.zeros_like(points[:, :1], dtype=torch.long)
+    weights, cells = [], None
     for x, centers, rate, width in zip(points.unbind(1), grid.centers, grid.rates, grid.widths):
         w, start = axis_window(x, centers, rate, width)
         index = start[:, None] + torch.arange(width, device=points.device)
-        cells = (cells[:, :, None] * centers.shape[0] + index[:, None, :]).flatten(1)
+        cells = index if cells is None else (cells[:, :, None] * centers.shape[0] + index[:, None, :]).flatten(1)
         weights.append(w)
+    assert cells is not None  # there is an axis
     return weights, cells
 
 
@@ -143,7 +177,7 @@ def _step(points: Tensor, held: int) -> int:
 
 def _gathered(points: Tensor, grid: GridOperands) -> Tensor:
     weights, cells = _windows(points, grid)
-    return tilted(points, grid, [_fold(table[cells], weights) for table in grid.tables()])
+    return tilted(points, grid, [_fold(_taken(table, cells), weights) for table in grid.tables()])
 
 
 def _contracted(points: Tensor, grid: GridOperands) -> Tensor:

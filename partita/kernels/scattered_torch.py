@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from partita.kernels.trace_modes import is_exporting
+
 __all__ = ["Nodes", "Sums", "gradients", "sum_all", "sum_listed", "sum_near"]
 
 _AT_ONCE = 1 << 22  # numbers held by one step
@@ -36,28 +38,44 @@ def sum_listed(
         queries: `(n, m)`. keys: `(N, m)`. values: `(N, out)`. powers: `(N,)`. slopes: `(N, out, m)`. rate: R, no dimensions.
         cells: key numbers, `(n, k)` or `(1, k)` for all queries; −1 for none.
     """
-    difference = queries[:, None, :] - keys[cells]
+    own_powers, own_slopes = (None if t is None else t[cells] for t in (powers, slopes))
+    return _sum_given(queries, keys[cells], values[cells], own_powers, own_slopes, rate, cells < 0)
+
+
+def _sum_given(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    powers: Tensor | None,
+    slopes: Tensor | None,
+    rate: Tensor,
+    absent: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The same over keys `(n or 1, k, m)` with values, powers and slopes of their own; `absent` ones have no weight."""
+    difference = queries[:, None, :] - keys
     scores = -(difference * difference).sum(dim=2)
     if powers is not None:
-        scores = scores + powers[cells]
-    scores = (0.5 * rate * scores).masked_fill(cells < 0, -math.inf)
-    weights = torch.softmax(scores, dim=1)
-    held = values[cells]
-    if slopes is not None:
-        held = held + (slopes[cells] * difference[:, :, None, :]).sum(dim=3)
-    return (weights[:, :, None] * held).sum(dim=1), torch.logsumexp(scores, dim=1)
+        scores = scores + powers
+    scores = 0.5 * rate * scores
+    if absent is not None:
+        scores = scores.masked_fill(absent, -math.inf)
+    weights, lse = torch.softmax(scores, dim=1), torch.logsumexp(scores, dim=1)
+    if slopes is None and is_exporting() and values.shape[0] == 1:
+        return weights @ values[0], lse  # without a table of queries × keys × outputs
+    held = values if slopes is None else values + (slopes * difference[:, :, None, :]).sum(dim=3)
+    return (weights[:, :, None] * held).sum(dim=1), lse
 
 
 def sum_all(
     queries: Tensor, keys: Tensor, values: Tensor, powers: Tensor | None, slopes: Tensor | None, rate: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same over all keys: one softmax, nothing left out."""
-    everything = torch.arange(len(keys), device=queries.device)[None]
-    tables = keys, values, powers, slopes, rate, everything
+    own_powers, own_slopes = (None if t is None else t[None] for t in (powers, slopes))
+    tables = keys[None], values[None], own_powers, own_slopes, rate, None
     if torch.compiler.is_compiling():
-        return sum_listed(queries, *tables)
+        return _sum_given(queries, *tables)
     step = _step(queries.device, len(keys) * (keys.shape[1] + values.shape[1]))
-    parts = [sum_listed(some, *tables) for some in (torch.split(queries, step) if len(queries) else [queries])]
+    parts = [_sum_given(some, *tables) for some in (torch.split(queries, step) if len(queries) else [queries])]
     return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 

@@ -85,9 +85,11 @@ def _matrices(core: Tensor, weights: Tensor) -> Tensor:
 
 
 def _product(points: Tensor, train: TrainOperands) -> Tensor:
-    row = points.new_ones(1, points.shape[0])  # len() would freeze the batch under torch.export
+    row = None
     for x, centers, rate, core in zip(points.unbind(1), train.centers, train.rates, train.cores):
-        row = (_matrices(core, _weights(x, centers, rate)[0]) * row).sum(dim=1)
+        matrices = _matrices(core, _weights(x, centers, rate)[0])
+        row = matrices[:, 0] if row is None else (matrices * row).sum(dim=1)
+    assert row is not None  # there is an axis
     return row.T
 
 

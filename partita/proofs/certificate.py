@@ -198,6 +198,11 @@ class Certificate:
         return -math.log(_CONFIDENCE) / max(self.samples, 1)
 
     @property
+    def confidence(self) -> float:
+        """How sure the statement about `exceeded_on` is, 1 − β. *Theorem*: `sampled-estimate`."""
+        return 1.0 - _CONFIDENCE
+
+    @property
     def runs_on(self) -> str:
         """The devices that the claim covers, in words. Elsewhere `Compiled` refuses to run."""
         return "; ".join(DEVICES.values())

@@ -19,7 +19,7 @@ from partita.heads.head import Head
 from partita.proofs.certificate import Certificate
 from partita.storage.c_source import CSource
 from partita.storage.files import write_whole
-from partita.storage.onnx_export import ONNX_OUTSIDE, onnx_metadata, require_replaceable
+from partita.storage.onnx_export import onnx_metadata, require_replaceable, require_rule
 
 __all__ = ["export_c"]
 
@@ -105,8 +105,7 @@ def _required_name(given: str | None, stem: str) -> str:
 
 def _guard(head: Head, domain: Domain, outside: str) -> list[str]:
     """What the function does first with its input, as C; it then goes on with z."""
-    if outside not in ONNX_OUTSIDE:
-        raise UnsupportedError(f"outside is {outside!r}; expected one of {', '.join(map(repr, ONNX_OUTSIDE))}.")
+    require_rule(outside, domain, "a C file")
     if outside == "allow":
         return []
     if not isinstance(domain, Box):
