@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from partita.arithmetic.arguments import require_number
 from partita.distributed.exchange import (
     Exchange,
     digest_of_bits,
@@ -249,7 +250,7 @@ class ShardedHead(nn.Module):
                 far |= beyond & (trails > exponent_cut(self.num_keys) + 1)
         return far
 
-    def running_terms(self, lo: ArrayLike, hi: ArrayLike) -> list[Term]:
+    def running_terms(self, lo: ArrayLike, hi: ArrayLike, *, mean_error: float | None = None) -> list[Term]:
         """What running the head in slices adds to the error of exact arithmetic, for inputs in a box, as terms of a certificate.
 
         The sum of their values bounds `|sharded(z) − net(z)|`, net the head with the stored tensors in exact arithmetic over all
@@ -258,16 +259,21 @@ class ShardedHead(nn.Module):
 
         Args:
             lo, hi: the corners of the box, flat.
+            mean_error: a proved bound of `Σ_j w_j|V_j − f|`, if there is one: the approximation term of a certificate whose score
+                rounding is `(e^{2δ} − 1) · approximation`. Then the terms bound what is added to it, which may be much less.
 
         Returns:
             Terms named window, score rounding and summation.
 
         Raises:
             ShapeError: corners of another length.
+            DomainError: a mean error that is not a number ≥ 0.
         """
         ends: list[tuple[Array, Array]] = []
 
         def own() -> list[float]:
+            if mean_error is not None:
+                require_number("mean_error", mean_error, zero=True)
             low, high = (np.asarray(end, dtype=np.float64).ravel() for end in (lo, hi))
             if low.shape != (self._whole.dimension,) or high.shape != low.shape:
                 raise ShapeError(
@@ -278,7 +284,8 @@ class ShardedHead(nn.Module):
             return own_sizes(self._part(), self.axis, outside, math.prod(self.output_shape), *ends[0]).numbers()
 
         slices = [OwnSizes.of(row) for row in self._exchange.facts("running_terms", own)]
-        return merged_terms(self._whole, slices, *(float(end[self.axis if self._is_grid else 0]) for end in ends[0]))
+        low, high = (float(end[self.axis]) for end in ends[0])
+        return merged_terms(self._whole, slices, low, high, mean_error)
 
     def rounding_bound(self, lo: ArrayLike, hi: ArrayLike) -> float:
         """The sum of `running_terms`, rounded up.

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from partita.arithmetic.precision import Precision
-from partita.arithmetic.rounding import add_up, exp_up, mul_up, sub_up
+from partita.arithmetic.rounding import add_up, exp_up, expm1_up, mul_up, sub_up
 from partita.errors import UnsupportedError
 from partita.geometry.domains import Array
 from partita.geometry.moments import AxisGeometry, soft_maximum_gap
@@ -171,7 +171,9 @@ def _scattered_sizes(common: OwnSizes, part: ScatteredHead, lo: Array, hi: Array
     )
 
 
-def merged_terms(head: WholeHead, slices: Sequence[OwnSizes], lo: float, hi: float) -> list[Term]:
+def merged_terms(
+    head: WholeHead, slices: Sequence[OwnSizes], lo: float, hi: float, mean_error: float | None = None
+) -> list[Term]:
     """Bounds of `|sharded(z) − net(z)|`. *Theorem*: `merged-slices`.
 
     A weight passes through the scores of its slice three times: in its numerator, in the slice's own sum, and in the log-sum-exp
@@ -182,6 +184,7 @@ def merged_terms(head: WholeHead, slices: Sequence[OwnSizes], lo: float, hi: flo
         head: what all processes know.
         slices: the sizes of all of them.
         lo, hi: the ends of the box on the axis that is cut.
+        mean_error: a bound of `Σ_j w_j|V_j − f|`, or None.
     """
     p, m, cut = head.precision, head.dimension, exponent_cut(head.num_keys)
     held = [s for s in slices if s.highs and s.highs[0] >= s.lows[0]]
@@ -203,8 +206,9 @@ def merged_terms(head: WholeHead, slices: Sequence[OwnSizes], lo: float, hi: flo
     outputs = zip(*(zip(s.lows, s.highs) for s in held))
     spread = max(sub_up(max(high for _, high in ends), min(low for low, _ in ends)) for ends in map(list, outputs))
     operations = max(s.operations for s in held) + 2.0 * head.ranks + 16
-    terms = added_terms(
-        mass_left_out=min(add_up(max(s.dropped for s in held), beyond), 1.0),
+    mass = min(add_up(max(s.dropped for s in held), beyond), 1.0)
+    window, scores, summation = added_terms(
+        mass_left_out=mass,
         score_error=min(delta, mean) if delta <= 0.01 else delta,
         operations=operations,
         unit_roundoff=p.unit,
@@ -212,4 +216,8 @@ def merged_terms(head: WholeHead, slices: Sequence[OwnSizes], lo: float, hi: flo
         spread=mul_up(2.0, largest) if head.affine else spread,
     )
     lost = mul_up(operations, p.tiniest, max(s.reach for s in held))  # of averaged slopes
-    return [*terms[:-1], replace(terms[-1], value=add_up(terms[-1].value, lost))]
+    if mean_error is not None and delta < 300:  # the weights that are kept are larger by 1/(1 − mass)
+        moved = mul_up(add_up(expm1_up(mul_up(2.0, delta)), 2 * mass if mass < 0.5 else math.inf), mean_error)
+        if moved < scores.value:
+            scores = replace(scores, value=moved, formula="(e^{2δ} − 1) · mean error", inputs={"delta": delta})
+    return [window, scores, replace(summation, value=add_up(summation.value, lost))]
