@@ -284,7 +284,7 @@ def test_certificates_take_the_terms_of_slices():
 
 
 def test_hard_heads_have_small_terms_where_the_mean_error_is_known():
-    c = pa.compile("sin(3*x0) + x1", "[-1,1]^2", tolerance=0.2, method="hard", dtype=torch.float32)
+    c = pa.compile("sin(3*x0) + x1", "[-1,1]^2", tolerance=0.05, method="hard", dtype=torch.float32)
     approximation = next(t.value for t in c.certificate.terms if t.name == "approximation")
     part, ends = slices(c.head, 1)[0], ([-1.0, -1.0], [1.0, 1.0])
     plain, told = part.rounding_bound(*ends), part.running_terms(*ends, mean_error=approximation)
