@@ -239,15 +239,11 @@ class ShardedHead(nn.Module):
         x, centers = flat[:, self.axis], held[f"centers_{self.axis}"].detach()
         rate = held["inverse_temperature"].detach()[self.axis]
         far = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        ends = (
-            (self.get_buffer("before"), centers[0], x < centers[0]),
-            (self.get_buffer("after"), centers[-1], x > centers[-1]),
-        )
-        for outside, end, beyond in ends:
-            if len(outside):
+        for outside, end in ((self.get_buffer("before"), centers[0]), (self.get_buffer("after"), centers[-1])):
+            if len(outside):  # positive only beyond the end, whose score is the best here
                 own, theirs = (0.5 * rate * (x - center) ** 2 for center in (end, outside))
                 trails = own - theirs - 32 * torch.finfo(x.dtype).eps * own
-                far |= beyond & (trails > exponent_cut(self.num_keys) + 1)
+                far |= trails > exponent_cut(self.num_keys) + 1
         return far
 
     def running_terms(self, lo: ArrayLike, hi: ArrayLike, *, mean_error: float | None = None) -> list[Term]:
