@@ -48,7 +48,7 @@ def main() -> None:
         optimizer.step()
     if first:
         before = float(((out - target) ** 2).mean())
-        print(f"mean squared error {before:.2e} before, {float(loss):.2e} after 20 steps")
+        print(f"mean squared error {before:.2e} before, {float(loss.detach()):.2e} after 20 steps")
     dist.destroy_process_group()
 
 
