@@ -83,7 +83,8 @@ _HOMES = {
     "partita.networks": ("attention_from_mlp",),
 }
 _MODULES = {"in_context": "partita.compiler.in_context", "inspect": "partita.inspection"}
-_ROOMS = {"learn": "partita.learn", "plots": "partita.plots"}  # rooms that are reached by their own names
+# rooms that are reached by their own names
+_ROOMS = {"distributed": "partita.distributed", "learn": "partita.learn", "plots": "partita.plots"}
 
 
 def __getattr__(name: str) -> Any:

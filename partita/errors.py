@@ -28,6 +28,7 @@ __all__ = [
     "OutsideDomainError",
     "PartitaError",
     "ProofRefutedError",
+    "RanksDisagreeError",
     "ShapeError",
     "SizeError",
     "TamperedFileError",
@@ -168,7 +169,11 @@ class CheckpointError(PartitaError):
 
 
 class WorkersLostError(PartitaError):
-    """An executor that stopped working: its workers died, its scheduler is gone, or it was shut down."""
+    """Processes that stopped working: an executor whose workers died or whose scheduler is gone, or ranks of a process group."""
+
+
+class RanksDisagreeError(PartitaError):
+    """Processes of a group that were given different heads or inputs, or that made different calls."""
 
 
 class NotSendableError(UnsupportedError):

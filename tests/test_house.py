@@ -24,6 +24,7 @@ ORDER = [
     "kernels",
     "heads",
     "proofs",
+    "distributed",
     "search",
     "methods",
     "papers",

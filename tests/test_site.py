@@ -38,7 +38,7 @@ from docutils import nodes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-ROOMS = ("errors", "inspection", "learn", "compiler.in_context", "papers", "plots", "proofs", "ramps")
+ROOMS = ("distributed", "errors", "inspection", "learn", "compiler.in_context", "papers", "plots", "proofs", "ramps")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 _ASSETS = {

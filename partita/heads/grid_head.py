@@ -14,12 +14,12 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
+from partita.heads.head import DivisibleHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
-from partita.kernels import grid_operator
+from partita.kernels import grid_operator, partial_sums
 from partita.kernels.axis_windows import displacement
-from partita.kernels.grid_torch import GridOperands, tilted
+from partita.kernels.grid_torch import GridOperands, axis_log_sum, tilted
 from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import is_exporting
 
@@ -29,7 +29,7 @@ _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 _LONGEST_RECORDED_WINDOW = 1 << 20
 
 
-class GridHead(FoldedHead):
+class GridHead(DivisibleHead):
     """`net(z) = Σ_j Π_i softmax_i(−R_i(z_i − c_{i,j_i})²/2) V_j(z)` over the cells j of a product grid.
 
     `V_j(z) = V_j`, or with slopes `V_j + J_j(z − o)`, one origin o for all cells. Differences are centred (`z_i − c` is formed
@@ -208,6 +208,57 @@ class GridHead(FoldedHead):
         return GridOperands(
             list(self.axes), self.inverse_temperature, list(self.widths), self.values, self.value_slopes, self.origin
         )
+
+    @property
+    def key_counts(self) -> tuple[int, ...]:
+        return self.counts
+
+    def divided(self, axis: int) -> frozenset[str]:
+        return frozenset({"values", "value_slopes", f"centers_{axis}"})
+
+    def tensors_between(self, axis: int, start: int, stop: int) -> dict[str, Tensor | None]:
+        def held(name: str, tensor: Tensor) -> Tensor:
+            if name not in self.divided(axis):
+                return tensor.detach().clone()
+            if name == f"centers_{axis}":
+                return tensor.detach()[start:stop].clone()
+            cut: Tensor = torch.unflatten(tensor.detach(), 0, self.counts).narrow(axis, start, stop - start)
+            cells = math.prod(self.counts) // self.counts[axis] * (stop - start)
+            return cut.clone(memory_format=torch.contiguous_format).reshape(cells, *tensor.shape[1:])
+
+        return {name: None if t is None else held(name, t) for name, t in {**self._parameters, **self._buffers}.items()}
+
+    def of_slice(self, axis: int, tensors: Mapping[str, Tensor | None]) -> Self:
+        held = {name: t for name, t in tensors.items() if t is not None}
+        axes = tuple(numbers(held[f"centers_{i}"]) for i in range(len(self.counts)))
+        windows, length = list(self.half_windows), len(axes[axis])
+        if displacement(axes[axis]) >= 1:  # the slice is less even than the whole axis
+            windows[axis] = max(windows[axis], (length + 1) // 2)
+        box = Box(np.full(len(axes), -1.0), np.full(len(axes), 1.0))  # only an origin that is not given depends on it
+        return type(self)(
+            ProductGrid(box, axes),
+            numbers(held["inverse_temperature"]),
+            held["values"],
+            value_slopes=held.get("value_slopes"),
+            origin=held.get("origin"),
+            half_windows=windows,
+            input_shapes=self.input_shapes,
+            output_shape=self.output_shape,
+        ).to(held["values"].device)
+
+    def dropped(self) -> float:
+        """An upper bound of the share of the weight that the windows leave out. *Theorem*: `window-tail`."""
+        return self._windows.dropped(self._window_tensors())
+
+    def _partial_sums(self, flat: Tensor) -> Tensor:
+        grid = self.operands
+        axes = zip(flat.unbind(1), grid.centers, grid.rates, grid.widths)
+        maxima, log_sums = zip(*(axis_log_sum(x, centers, rate, width) for x, centers, rate, width in axes))
+        dropped = self.dropped()
+        if dropped:  # rounded to the dtype
+            dropped = max(dropped * (1 + 1e-6), torch.finfo(flat.dtype).tiny)
+        output = grid_operator.grid_sum(flat, grid)
+        return partial_sums.table(sum(maxima), sum(log_sums), torch.full_like(maxima[0], dropped), output)
 
     def _evaluate(self, flat: Tensor) -> Tensor:
         return grid_operator.grid_sum(flat, self.operands)

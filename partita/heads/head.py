@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
@@ -22,10 +22,13 @@ from partita.kernels.guards import certified
 from partita.kernels.point_sums import PointParts
 
 __all__ = [
+    "DivisibleHead",
     "DotProductAttention",
     "FoldedHead",
     "Head",
     "HeadShapes",
+    "as_buffers",
+    "as_parameters",
     "axis_sizes",
     "computing_dtype",
     "count_text",
@@ -191,6 +194,32 @@ def short_text(found: object) -> str:
     except ValueError:  # Python does not print integers of thousands of digits
         return "a number with thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def as_parameters(module: nn.Module, names: Iterable[str]) -> None:
+    """Turn these buffers of a module into trainable parameters, copies with the same names.
+
+    Args:
+        module: the module.
+        names: those that are no buffers are left as they are.
+    """
+    for name in names:
+        held = module._buffers.pop(name, None)
+        if held is not None:
+            module.register_parameter(name, nn.Parameter(held.detach().clone()))
+
+
+def as_buffers(module: nn.Module, names: Iterable[str]) -> None:
+    """Turn these parameters of a module into buffers again.
+
+    Args:
+        module: the module.
+        names: those that are no parameters are left as they are.
+    """
+    for name in names:
+        held = module._parameters.pop(name, None)
+        if held is not None:
+            module.register_buffer(name, held.detach().clone())
 
 
 class Head(nn.Module, ABC):
@@ -373,12 +402,19 @@ class FoldedHead(Head):
         computing = self.inverse_temperature.dtype
         if self.dtype == computing:
             return self
-        wide = object.__new__(type(self))
-        wide.__dict__.update(self.__dict__)
         held = {**self._parameters, **self._buffers}
-        widened = {n: t.to(computing) if t is not None and _is_value(n) else t for n, t in held.items()}
-        wide.__dict__.update(_parameters={}, _buffers=widened)
-        return wide
+        return self.with_tensors({n: t.to(computing) if t is not None and _is_value(n) else t for n, t in held.items()})
+
+    def with_tensors(self, tensors: Mapping[str, Tensor | None]) -> Self:
+        """The same head reading other tensors, for as long as a call takes: what it remembers about them is shared.
+
+        Args:
+            tensors: all of them by name, None for those that it does not have.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.__dict__.update(_parameters={}, _buffers=dict(tensors))
+        return other
 
     @abstractmethod
     def _evaluate(self, flat: Tensor) -> Tensor: ...
@@ -463,17 +499,11 @@ class FoldedHead(Head):
         )
 
     def unfreeze(self) -> Self:
-        for name in self.value_names:
-            held = self._buffers.pop(name, None)
-            if held is not None:
-                self.register_parameter(name, nn.Parameter(held.detach().clone()))
+        as_parameters(self, self.value_names)
         return self
 
     def freeze(self) -> Self:
-        for name in self.value_names:
-            held = self._parameters.pop(name, None)
-            if held is not None:
-                self.register_buffer(name, held.detach().clone())
+        as_buffers(self, self.value_names)
         return self
 
     def as_attention(self) -> DotProductAttention:
@@ -484,6 +514,38 @@ class FoldedHead(Head):
             )
         require_full(self, "as_attention()")
         return DotProductAttention(self)
+
+
+class DivisibleHead(FoldedHead):
+    """A folded head whose keys can be divided: `partial_sums` of disjoint slices merge into the head's output.
+
+    A slice is a range of keys along one axis of `key_counts`. Its tensors have the names of the head's.
+    """
+
+    @property
+    @abstractmethod
+    def key_counts(self) -> tuple[int, ...]:
+        """The keys along each axis on which they can be divided."""
+
+    @abstractmethod
+    def divided(self, axis: int) -> frozenset[str]:
+        """The names of the tensors that slices along an axis hold in parts; they hold the others whole."""
+
+    @abstractmethod
+    def tensors_between(self, axis: int, start: int, stop: int) -> dict[str, Tensor | None]:
+        """Copies of what a slice holds. Nothing else is read, so that the head itself may lie in a mapped file."""
+
+    @abstractmethod
+    def of_slice(self, axis: int, tensors: Mapping[str, Tensor | None]) -> Self:
+        """The head of a slice that is not empty, from `tensors_between`. Its windows are at least as wide as the head's."""
+
+    @certified
+    def partial_sums(self, flat: Tensor) -> Tensor:
+        """`(n, m)` to `(n, 3 + out)`: maximum, log-sum-exp, bound and outputs over this head's keys (`kernels.partial_sums`)."""
+        return self._widened()._partial_sums(self._rounded(flat))
+
+    @abstractmethod
+    def _partial_sums(self, flat: Tensor) -> Tensor: ...
 
 
 def require_folded(head: Head, what: str) -> FoldedHead:

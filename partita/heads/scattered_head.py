@@ -15,12 +15,13 @@ from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import PowerDiagram
-from partita.heads.head import FoldedHead, computing_dtype, numbers, recorded_shapes
+from partita.heads.head import DivisibleHead, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
-from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, sum_scattered
+from partita.kernels import partial_sums
+from partita.kernels.attend_operator import LISTED_WHOLE, Operands, attend_near, share_left_out, sum_scattered
 from partita.kernels.key_index import KeyIndex
 from partita.kernels.point_sums import PointParts, worth_a_loop
-from partita.kernels.scattered_torch import sum_all
+from partita.kernels.scattered_torch import Sums, sum_all
 from partita.kernels.trace_modes import wants_operator
 
 __all__ = ["LISTED_WHOLE", "ScatteredHead", "exponent_cut"]
@@ -31,7 +32,7 @@ def exponent_cut(cells: int) -> float:
     return math.log(cells) + 45.0
 
 
-class ScatteredHead(FoldedHead):
+class ScatteredHead(DivisibleHead):
     """`net(z) = Σ_j softmax_j(−R(|z − c_j|² − p_j)/2)·V_j(z)`, `V_j(z) = V_j + J_j(z − c_j)`.
 
     Cells are those of the power diagram of (c, p); those that trail too far are left out (`exponent_cut`).
@@ -83,7 +84,7 @@ class ScatteredHead(FoldedHead):
         self.register_buffer("values", values)
         self.register_buffer("powers", powers)
         self.register_buffer("value_slopes", value_slopes)
-        self._index: KeyIndex | None = None
+        self._index: list[KeyIndex] = []  # at most one; a list, as copies by `with_tensors` share it
 
     @property
     def num_keys(self) -> int:
@@ -149,21 +150,49 @@ class ScatteredHead(FoldedHead):
         """Squares are formed before R multiplies them, and each may lose the tiniest number."""
         return float(self.inverse_temperature) / 2 * (self.dimension + 2) * precision.tiniest
 
-    def _evaluate(self, flat: Tensor) -> Tensor:
-        if not wants_operator(flat):
-            return self._evaluate_dense(flat)
-        given = Operands(
-            self.centers,
-            self.values,
-            self.powers,
-            self.value_slopes,
-            self.inverse_temperature,
-            exponent_cut(self.num_keys),
-        )
+    @property
+    def key_counts(self) -> tuple[int, ...]:
+        return (self.num_keys,)
+
+    def divided(self, axis: int) -> frozenset[str]:
+        return frozenset({"centers", "values", "powers", "value_slopes"})
+
+    def tensors_between(self, axis: int, start: int, stop: int) -> dict[str, Tensor | None]:
+        held = {**self._parameters, **self._buffers}
+        cut = {n: t.detach()[start:stop] if t is not None and n in self.divided(axis) else t for n, t in held.items()}
+        return {name: None if t is None else t.detach().clone() for name, t in cut.items()}
+
+    def of_slice(self, axis: int, tensors: Mapping[str, Tensor | None]) -> Self:
+        held = {name: t for name, t in tensors.items() if t is not None}
+        return type(self)(
+            held["centers"],
+            float(held["inverse_temperature"]),
+            held["values"],
+            powers=held.get("powers"),
+            value_slopes=held.get("value_slopes"),
+            input_shapes=self.input_shapes,
+            output_shape=self.output_shape,
+        ).to(held["values"].device)
+
+    def _operands(self) -> Operands:
+        tables = self.centers, self.values, self.powers, self.value_slopes
+        return Operands(*tables, self.inverse_temperature, exponent_cut(self.num_keys))
+
+    def _sums(self, flat: Tensor, given: Operands) -> Sums:
         tensors = [t for t in (flat, *given.tensors) if t is not None]
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-            return sum_scattered(flat, given)[0]
-        return attend_near(flat, given, self._key_index())[0]
+            return sum_scattered(flat, given)
+        return attend_near(flat, given, self._key_index())
+
+    def _partial_sums(self, flat: Tensor) -> Tensor:
+        given = self._operands()
+        output, lse, dropped, _ = self._sums(flat, given)
+        power = 0.0 if self.powers is None else float(self.powers.detach().abs().max())
+        left_out = (1.01 * share_left_out(lse.detach(), dropped, given, power)).to(lse.dtype)
+        return partial_sums.table(lse, lse - lse.detach(), left_out, output)
+
+    def _evaluate(self, flat: Tensor) -> Tensor:
+        return self._sums(flat, self._operands())[0] if wants_operator(flat) else self._evaluate_dense(flat)
 
     def point_parts(self) -> PointParts | None:
         """All cells, since few enough are left when this is worth it. An index of the keys would choose among them here."""
@@ -195,9 +224,9 @@ class ScatteredHead(FoldedHead):
 
         The numbers are compared, since writing through `.data` or a numpy view leaves no other trace.
         """
-        if self._index is None or not self._index.holds(self.centers, self.powers):
+        if not self._index or not self._index[0].holds(self.centers, self.powers):
             stored = [t for t in (self.centers, self.powers) if t is not None]
             if self.num_keys <= LISTED_WHOLE or not all(bool(t.isfinite().all()) for t in stored):
                 return None
-            self._index = KeyIndex(self.centers.detach(), None if self.powers is None else self.powers.detach())
-        return self._index
+            self._index[:] = [KeyIndex(self.centers.detach(), None if self.powers is None else self.powers.detach())]
+        return self._index[0]

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from partita.arithmetic.rounding import add_up
 from partita.errors import ShapeError
+from partita.geometry.moments import AxisGeometry, dropped_mass
 from partita.heads.tensor_digest import model_digest
 from partita.kernels.axis_windows import half_window
 
@@ -30,6 +32,7 @@ class Windows:
         self.given = given
         self._given_for = model_digest(dict(enumerate(tensors)))
         self.latest, self.reference = given, [t.detach().clone() for t in tensors]
+        self._dropped: tuple[list[Tensor], float] | None = None
 
     def current(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """The half windows for these tensors."""
@@ -41,6 +44,16 @@ class Windows:
             self.latest = self.given if is_given else windows_for(tensors, at_least=self.given)
             self.reference = [t.detach().clone() for t in tensors]
         return self.latest
+
+    def dropped(self, tensors: Sequence[Tensor]) -> float:
+        """An upper bound of the share of the softmax that the windows for these tensors leave out. *Theorem*: `window-tail`."""
+        windows = self.current(tensors)
+        if self._dropped is None or self._dropped[0] is not self.reference:
+            rates, *axes = (t.detach().double().cpu().numpy() for t in tensors)
+            geometry = [AxisGeometry.of(a, float(a[0]), float(a[-1])) for a in axes]
+            shares = (dropped_mass(g, float(r), q) for g, r, q in zip(geometry, rates, windows))
+            self._dropped = self.reference, add_up(*shares)
+        return self._dropped[1]
 
 
 def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:

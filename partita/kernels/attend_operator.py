@@ -12,6 +12,7 @@ plain torch operations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partita.arithmetic.precision import Precision
 from partita.kernels import native, scattered_native, scattered_torch
 from partita.kernels.devices import device_kernels
 from partita.kernels.differentiation import differentiated, needs_plain_operations
@@ -26,7 +28,7 @@ from partita.kernels.key_index import MOST_AXES_PRUNED, KeyIndex
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.scattered_torch import Sums
 
-__all__ = ["LISTED_WHOLE", "Operands", "attend_near", "sum_scattered"]
+__all__ = ["LISTED_WHOLE", "Operands", "attend_near", "share_left_out", "sum_scattered"]
 
 LISTED_WHOLE = 256  # keys: up to this many all are summed, which is faster than a search; proofs rely on it
 _KEYS_READ = 64  # keys that a query reads, at least, where some are left out
@@ -80,6 +82,23 @@ def attend_near(queries: Tensor, given: Operands, index: KeyIndex | None = None)
             out, lse, dropped, depth = (torch.from_numpy(a).to(queries.dtype) for a in sums)
             return out, lse, dropped, depth
         return scattered_torch.sum_near(queries, *given.tensors, index.nodes(), given.cut)
+
+
+def share_left_out(lse: Tensor, dropped: Tensor, given: Operands, largest_power: float) -> Tensor:
+    """An upper bound of the share of the weights that keys left out may have, `(n,)`, float64. *Theorem*: `score-rounding`.
+
+    The logarithm of the share is known up to the rounding of the scores it was found from: `(m + 6)u` of their size, which is at
+    most `ln N − lse + R max|p|` for the keys that matter and the cut for those that do not.
+
+    Args:
+        lse: what `attend_near` returned second.
+        dropped: what it returned third.
+        given: what it was given.
+        largest_power: max |p|.
+    """
+    m, unit = given.keys.shape[1], Precision.of(lse.dtype).unit
+    size = math.log(len(given.keys)) - lse.double() + float(given.rate.detach()) * largest_power
+    return torch.exp(dropped.double() + (m + 6) * unit * (size + given.cut)).clamp(max=1.0)
 
 
 def runs_natively(queries: Tensor, given: Operands) -> bool:

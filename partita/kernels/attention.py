@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partita.arithmetic.precision import Precision
 from partita.errors import DomainError, ShapeError, UnsupportedError
-from partita.kernels.attend_operator import Operands, attend_near, sum_scattered
+from partita.kernels.attend_operator import Operands, attend_near, share_left_out, sum_scattered
 from partita.kernels.key_index import KeyIndex
 from partita.kernels.trace_modes import wants_operator
 
@@ -133,7 +133,7 @@ def _bound(
     size = math.log(count) - lse.double() + rate * power
     delta = 1.01 * ((m + 6) * unit * size + 4 * unit)
     moved = torch.where(delta < 0.1, delta / (1 - delta), 1.0) * spread
-    left_out = torch.exp(dropped.double() + (m + 6) * unit * (size + given.cut)).clamp(max=1.0) * spread
+    left_out = share_left_out(lse, dropped, given, power) * spread
     summed = (depth.double() + 8) * unit * largest
     return (1.01 * (left_out + moved + summed)).to(lse.dtype)
 

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from partita.kernels.trace_modes import is_exporting
 
-__all__ = ["GridOperands", "axis_start", "axis_window", "grid_gradients", "grid_sum", "prefers_whole", "tilted"]
+__all__ = [
+    "GridOperands",
+    "axis_log_sum",
+    "axis_start",
+    "axis_window",
+    "grid_gradients",
+    "grid_sum",
+    "prefers_whole",
+    "tilted",
+]
 
 _AT_ONCE = 1 << 18  # numbers held by one step: they should stay in the cache
 _AT_ONCE_ON_DEVICES = 1 << 25  # accelerators wait for work more than for memory
@@ -115,6 +124,22 @@ def axis_window(x: Tensor, centers: Tensor, rate: Tensor, width: int) -> tuple[T
     start = axis_start(x, centers, width)
     near = _taken(centers, start[:, None] + torch.arange(width, device=x.device))
     return torch.softmax(_scores(x, near, rate), dim=1), start
+
+
+def axis_log_sum(x: Tensor, centers: Tensor, rate: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The largest score of the window around x on one axis and `log Σ exp(s − maximum)` over the window, both `(n,)`.
+
+    The maximum is not differentiated; it cancels in their sum.
+    """
+    parts = []
+    for some in torch.split(x, _step(x, width)) if len(x) else [x]:
+        near = centers
+        if width < len(centers):
+            near = centers[axis_start(some, centers, width)[:, None] + torch.arange(width, device=x.device)]
+        scores = _scores(some, near, rate)
+        maximum = scores.detach().amax(dim=1)
+        parts.append((maximum, torch.exp(scores - maximum[:, None]).sum(dim=1).log()))
+    return torch.cat([maximum for maximum, _ in parts]), torch.cat([log_sum for _, log_sum in parts])
 
 
 def _axis_weights(x: Tensor, centers: Tensor, rate: Tensor, width: int) -> Tensor:

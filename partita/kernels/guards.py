@@ -17,7 +17,7 @@ from partita.errors import DomainError, UnsupportedError
 from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.trace_modes import is_traced
 
-__all__ = ["DEVICES", "certified", "require_covered"]
+__all__ = ["DEVICES", "certified", "require_covered", "require_finite"]
 
 # types of devices whose arithmetic certificates are about, and what holds there while a head runs
 DEVICES = {"cpu": "CPU", "cuda": "CUDA with IEEE float32 and float64 products"}
@@ -51,7 +51,7 @@ def certified(
         require_gradual_underflow()
         with plain_arithmetic(device):
             out = method(self, *args, **kwargs)
-        _require_finite(self, out if isinstance(out, list) else [out], args)
+        require_finite(self, out if isinstance(out, list) else [out], args)
         return out
 
     return cast(Callable[Concatenate[_Module, _Arguments], _Result], run)
@@ -78,7 +78,14 @@ def require_covered(*devices: torch.device) -> None:
             )
 
 
-def _require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:
+def require_finite(module: nn.Module, outputs: Iterable[Tensor], inputs: Iterable[Any]) -> None:
+    """A DomainError if outputs are not finite although the inputs are.
+
+    Args:
+        module: what the error names.
+        outputs: what it returned.
+        inputs: what it was given, tensors or arrays.
+    """
     for out in outputs:
         if math.isfinite(float(out.detach().sum())) or bool(out.isfinite().all()):  # one pass is enough nearly always
             continue
