@@ -192,7 +192,7 @@ def compile(
         )
         planned = best_plan(request, progress=planning)
         request.target.calls.progress = building
-        return _finished_or_next(planned, outside, building, seed)
+        return _steady(_finished_or_next(planned, outside, building, seed))
 
 
 def plan(
@@ -344,7 +344,13 @@ def build(
     7
     """
     with crew_of(executor, checkpoint, retries).at_work():
-        return _finished_or_next(plan, outside, progress, seed)
+        return _steady(_finished_or_next(plan, outside, progress, seed))
+
+
+def _steady(compiled: Compiled) -> Compiled:
+    """The same, if the function still returns what it returned at first, whoever is asked."""
+    compiled.target.look_again()
+    return compiled
 
 
 def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:

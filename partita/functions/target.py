@@ -164,6 +164,16 @@ class Target:
         """The same function for other processes: an expression without what belongs to this process."""
         return self if self.graph is None else replace(self, ask=graph_values(self.graph), calls=Calls())
 
+    def look_again(self) -> None:
+        """Compare what workers return now with their first answers, if they call a black box.
+
+        Raises:
+            NotDeterministicError: they differ.
+        """
+        ask = self.ask.ask if isinstance(self.ask, Excluding) else self.ask
+        if isinstance(ask, Asker):
+            ask.look_again()
+
     def answered(self) -> tuple[Array, Array]:
         """Points of the domain `(n, m)` at which a black box was evaluated before, and its values `(n, out)`."""
         if isinstance(self.ask, (Asker, Excluding)):
