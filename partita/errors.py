@@ -30,6 +30,7 @@ __all__ = [
     "ProofRefutedError",
     "ShapeError",
     "SizeError",
+    "TableError",
     "TamperedFileError",
     "TargetFailedError",
     "ToleranceError",
@@ -197,6 +198,10 @@ class ExpressionLimitError(ExpressionError):
 
 class AlreadyExistsError(PartitaError):
     """A file or folder that would be overwritten."""
+
+
+class TableError(PartitaError):
+    """A table of samples that cannot be used: missing values, text, constant columns, too few rows, columns that do not exist."""
 
 
 class DataFileError(PartitaError):

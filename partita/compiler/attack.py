@@ -234,6 +234,11 @@ def _run_head(head: Head, points: Array) -> Array:
 
 def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
     certificate, head = claim.require_unchanged().certificate, claim.head
+    if claim.target.is_table:
+        raise UnsupportedError(
+            f"{claim.target.label} is a table of samples: there is no function to compare with at other points",
+            "Compare with rows that you have, abs(c(X) - y), or recheck the estimate: pa.recheck(c, function=table).",
+        )
     if certificate.norm != "inf" and bound is None:
         raise UnsupportedError(
             f"the certificate bounds an L{certificate.norm} norm, which a single point cannot refute; "

@@ -149,7 +149,9 @@ class Certificate:
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
         lines = [f"{self.kind}: {norm} error {self.claim} ({self._asked}), {self.semantics} arithmetic"]
         where = "the part of the domain where f has values" if self.excluded else "the domain"
-        if self.kind == "estimated":
+        if self.is_about_table:
+            lines += self._about_rows()
+        elif self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
                 f"{self.exceeded_on:.2g} of {where}. Nothing is proved about its supremum"
@@ -172,6 +174,33 @@ class Certificate:
                 f"  {what}: {self.witness.error:.6g} in {self.witness.samples:,} samples (an estimate from below)"
             )
         return "\n".join(lines)
+
+    @property
+    def is_about_table(self) -> bool:
+        """Whether the claim is about the rows of a table, not about a function."""
+        return isinstance(self.function, Mapping) and self.function.get("type") == "table"
+
+    def _about_rows(self) -> list[str]:
+        """What was estimated from which rows, and what is not claimed."""
+        rows, held = (int(self.facts.get(name, 0)) for name in ("rows", "rows_held_out"))
+        share = min(self.exceeded_on, 1.0)
+        often = (
+            f"if rows are independent draws, then with confidence 1 − {_CONFIDENCE:g} the error is larger at less than {share:.2g} "
+            "of such rows"
+            if share < 1
+            else "these are too few to say at how many rows the error is larger"
+        )
+        lines = [
+            f"  a table of {rows:,} rows: {rows - held:,} for the fit, {held:,} held out, which the estimate comes from",
+            f"  {often}. Nothing is claimed between the rows",
+        ]
+        if "noise" in self.facts:
+            deviation, inputs = self.facts["noise"], int(self.facts["inputs_repeated"])
+            lines.append(
+                f"  noise: rows with the same inputs differ, by a standard deviation of about {deviation:.4g} (an estimate from "
+                f"{inputs:,} input{'s' * (inputs != 1)})"
+            )
+        return lines
 
     @property
     def excluded(self) -> str:
@@ -276,6 +305,8 @@ class Certificate:
         estimated = self.kind == "estimated"
         if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
             yield "error_bound and error_estimate do not fit the kind; an estimate has no finite bound, and a proof has no estimate"
+        if self.is_about_table and not estimated:
+            yield f"kind is {self.kind!r}, but the function is a table of samples, of which nothing can be proved"
         if self.semantics not in PRECISIONS:
             yield f"semantics is {self.semantics!r}, expected float64, float32, bfloat16 or float16"
         if self.norm != "inf" and not float(self.norm) >= 1:
