@@ -234,7 +234,7 @@ SampleTable = Annotated[
     typer.Option(
         "--table",
         metavar="FILE",
-        help="Samples in place of EXPR: a CSV file whose first line names the columns, or a .parquet file. The claim is an estimate.",
+        help="Samples in place of EXPR: a CSV file with the names of its columns, or a .parquet file. The claim is an estimate.",
     ),
 ]
 InputColumns = Annotated[

@@ -46,7 +46,7 @@ def verify_command(
         typer.Option(
             "--table",
             metavar="FILE",
-            help="The table that the head was fitted to, which is not stored with it: a CSV or parquet file. Its estimate is checked.",
+            help="The CSV or parquet file that the head was fitted to, which is not stored with it. The estimate is checked.",
         ),
     ] = None,
     workers: Workers = None,
@@ -68,11 +68,11 @@ def verify_command(
         lines = [{"name": c.name, "holds": c.holds, "checked": c.checked, "detail": c.detail} for c in checks]
         print(json.dumps({"holds": holds, "checks": lines}, ensure_ascii=False))
     else:
-        lines = Table(box=None, show_header=False, pad_edge=False)
+        shown = Table(box=None, show_header=False, pad_edge=False)
         for check in checks:
             mark = "[red]✗[/]" if not check.holds else "[green]✓[/]" if check.checked else "–"
-            lines.add_row(mark, check.name, check.detail)
-        stdout.print(lines)
+            shown.add_row(mark, check.name, check.detail)
+        stdout.print(shown)
     if not holds:
         raise typer.Exit(REFUSED)
 

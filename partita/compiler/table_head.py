@@ -36,7 +36,7 @@ from partita.proofs.sampled import SampledError
 __all__ = ["held_out_error", "require_table_options", "table_head"]
 
 _FIRST, _MOST = 4, 1000  # keys
-_MARGIN = 0.75  # of the tolerance, that leave-one-out errors may take: held-out rows are looked at once
+_MARGIN = 0.75  # of the tolerance, that leave-one-out errors may take before the held-out rows are looked at
 _GAIN, _PATIENCE = 0.98, 3  # a search ends after so many sizes that leave more than this share of the error
 _METHOD = "table"
 _MEANT_FOR_FUNCTIONS: Mapping[str, tuple[Any, str]] = {
@@ -98,8 +98,8 @@ def table_head(
 ) -> tuple[Compiled, ToleranceError | None]:
     """The smallest fitted head whose leave-one-out errors leave some room below the tolerance, and its error at held-out rows.
 
-    Sizes are compared by the rows of the fit alone, and the held-out rows are looked at once, when the head is finished:
-    what they say is an estimate that nothing was chosen by. *Theorem*: `held-out-rows`.
+    Sizes are compared by the rows of the fit alone. The held-out rows are looked at when a head is finished that seems good
+    enough, and again for the next size if it is not; the certificate counts how often. *Theorem*: `held-out-rows`.
 
     Args:
         table: the samples.
@@ -134,17 +134,25 @@ def table_head(
     box = where if isinstance(where, Box) else where.bounding_box()
     limits = (box, dtype, float(max_bytes), math.inf if max_value is None else float(max_value))
     tried: list[_Fit] = []
+    looked: dict[_Fit, SampledError] = {}
     try:
         for fit in _fits(table, seen, limits, seed, progress):
             tried.append(fit)
-            if fit.left_out <= _MARGIN * tolerance or _is_stuck(tried):
+            if fit.left_out <= _MARGIN * tolerance:
+                looked[fit] = _held_out(fit.head, table, held)
+                if looked[fit].estimate <= tolerance:
+                    break
+            if _is_stuck(tried):
                 break
     except BudgetSpentError:
         if not tried:
             raise
-    best = next((f for f in tried if f.left_out <= _MARGIN * tolerance), min(tried, key=lambda f: f.left_out))
-    error = _held_out(best.head, table, held)
-    compiled = _certified(table, where, best, error, held, noise, float(tolerance), outside, seed, tried)
+    least = min(tried, key=lambda f: f.left_out)
+    if not any(error.estimate <= tolerance for error in looked.values()) and least not in looked:
+        looked[least] = _held_out(least.head, table, held)
+    best = min(looked, key=lambda f: looked[f].estimate)
+    error = looked[best]
+    compiled = _certified(table, where, best, looked, held, noise, float(tolerance), outside, seed, tried)
     if error.estimate <= tolerance:
         return compiled, None
     near = f" ({_noisy(table, noise)})" if noise is not None else ""
@@ -255,7 +263,7 @@ def _certified(
     table: Table,
     where: Box | Region,
     fit: _Fit,
-    error: SampledError,
+    looked: Mapping[_Fit, SampledError],
     held: NDArray[np.int64],
     noise: Noise | None,
     tolerance: float,
@@ -263,10 +271,11 @@ def _certified(
     seed: int,
     tried: list[_Fit],
 ) -> Compiled:
-    head, box = fit.head, where if isinstance(where, Box) else where.bounding_box()
+    head, error, box = fit.head, looked[fit], where if isinstance(where, Box) else where.bounding_box()
     head.check_range(*PRECISIONS[str(head.dtype)].widened(box.lo, box.hi))
     squares = ((_values(head, table.X[held]) - table.columns[held]) ** 2).mean()
-    facts = {"rows": float(len(table.X)), "rows_held_out": float(len(held)), "rms_held_out": math.sqrt(float(squares))}
+    counts = {"rows": len(table.X), "rows_held_out": len(held), "looks": len(looked)}
+    facts = {**{name: float(n) for name, n in counts.items()}, "rms_held_out": math.sqrt(float(squares))}
     if noise is not None:
         facts |= {"noise": noise.deviation, "inputs_repeated": float(noise.inputs)}
     certificate = claim(
@@ -282,7 +291,7 @@ def _certified(
         seen=error,
     )
     target = Target((where,), head.output_shape, None, None, table.name, is_table=True)
-    rows = tuple(_candidate(f, f is fit, f.left_out if f is not fit else error.estimate, box) for f in tried)
+    rows = tuple(_candidate(f, f is fit, looked.get(f), box) for f in tried)
     chosen, others = [r for r in rows if r.chosen], [r for r in rows if not r.chosen]
     return Compiled(
         head,
@@ -290,32 +299,26 @@ def _certified(
         replace(certificate, seed=seed),
         target,
         outside,
-        _why(table, fit, held, where, tolerance, noise),
+        _why(table, fit, held, where, noise),
         (*chosen, *others),
         table,
     )
 
 
-def _candidate(fit: _Fit, chosen: bool, error: float, box: Box) -> Candidate:
-    note = "" if chosen else "its leave-one-out error"
-    because = (
-        "It has the fewest keys whose leave-one-out errors leave room below the tolerance, or else the smallest errors."
-    )
+def _candidate(fit: _Fit, chosen: bool, looked: SampledError | None, box: Box) -> Candidate:
+    note = "its leave-one-out error" if looked is None else "" if chosen else "looked at, and not chosen"
+    error = fit.left_out if looked is None else looked.estimate
+    because = "It has the fewest keys with which the tolerance is met, or else the smallest error." if chosen else ""
     largest = fit.head.largest_value(box.lo, box.hi)
-    kind = "estimated"
-    return Candidate(
-        _METHOD, kind, note, fit.keys, fit.parameters, largest, None, error, chosen, because=because if chosen else ""
-    )
+    sizes = fit.keys, fit.parameters, largest
+    return Candidate(_METHOD, "estimated", note, *sizes, None, error, chosen, because=because)
 
 
-def _why(
-    table: Table, fit: _Fit, held: NDArray[np.int64], where: Box | Region, tolerance: float, noise: Noise | None
-) -> tuple[str, ...]:
+def _why(table: Table, fit: _Fit, held: NDArray[np.int64], where: Box | Region, noise: Noise | None) -> tuple[str, ...]:
     rows = len(table.X)
     lines = [
         f"{fit.keys:,} keys",
-        f"fitted to {rows - len(held):,} of {rows:,} rows; the other {len(held):,} were looked at once, when the head was finished",
-        f"leave-one-out error {fit.left_out:.4g} at the rows of the fit, at most {_MARGIN:g} of the tolerance was wanted",
+        f"fitted to {rows - len(held):,} of {rows:,} rows; the largest leave-one-out error there is {fit.left_out:.4g}",
     ]
     if noise is not None:
         lines.append(_noisy(table, noise))

@@ -279,8 +279,8 @@ class Table:
         for name, column in zip(self.inputs, self.X.T):
             if (column == column[0]).all():
                 raise TableError(
-                    f"{self.name}, column {name!r}: the value is {column[0]:g} in every row; nothing can be learned of how the "
-                    "outputs depend on it",
+                    f"{self.name}, column {name!r}: the value is {column[0] + 0.0:g} in every row; nothing can be learned of how "
+                    "the outputs depend on it",
                     f"Leave {name} out of the inputs.",
                 )
         different = len(np.unique(self.X, axis=0))

@@ -183,7 +183,8 @@ class Certificate:
     def _about_rows(self) -> list[str]:
         """What was estimated from which rows, and what is not claimed."""
         rows, held = (int(self.facts.get(name, 0)) for name in ("rows", "rows_held_out"))
-        share = min(self.exceeded_on, 1.0)
+        share, looks = min(self.exceeded_on, 1.0), int(self.facts.get("looks", 1))
+        compared = f" (they were compared with {looks} heads)" if looks > 1 else ""
         often = (
             f"if rows are independent draws, then with confidence 1 − {_CONFIDENCE:g} the error is larger at less than {share:.2g} "
             "of such rows"
@@ -191,7 +192,7 @@ class Certificate:
             else "these are too few to say at how many rows the error is larger"
         )
         lines = [
-            f"  a table of {rows:,} rows: {rows - held:,} for the fit, {held:,} held out, which the estimate comes from",
+            f"  a table of {rows:,} rows: {rows - held:,} for the fit, {held:,} held out, which the estimate comes from{compared}",
             f"  {often}. Nothing is claimed between the rows",
         ]
         if "noise" in self.facts:
@@ -223,8 +224,13 @@ class Certificate:
 
     @property
     def exceeded_on(self) -> float:
-        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
-        return -math.log(_CONFIDENCE) / max(self.samples, 1)
+        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`.
+
+        Of rows, if the claim is about a table; K heads that were compared with them make it `ln(K/β)/samples`.
+        *Theorem*: `held-out-rows`.
+        """
+        looks = self.facts.get("looks", 1.0) if self.is_about_table else 1.0
+        return math.log(max(looks, 1.0) / _CONFIDENCE) / max(self.samples, 1)
 
     @property
     def runs_on(self) -> str:
