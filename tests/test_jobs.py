@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("sklearn")
 
 from partita.errors import UnsupportedError
-from partita.learn import PartitionClassifier, PartitionRegressor, jobs, model, search, smoothing
-from partita.learn.jobs import Jobs
+from partita.learn import PartitionClassifier, PartitionRegressor, model, parallel, search, smoothing
+from partita.learn.parallel import Jobs
 
 KINDS = {
     "all rows are keys": ({}, 90),
@@ -90,7 +90,7 @@ def test_one_job_hands_nothing_out(monkeypatch):
     def never(*args, **more):
         raise AssertionError("joblib was called")
 
-    monkeypatch.setattr(jobs, "Parallel", never)
+    monkeypatch.setattr(parallel, "Parallel", never)
     x, y = data(90)
     PartitionRegressor().fit(x, y)
     assert list(Jobs(2).map(abs, [-1])) == [1]  # nor does a single task
@@ -101,9 +101,9 @@ def test_one_job_hands_nothing_out(monkeypatch):
 def test_the_interpreter_is_told_to_use_one_thread_elsewhere(monkeypatch):
     """Linear algebra with several threads adds up in another order: workers are limited as this process is."""
     seen = []
-    monkeypatch.setattr(jobs, "threadpool_limits", lambda limits: seen.append(limits) or _Nothing())
-    assert jobs._run(abs, -1, home=jobs.os.getpid()) == 1 and seen == []
-    assert jobs._run(abs, -1, home=0) == 1 and seen == [1]
+    monkeypatch.setattr(parallel, "threadpool_limits", lambda limits: seen.append(limits) or _Nothing())
+    assert parallel._run(abs, -1, home=parallel.os.getpid()) == 1 and seen == []
+    assert parallel._run(abs, -1, home=0) == 1 and seen == [1]
 
 
 class _Nothing:

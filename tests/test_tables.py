@@ -29,7 +29,7 @@ from partita.errors import (
     ToleranceMissedWarning,
     UnsupportedError,
 )
-from partita.functions.table import Table
+from partita.functions.samples import Table
 from partita.proofs.certificate import Certificate
 
 

@@ -31,7 +31,7 @@ from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.moduli import Modulus
 from partita.functions.regions import DomainLike
 from partita.functions.regularity import Jumps
-from partita.functions.table import Table
+from partita.functions.samples import Table
 from partita.functions.target import Tail
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed

@@ -24,7 +24,7 @@ from partita.compiler.network_bounds import claimed_range, network_gradient_erro
 from partita.compiler.scalar_function import ScalarFunction
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
-from partita.functions.table import Table
+from partita.functions.samples import Table
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from partita.errors import AnotherFunctionError, FormatError, ShapeError, UnsupportedError
-from partita.functions.table import Table
+from partita.functions.samples import Table
 from partita.functions.tails import clipped
 from partita.functions.target import Target, make_target, sample_hash
 from partita.geometry.domains import Array

@@ -25,7 +25,7 @@ from partita.errors import (
     UnsupportedError,
 )
 from partita.functions.regions import DomainLike, Region
-from partita.functions.table import Noise, Table
+from partita.functions.samples import Noise, Table
 from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.heads.scattered_head import ScatteredHead

@@ -29,8 +29,8 @@ from partita.functions.failures import Excluding
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, Calls, probe, require_finite
 from partita.functions.regions import Domain, DomainLike, Region
+from partita.functions.samples import Table
 from partita.functions.sympy_trees import from_sympy, is_sympy
-from partita.functions.table import Table
 from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
 from partita.workers import crew

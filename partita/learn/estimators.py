@@ -29,8 +29,8 @@ from partita.geometry.partitions import PowerDiagram
 from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead
 from partita.learn.folding import Scaling, fold
-from partita.learn.jobs import Jobs
 from partita.learn.model import Options, fit_model, moments
+from partita.learn.parallel import Jobs
 from partita.learn.search import spacing
 from partita.learn.smoothing import Keys, Smoother
 from partita.learn.spread import local_variances

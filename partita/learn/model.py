@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.learn.folding import Scaling
-from partita.learn.jobs import ALONE, Jobs
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.ridge import Fit
 from partita.learn.search import Request, best_fit, relevance
 from partita.learn.smoothing import Keys, Smoother

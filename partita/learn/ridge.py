@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cholesky, lapack, solve_triangular
 
 from partita.geometry.domains import Array
-from partita.learn.jobs import ALONE, Jobs
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.smoothing import Keys, Rows, Smoother
 
 __all__ = ["PENALTIES", "Fit", "Ridge", "Trial", "try_ridge"]

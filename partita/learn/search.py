@@ -11,7 +11,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from partita.geometry.domains import Array
-from partita.learn.jobs import ALONE, Jobs
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.ridge import Fit, Ridge, Trial
 from partita.learn.smoothing import AT_ONCE, Keys, Smoother, row_blocks, squared_distances
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from partita.geometry.domains import Array
-from partita.learn.jobs import ALONE, Jobs
+from partita.learn.parallel import ALONE, Jobs
 
 __all__ = ["AT_ONCE", "Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from partita.arithmetic.arguments import is_number, real_array
 from partita.errors import ShapeError, TableError
-from partita.functions.table_files import read_csv, read_parquet
+from partita.functions.sample_files import read_csv, read_parquet
 from partita.geometry.domains import Array, Box
 
 __all__ = ["Noise", "Table"]
