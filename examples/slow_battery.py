@@ -130,9 +130,7 @@ def main() -> None:
 
     started = time.perf_counter()
     found = pa.attack(c, samples=samples, restarts=0, **outside)
-    print(
-        f"attack: {1000 * found.error:.2f} mV is the largest error at {found.samples:,} more points and their neighbours"
-    )
+    print(f"attack: {1000 * found.error:.2f} mV is the largest error at {found.samples:,} more points")
     print(f"  found in {time.perf_counter() - started:.0f} s, at ({', '.join(f'{x:.3g}' for x in found.point)})")
 
     c.save(given.out / "head", overwrite=True)
