@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOMES` says the same 
     from partita.functions.moduli import Modulus
     from partita.functions.regions import Ball, Polytope, Region, Simplex
     from partita.functions.regularity import Jumps
+    from partita.functions.samples import Table
     from partita.functions.target import Tail
     from partita.geometry import Box, MaxAffine, PointCloud, PowerDiagram, ProductGrid
     from partita.kernels.attention import attend
@@ -49,6 +50,7 @@ __all__ = [
     "ProductGrid",
     "Region",
     "Simplex",
+    "Table",
     "Tail",
     "attack",
     "attend",
@@ -74,6 +76,7 @@ _HOMES = {
     "partita.functions.moduli": ("Modulus",),
     "partita.functions.regions": ("Ball", "Polytope", "Region", "Simplex"),
     "partita.functions.regularity": ("Jumps",),
+    "partita.functions.samples": ("Table",),
     "partita.functions.target": ("Tail",),
     "partita.geometry": ("Box", "MaxAffine", "PointCloud", "PowerDiagram", "ProductGrid"),
     "partita.kernels.attention": ("attend",),

@@ -31,6 +31,7 @@ __all__ = [
     "RanksDisagreeError",
     "ShapeError",
     "SizeError",
+    "TableError",
     "TamperedFileError",
     "TargetFailedError",
     "ToleranceError",
@@ -202,6 +203,10 @@ class ExpressionLimitError(ExpressionError):
 
 class AlreadyExistsError(PartitaError):
     """A file or folder that would be overwritten."""
+
+
+class TableError(PartitaError):
+    """A table of samples that cannot be used: missing values, text, constant columns, too few rows, columns that do not exist."""
 
 
 class DataFileError(PartitaError):

@@ -331,7 +331,7 @@ def test_a_function_that_varies_is_still_found_out(tmp_path):
     for _ in range(2):
         with pytest.raises(pa.PartitaError, match="expected the same value twice"):
             pa.compile(f, SQUARE, tolerance=0.1, trace=False, checkpoint=tmp_path)
-    assert noisy_key.calls <= 4 * 11
+    assert noisy_key.calls <= 7 * 11  # the size of the noise is measured, once
 
 
 def _noisy(source, z):

@@ -141,9 +141,9 @@ def test_every_command_has_its_own_help(command):
 
 
 def test_compile_command_takes_the_options_of_compile():
-    """The command line passes options on: each is one of `pa.compile`, a part of the domain, or about files and printing."""
+    """The command line passes options on: each is one of `pa.compile`, a part of one, or about files and printing."""
     command = importlib.import_module("partita.cli.compile_command").compile_command
-    own = {"expression", "region", "out", "overwrite", "as_json", "workers", "scheduler"}  # the last two make `executor`
+    own = {"expression", "region", "table", "inputs", "outputs", "workers", "scheduler", "out", "overwrite", "as_json"}
     assert set(inspect.signature(command).parameters) - own <= set(inspect.signature(pa.compile).parameters)
 
 

@@ -209,3 +209,19 @@ def pa_scheduler(address):
     from partita.workers import scheduler
 
     return scheduler(address)
+
+
+def test_an_estimator_through_joblib(client, monkeypatch):
+    """`n_jobs` of partita.learn is joblib's, whose work Dask takes if it is told to."""
+    joblib = pytest.importorskip("joblib")
+    np = pytest.importorskip("numpy")
+    learn = pytest.importorskip("partita.learn")
+    from partita.learn import smoothing
+
+    monkeypatch.setattr(smoothing, "AT_ONCE", 4000)  # several blocks of rows
+    x = np.random.default_rng(0).normal(size=(700, 2))
+    model = learn.PartitionRegressor(20, random_state=0, scaling="standard", inverse_temperature=2.0, ridge=0.1)
+    alone = model.fit(x, np.sin(2 * x[:, 0])).loo_predictions_
+    with joblib.parallel_config(backend="dask", client=client, wait_for_workers_timeout=30):
+        shared = model.set_params(n_jobs=2).fit(x, np.sin(2 * x[:, 0])).loo_predictions_
+    assert shared.tobytes() == alone.tobytes()

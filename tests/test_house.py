@@ -31,8 +31,8 @@ ORDER = [
     "ramps",
     "networks",
     "storage",
-    "compiler",
     "learn",
+    "compiler",
     "inspection",
     "plots",
     "reproduction",
@@ -262,7 +262,7 @@ LONG_EXAMPLES = {"inspect_digits.py"}  # trains a model
     [
         pytest.param(p, marks=[pytest.mark.slow] * (p.name in LONG_EXAMPLES), id=p.name)
         for p in sorted((ROOT / "examples").glob("*.py"))
-        if p.name != "demo.py"  # test_wheels.py runs it
+        if p.name not in ("demo.py", "slow_battery.py")  # test_wheels.py and test_slow_battery.py run them
     ],
 )
 def test_examples_run(example, tmp_path, monkeypatch, capfd):

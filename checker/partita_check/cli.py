@@ -276,7 +276,8 @@ def _text(stored: AnyStored) -> str:
         return stored.graph.infix(stored.names)
     if isinstance(stored, StoredNetwork) and stored.parts:
         return f"the linear maps and parts below, by definition (called {stored.label[:80]!r})"
-    return "a black box, not stored"
+    about_table = not isinstance(stored, Descent) and stored.claim.is_about_table
+    return "a table of samples, not stored" if about_table else "a black box, not stored"
 
 
 def _other_function(stored: AnyStored, function: str | None) -> Verdict | None:

@@ -101,6 +101,7 @@ class Claim(NamedTuple):
     assumptions: tuple[tuple[str, str], ...]
     witness: tuple[float, ...] | None
     proof: dict[str, Any]
+    is_about_table: bool = False
 
 
 class Stored(NamedTuple):
@@ -457,7 +458,8 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
 
 def _function(described: Any, certified: Any, m: int, outputs: tuple[int, ...]) -> Graph | None:
     kind, graph = certified["type"], described["graph"]
-    need(kind == ("black box" if graph is None else "graph"), "the certificate is about another function")
+    kinds = ("black box", "table") if graph is None else ("graph",)
+    need(kind in kinds, "the certificate is about another function")
     said = certified["label" if graph is None else "text"]
     need(said == described["label"], f"the certificate calls the function {said!r}, the head {described['label']!r}")
     if graph is None:
@@ -486,7 +488,9 @@ def read_claim(c: dict[str, Any], m: int) -> Claim:
     proof = c["proof"] if isinstance(c.get("proof"), dict) else {}
     if "shards" in proof:
         _same_maximum(proof["shards"], c["terms"])
-    return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point, proof)
+    table = c["function"].get("type") == "table"
+    need(estimated or not table, "a bound, but the function is a table of samples")
+    return Claim(c["kind"], norm, c["semantics"], bound, seen, c["known"], listed, point, proof, table)
 
 
 def _same_maximum(listed: Any, terms: Sequence[dict[str, Any]]) -> None:

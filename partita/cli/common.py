@@ -29,10 +29,13 @@ __all__ = [
     "Budget",
     "CheckpointFolder",
     "Domain",
+    "DomainIfAny",
     "Dtype",
     "Expression",
+    "ExpressionIfAny",
     "Folder",
     "Hessian",
+    "InputColumns",
     "Lipschitz",
     "MaxBytes",
     "MaxExcluded",
@@ -40,9 +43,11 @@ __all__ = [
     "Method",
     "Norm",
     "OnError",
+    "OutputColumns",
     "Overwrite",
     "Region",
     "Retries",
+    "SampleTable",
     "Scheduler",
     "Seed",
     "Sharpness",
@@ -58,6 +63,7 @@ __all__ = [
     "shown_progress",
     "stderr",
     "stdout",
+    "table_of",
     "working_with",
 ]
 
@@ -70,19 +76,20 @@ def _positive(value: float) -> float:
     return value
 
 
-Expression = Annotated[
-    str,
-    typer.Argument(
-        metavar="EXPR",
-        help=(
-            "The function in x0, x1, … (or x, y, z for up to three variables): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a "
-            f"vector. Constants: {', '.join(CONSTANTS)}. Functions: {function_names()}. where(x > 0.5, a, b) is a where "
-            "the comparison holds and b elsewhere (< <= > >=, and, or, not); where(c, a, b) is a where c ≥ 0. "
-            "Or a function of your own: MODULE:FUNCTION or path/to/file.py:FUNCTION. Your code is imported and run."
-        ),
+_EXPRESSION = typer.Argument(
+    metavar="EXPR",
+    help=(
+        "The function in x0, x1, … (or x, y, z for up to three variables): sin(3*x0) + x0*cos(2*x1). 'a, b' makes a "
+        f"vector. Constants: {', '.join(CONSTANTS)}. Functions: {function_names()}. where(x > 0.5, a, b) is a where "
+        "the comparison holds and b elsewhere (< <= > >=, and, or, not); where(c, a, b) is a where c ≥ 0. "
+        "Or a function of your own: MODULE:FUNCTION or path/to/file.py:FUNCTION. Your code is imported and run."
     ),
-]
-Domain = Annotated[str, typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1] x [-2,3]', '[0, 2*pi]'.")]
+)
+Expression = Annotated[str, _EXPRESSION]
+ExpressionIfAny = Annotated[str | None, _EXPRESSION]
+_DOMAIN = typer.Option("--domain", help="A box: '[-1,1]^2', '[0,1] x [-2,3]', '[0, 2*pi]'.")
+Domain = Annotated[str, _DOMAIN]
+DomainIfAny = Annotated[str | None, _DOMAIN]
 Region = Annotated[
     list[str] | None,
     typer.Option(
@@ -222,6 +229,20 @@ CheckpointFolder = Annotated[
 Retries = Annotated[
     int, typer.Option("--retries", min=0, help="How often FUNCTION is called again where it raises an error.")
 ]
+SampleTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        metavar="FILE",
+        help="Samples in place of EXPR: a CSV file with the names of its columns, or a .parquet file. The claim is an estimate.",
+    ),
+]
+InputColumns = Annotated[
+    str | None, typer.Option("--inputs", help="With --table: the columns of the inputs, separated by commas.")
+]
+OutputColumns = Annotated[
+    str | None, typer.Option("--outputs", help="With --table: the columns of the outputs, separated by commas.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
@@ -246,6 +267,23 @@ def _takes_nothing(function: Any) -> bool:
         return not inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def table_of(path: Path, inputs: str | None, outputs: str | None) -> pa.Table:
+    """The table for `--table`, `--inputs` and `--outputs`.
+
+    Args:
+        path: a CSV or parquet file.
+        inputs: names of columns, separated by commas.
+        outputs: names of columns, separated by commas.
+    """
+    named = []
+    for option, text in (("--inputs", inputs), ("--outputs", outputs)):
+        if text is None:
+            raise typer.BadParameter("is needed with --table: names of columns, such as 'T,I'", param_hint=option)
+        named.append([name.strip() for name in text.split(",")])
+    read = pa.Table.from_parquet if path.suffix.lower() in (".parquet", ".pq") else pa.Table.from_csv
+    return read(path, *named)
 
 
 def parse_domain(text: str, region: list[str] | None = None) -> pa.Box | pa.Region:

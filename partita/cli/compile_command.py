@@ -17,10 +17,11 @@ from partita.cli.common import (
     AsJson,
     Budget,
     CheckpointFolder,
-    Domain,
+    DomainIfAny,
     Dtype,
-    Expression,
+    ExpressionIfAny,
     Hessian,
+    InputColumns,
     Lipschitz,
     MaxBytes,
     MaxEvaluations,
@@ -32,9 +33,11 @@ from partita.cli.common import (
     Modulus,
     Norm,
     OnError,
+    OutputColumns,
     Overwrite,
     Region,
     Retries,
+    SampleTable,
     Scheduler,
     Seed,
     Sharpness,
@@ -48,6 +51,7 @@ from partita.cli.common import (
     parse_domain,
     shown_progress,
     stderr,
+    table_of,
     working_with,
 )
 from partita.errors import ToleranceMissedWarning
@@ -58,10 +62,13 @@ __all__ = ["compile_command"]
 
 
 def compile_command(
-    expression: Expression,
-    domain: Domain,
     tolerance: Tolerance,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    expression: ExpressionIfAny = None,
+    domain: DomainIfAny = None,
+    table: SampleTable = None,
+    inputs: InputColumns = None,
+    outputs: OutputColumns = None,
     region: Region = None,
     norm: Norm = "inf",
     dtype: Dtype = "float64",
@@ -92,18 +99,20 @@ def compile_command(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the head, certify it, attack it, and save it."""
+    """Build the head of EXPR on a box, or of a table, certify it, attack it, and save it."""
     options = compile_options(locals()) | {"budget": budget, "outside": outside, "seed": seed}
     require_free(out, overwrite=overwrite)
-    where = parse_domain(domain, region)
+    _require_one_source(expression, domain, table, inputs or outputs)
+    where = None if domain is None else parse_domain(domain, region)
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the user's function prints
         warnings.simplefilter("ignore", ToleranceMissedWarning)  # said below
-        started = "first evaluations of f" if ":" in expression else "reading f"
+        started = "first evaluations of f" if expression is not None and ":" in expression else "reading f"
         with (
             working_with(workers, scheduler, checkpoint, retries) as shared,
             shown_progress(started, budget) as progress,
         ):
-            c = pa.compile(function_named(expression), where, progress=progress, **shared, **options)
+            given = table_of(table, inputs, outputs) if table is not None else function_named(str(expression))
+            c = pa.compile(given, where, progress=progress, **shared, **options)
     place = c.save(out, overwrite=overwrite)
     emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
     if not c.tolerance_met:
@@ -113,6 +122,17 @@ def compile_command(
             highlight=False,
         )
         raise typer.Exit(1)
+
+
+def _require_one_source(expression: str | None, domain: str | None, table: Path | None, columns: str | None) -> None:
+    """Either EXPR with a domain, or a table."""
+    if (expression is None) == (table is None):
+        found = "neither is" if table is None else "both are"
+        raise typer.BadParameter(f"expected EXPR or --table FILE, and {found} given", param_hint="EXPR")
+    if table is None and domain is None:
+        raise typer.BadParameter("is needed, for example '[-1,1]^2'", param_hint="--domain")
+    if table is None and columns is not None:
+        raise typer.BadParameter("needs --table FILE", param_hint="--inputs, --outputs")
 
 
 def _summary(c: pa.Compiled, tolerance: float, place: Path) -> dict[str, Any]:

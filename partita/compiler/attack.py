@@ -123,7 +123,8 @@ def attack(
         domain: its domain, as in `compile`. Needed unless `claim` is a `Compiled`.
         bound: the claimed bound. For a `Compiled` the certificate's, by default.
         samples: random points.
-        restarts: points that gradient ascent starts from: half near the worst point found, half random.
+        restarts: points that gradient ascent starts from: half near the worst point found, half random. 0 for none: of a black
+            box, each takes hundreds of evaluations.
         executor: who evaluates f and the head at many points, as for `compile`.
         checkpoint: a folder that keeps the answers of f, as for `compile`.
         retries: how often f is called again where it raised, ≥ 0.
@@ -157,7 +158,8 @@ def attack(
         found = search_worst(
             opponent.errors, opponent.target.domain, partition=opponent.partition, samples=samples, seed=seed
         )
-        return opponent.report(_climb(opponent, np.array(found.point), restarts, seed), found.samples)
+        worst = np.array(found.point)
+        return opponent.report(_climb(opponent, worst, restarts, seed) if restarts else worst, found.samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +236,11 @@ def _run_head(head: Head, points: Array) -> Array:
 
 def _opponent_of(claim: Compiled, bound: float | None) -> _Opponent:
     certificate, head = claim.require_unchanged().certificate, claim.head
+    if claim.target.is_table:
+        raise UnsupportedError(
+            f"{claim.target.label} is a table of samples: there is no function to compare with at other points",
+            "Compare with rows that you have, abs(c(X) - y), or recheck the estimate: pa.recheck(c, function=table).",
+        )
     if certificate.norm != "inf" and bound is None:
         raise UnsupportedError(
             f"the certificate bounds an L{certificate.norm} norm, which a single point cannot refute; "

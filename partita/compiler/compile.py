@@ -16,8 +16,10 @@ from partita.arithmetic.progress import report
 from partita.compiler.clock import Clock
 from partita.compiler.compiled import Compiled, require_outside
 from partita.compiler.request_options import request_for
+from partita.compiler.table_head import require_table_options, table_head
 from partita.errors import (
     BudgetSpentError,
+    DomainError,
     NotContinuousError,
     PartitaError,
     SizeError,
@@ -29,6 +31,7 @@ from partita.functions.failures import DEFAULT_MAX_EXCLUDED
 from partita.functions.moduli import Modulus
 from partita.functions.regions import DomainLike
 from partita.functions.regularity import Jumps
+from partita.functions.samples import Table
 from partita.functions.target import Tail
 from partita.methods.method import Candidate, Plan, size_text
 from partita.methods.planner import best_plan, constructed
@@ -47,7 +50,7 @@ _USELESS = 10.0  # times the sampled error, beyond which the bound of a proof th
 
 def compile(
     function: Any,
-    domain: DomainLike,
+    domain: DomainLike | None = None,
     *,
     tolerance: float,
     lipschitz: float | Sequence[float] | None = None,
@@ -88,10 +91,12 @@ def compile(
     Args:
         function: an expression in x0, x1, … (k0, …, q0, … for pairs of inputs), a sympy expression in these symbols, an
             `nn.Module`, or a torch or numpy function of a batch `(n, *domain.shape)`. In expressions `where(c, a, b)` is a where
-            c ≥ 0 and b elsewhere, and `where(x0 > 0.5, a, b)` is a where the comparison holds.
+            c ≥ 0 and b elsewhere, and `where(x0 > 0.5, a, b)` is a where the comparison holds. Or a `Table` of samples: the head
+            is then fitted to most of its rows, and its error is an estimate from the others. Options that are about functions
+            are refused.
         domain: a `Box`, a `Region` (`Ball`, `Simplex`, `Polytope`), a `PointCloud`, or a pair of boxes for cross-attention.
             A box may be typed as text, `"[-1,1]^2"` or `"[0, pi] x [0,2]"`, or as a pair `(lo, hi)` for each axis,
-            `[(0, 3), (273, 323)]`: see `Box.of`.
+            `[(0, 3), (273, 323)]`: see `Box.of`. None for a table only: the box around its rows.
         tolerance: the largest error allowed, > 0.
         lipschitz: L with `|f(x) − f(y)|_∞ ≤ L|x − y|₂`, or one constant per coordinate, `(m,)`. Not needed for expressions.
         modulus: in place of `lipschitz`: a `Modulus`, or ω(t) as an expression such as "0.5*sqrt(t) + t".
@@ -163,6 +168,39 @@ def compile(
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise UnsupportedError(f"seed is {seed!r}; expected an integer ≥ 0.")
     clock = Clock(budget, progress)
+    if isinstance(function, Table):
+        given = {
+            "lipschitz": lipschitz,
+            "modulus": modulus,
+            "hessian": hessian,
+            "jumps": jumps,
+            "tail": tail,
+            "norm": norm,
+            "method": method,
+            "sharpness": sharpness,
+            "query_values": query_values,
+            "vectorize": vectorize,
+            "trace": trace,
+            "on_error": on_error,
+            "max_evaluations": max_evaluations,
+            "executor": executor,
+            "checkpoint": checkpoint,
+            "retries": retries,
+        }
+        require_table_options(function, given)
+        limits = {"tolerance": tolerance, "dtype": dtype, "max_bytes": max_bytes, "max_value": max_value}
+        found, missed = table_head(
+            function, domain, outside=outside, seed=int(seed), progress=clock.until(1.0), **limits
+        )
+        if missed is not None and budget is None:
+            raise missed
+        if missed is not None:
+            warnings.warn(ToleranceMissedWarning(missed), stacklevel=2)
+        return found
+    if domain is None:
+        raise DomainError(
+            "no domain is given; expected a box such as '[-1,1]^2'", "Only a table has a domain of its own."
+        )
     planning, building = clock.until(_TO_PLAN), clock.until(1.0)
     with crew_of(executor, checkpoint, retries).at_work():
         request = request_for(
@@ -192,7 +230,7 @@ def compile(
         )
         planned = best_plan(request, progress=planning)
         request.target.calls.progress = building
-        return _finished_or_next(planned, outside, building, seed)
+        return _steady(_finished_or_next(planned, outside, building, seed))
 
 
 def plan(
@@ -344,7 +382,13 @@ def build(
     7
     """
     with crew_of(executor, checkpoint, retries).at_work():
-        return _finished_or_next(plan, outside, progress, seed)
+        return _steady(_finished_or_next(plan, outside, progress, seed))
+
+
+def _steady(compiled: Compiled) -> Compiled:
+    """The same, if the function still returns what it returned at first, whoever is asked."""
+    compiled.target.look_again()
+    return compiled
 
 
 def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:

@@ -20,11 +20,12 @@ from partita.arithmetic.arguments import require_dtype
 from partita.arithmetic.notebook_cards import card
 from partita.compiler.bounds import GradientError, Range, bound_gradient_error, bound_range, bound_slope
 from partita.compiler.claim_card import claim_card
-from partita.compiler.given_function import given_function
+from partita.compiler.given_function import given_function, require_same_table
 from partita.compiler.network_bounds import claimed_range, network_gradient_error, network_range, network_slope
 from partita.compiler.scalar_function import ScalarFunction
 from partita.errors import NonFiniteValueError, OutsideDomainError, UnsupportedError
 from partita.functions.regions import Region
+from partita.functions.samples import Table
 from partita.functions.target import Target
 from partita.geometry.domains import Box, PointCloud, column_ranges
 from partita.geometry.partitions import Partition
@@ -71,6 +72,7 @@ class Compiled:
         outside: what to do with inputs outside the domain: "raise", "clamp", or "allow" (the certificate does not cover them).
         why: the plan's explanation, one sentence per item.
         candidates: every method that was considered, this one first. Not stored in files.
+        table: the table that the head was fitted to, if it was compiled from one. Not stored in files.
 
     >>> import partita as pa
     >>> c = pa.compile("2*x", pa.Box([0], [1]), tolerance=0.15, method="hard")
@@ -87,6 +89,7 @@ class Compiled:
     outside: str = "raise"
     why: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    table: Table | None = None
 
     def __post_init__(self) -> None:
         require_outside(self.outside)
@@ -454,12 +457,13 @@ class Compiled:
         return errors_at(self.head, target, points)
 
     def with_function(self, function: Any, *, vectorize: bool = False) -> Compiled:
-        """The same head with the black box that it approximates, which files do not store.
+        """The same head with the black box that it approximates, or the table that it was fitted to, which files do not store.
 
         The function is called at a few points: its values must have the right shape, and be those that the certificate holds.
+        Of a table the certificate holds the hash.
 
         Args:
-            function: the function that was compiled.
+            function: the function or the table that was compiled.
             vectorize: call it once per point, for functions that do not take batches.
 
         Raises:
@@ -476,6 +480,8 @@ class Compiled:
         >>> bool(loaded.with_function(f).errors_at(np.array([[0.5]]))[0] <= c.error_bound)
         True
         """
+        if self.target.is_table:
+            return replace(self, table=require_same_table(function, self.certificate.function))
         return replace(
             self, target=given_function(self.target, self.head, self.certificate, function, vectorize=vectorize)
         )

@@ -1,7 +1,8 @@
-"""A black box for a head that was loaded from a file: the caller brings it, and it must be the one that was compiled."""
+"""A black box or a table for a head that was loaded from a file: the caller brings it, and it must be the one that was compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from partita.errors import AnotherFunctionError, FormatError, ShapeError, UnsupportedError
+from partita.functions.samples import Table
 from partita.functions.tails import clipped
 from partita.functions.target import Target, make_target, sample_hash
 from partita.geometry.domains import Array
@@ -16,7 +18,7 @@ from partita.geometry.grid import ProductGrid
 from partita.heads.head import Head
 from partita.proofs.certificate import Certificate
 
-__all__ = ["given_function"]
+__all__ = ["given_function", "require_same_table"]
 
 _MAY_FAIL = 0.5  # of the domain, for a head that was compiled with on_error="exclude"
 _SLACK = (
@@ -57,6 +59,31 @@ def given_function(
         found = replace(target, ask=clipped(given, target.tail, declared=True).ask)
     _require_same(found, head, certificate, given.label)
     return found
+
+
+def require_same_table(table: Any, stated: Mapping[str, Any]) -> Table:
+    """The table, if a certificate is about it.
+
+    Args:
+        table: what the caller gave.
+        stated: `certificate.function`.
+
+    Raises:
+        UnsupportedError: it is not a table.
+        AnotherFunctionError: it is another table.
+    """
+    name = stated.get("label")
+    if not isinstance(table, Table):
+        raise UnsupportedError(
+            f"found a {type(table).__name__} for a head that was fitted to the table {name}; expected this table",
+            "Read it again: pa.Table.from_csv(…).",
+        )
+    if table.sha256 != stated.get("sha256"):
+        raise AnotherFunctionError(
+            f"{table!r} is not the table that the head was fitted to ({name}): the hash of its numbers and names differs",
+            "Give the same columns, with the same names and in the same order.",
+        )
+    return table
 
 
 def _require_same(target: Target, head: Head, certificate: Certificate, label: str) -> None:

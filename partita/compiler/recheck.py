@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from partita.compiler.compiled import Compiled
+from partita.compiler.table_head import held_out_error
 from partita.errors import ExpressionError, FormatError
 from partita.functions.expressions import CONSTANTS, parse
 from partita.functions.tails import find_singularities
 from partita.functions.target import Target, variable_names
 from partita.geometry.domains import PointCloud
 from partita.heads.network import AttentionNetwork
+from partita.heads.scattered_head import ScatteredHead
 from partita.proofs import PROOFS
 from partita.proofs.certificate import model_digest, total
 from partita.proofs.network_proof import Part, part_checks
@@ -46,7 +48,7 @@ def recheck(
     Args:
         compiled: from `pa.compile` or `pa.load`.
         function: the black box that was compiled, if the head was loaded from a file. Its values are then compared with those
-            that the certificate holds, and its error is sampled again.
+            that the certificate holds, and its error is sampled again. For a head that was fitted to a table: the table.
         executor: who runs calls of a slow f and long proofs, as for `compile`.
         checkpoint: a folder that keeps the answers of f and the results of long steps, as for `compile`.
         retries: how often f is called again where it raised, ≥ 0.
@@ -153,6 +155,9 @@ def _tail_again(compiled: Compiled) -> Iterator[Check]:
 def _estimate_again(compiled: Compiled) -> Iterator[Check]:
     """Fresh samples, other than those that the estimate rests on."""
     certificate, target = compiled.certificate, compiled.target
+    if target.is_table:
+        yield from _rows_again(compiled)
+        return
     if target.ask is None:
         yield Check("estimate", True, "not checked: the function is not stored", checked=False)
         return
@@ -161,6 +166,18 @@ def _estimate_again(compiled: Compiled) -> Iterator[Check]:
     if not certificate.has_tolerance:  # the estimate itself, which a few fresh points may exceed
         holds = _few_exceed(compiled) if certificate.norm == "inf" else seen.estimate <= 1.1 * certificate.error
     yield Check("estimate", holds, f"{seen.estimate:.6g} at {seen.samples:,} fresh points; nothing is proved")
+
+
+def _rows_again(compiled: Compiled) -> Iterator[Check]:
+    """The error at the rows that were held out, which the certificate and the table determine."""
+    certificate, table, head = compiled.certificate, compiled.table, compiled.head
+    if table is None or not isinstance(head, ScatteredHead):
+        yield Check("estimate", True, "not checked: the table is not stored", checked=False)
+        return
+    found = held_out_error(head, table, certificate.seed, float(certificate.function["held_out"]))
+    same = math.isclose(found, certificate.error, rel_tol=1e-6, abs_tol=1e-12)
+    rows = int(certificate.facts.get("rows_held_out", 0))
+    yield Check("estimate", same, f"{found:.6g} at the {rows:,} rows that were held out; nothing is proved")
 
 
 def _few_exceed(compiled: Compiled) -> bool:

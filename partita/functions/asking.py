@@ -29,6 +29,7 @@ _BATCHES, _FEWEST = (
     64,
     16,
 )  # batches of a request to a function that cannot be divided freely, and the fewest points in one
+_SAMPLED = 3  # answers of a checkpoint that are compared with what f returns now
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0  # seconds before f is tried again, twice as many each time
 
 
@@ -250,9 +251,15 @@ class RecalledAnswers:
         function: f, as the user gave it.
         label: its name, for errors.
 
+    Attributes:
+        sample: the first points that had an answer, `(k, m)`, and their values; None as long as there were none.
+        doubted: whether f was asked again at these.
+
     Raises:
         CheckpointError: what f computes cannot be read from it.
     """
+
+    sample: tuple[Array, np.ndarray] | None
 
     def __init__(self, checkpoint: Checkpoint, function: Callable[..., Any], label: str) -> None:
         self.checkpoint = checkpoint
@@ -264,6 +271,7 @@ class RecalledAnswers:
                 f"Name its content: {label}.checkpoint_key = 'version 1', and change the name whenever the function changes.",
             ) from None
         self._key = content_of("answers", content, isinstance(function, OneByOne))
+        self.doubted, self.sample = False, None  # set once answers were given
         self._known: dict[tuple[str, bytes], list[tuple[np.ndarray, float]]] = {}
         self._given: dict[tuple[str, bytes], int] = {}
         for kind, points, values, seconds in checkpoint.results(self._key):
@@ -291,6 +299,8 @@ class RecalledAnswers:
                 self._given[place] = given + 1
                 found[part], seconds = True, seconds + known[given][1]
                 values += list(known[given][0])
+        if self.sample is None and values:
+            self.sample = points[found][:_SAMPLED], np.stack(values[:_SAMPLED])
         return found, values, seconds
 
     def keep(self, kind: str, points: Array, values: np.ndarray, seconds: float) -> None:

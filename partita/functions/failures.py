@@ -15,6 +15,7 @@ from partita.errors import (
     BudgetSpentError,
     CheckpointError,
     MutatedInputError,
+    NotDeterministicError,
     NotSendableError,
     PartitaError,
     TargetFailedError,
@@ -41,7 +42,14 @@ __all__ = [
 
 DEFAULT_MAX_EXCLUDED = 0.1  # of the domain
 # what a request to f may raise that says nothing about f at a point
-PASSED_ON = (BudgetSpentError, CheckpointError, MutatedInputError, NotSendableError, WorkersLostError)
+PASSED_ON = (
+    BudgetSpentError,
+    CheckpointError,
+    MutatedInputError,
+    NotDeterministicError,
+    NotSendableError,
+    WorkersLostError,
+)
 _FIRST = 200  # points, of which half may fail before work is stopped: fits ask more often where f behaves badly
 _SHOWN = 8  # coordinates of a point in a message
 _LEAVE_OUT = "Fix the function there, shrink the domain, or pass on_error='exclude' to leave such points out."

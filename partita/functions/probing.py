@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from partita.errors import (
     TargetFailedError,
 )
 from partita.functions.asking import Answer, Call, OneByOne, RecalledAnswers, whole_batch
-from partita.functions.dropout import active_dropout
 from partita.functions.failures import (
     PASSED_ON,
     Excluding,
@@ -39,12 +38,14 @@ from partita.functions.failures import (
     split_flat,
 )
 from partita.functions.regions import Domain
+from partita.functions.repeats import REMEDY, Repeats
 from partita.geometry.domains import Array, Box
 from partita.workers import crew
 
 __all__ = ["Asker", "Calls", "probe", "probe_points", "require_finite", "split_flat"]
 
 _PROBES = 11
+_MORE = 3  # calls that tell how noisy a function is
 _KEPT = 1 << 18  # answers
 _AT_ONCE = 0.25  # seconds in f between two reports of progress
 _ROUNDS_OF_TASKS = 16  # as long is a batch for workers: at its end they wait for each other
@@ -119,6 +120,7 @@ class Asker:
         self._answers: dict[bytes, Array] = {}
         self._call = Call(function, shapes, kind, label)
         self._recalled: RecalledAnswers | None = None
+        self._received = 0  # points, in this process or on workers
 
     def raw(self, points: Array, batch: int | None = None) -> np.ndarray:
         """The function's answer as an array whose first axis is the batch; its input must stay unchanged.
@@ -134,6 +136,8 @@ class Asker:
             return self._asked(points, None, batch)
         known, values, seconds = recalled.take(self.kind, points, batch)
         self.calls.seconds += seconds
+        if not known.all():
+            self._doubt(recalled)
         try:
             fresh = self._asked(points[~known], recalled, batch) if not known.all() else np.stack(values)[:0]
         except RowFailed as stopped:  # of the rows that were not known
@@ -141,6 +145,64 @@ class Asker:
             before = self._merged(known[:row], values[: int(known[:row].sum())], stopped.before)
             raise RowFailed(row, stopped.error, before) from stopped.error
         return self._merged(known, values, fresh)
+
+    def look_again(self) -> None:
+        """Ask f again at its first points, now that all workers have something to do: noise may show only then.
+
+        These calls do not count: there are none without an executor, which changes nothing else.
+
+        Raises:
+            NotDeterministicError: another answer.
+        """
+        if crew().door is None or not self._received:
+            return
+        points, values = (part[: int(min(_PROBES, self.calls.most - self.calls.rows))] for part in self.answered())
+        if len(points):
+            where = " (first, and again at the end; perhaps on another worker)"
+            hint = "Workers must not differ in files, settings, versions or random seeds that f uses."
+            self._compare(points, values, where, f"{hint} If f is noisy by itself: {REMEDY}")
+
+    def _doubt(self, recalled: RecalledAnswers) -> None:
+        """Before f is asked anything new: whether it still returns what the checkpoint holds.
+
+        These few calls do not count; f received fewer points than are counted, as the checkpoint answered for it.
+        """
+        if recalled.doubted or recalled.sample is None:
+            return
+        recalled.doubted = True
+        points, values = recalled.sample
+        where = f" (the first from the checkpoint {recalled.checkpoint.folder}, the second now)"
+        hint = (
+            "If f, or a file or a service that it uses, has changed: delete that folder, or give f another checkpoint_key. "
+            f"If f is noisy: {REMEDY}"
+        )
+        self._compare(points, values.reshape(len(points), -1), where, hint)
+
+    def _compare(self, points: Array, values: Array, where: str, hint: str) -> None:
+        """Refuse a function that returns other values `(n, out)` now."""
+        progress, self.calls.progress = self.calls.progress, None  # a budget that is spent does not stop this
+        try:
+            again = self._asked(points, None, None if self._is_free else len(points)).reshape(len(points), -1)
+        except PASSED_ON:
+            raise
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
+            at = shown_point(points[0], self.shapes)
+            raise NotDeterministicError(
+                f"{self.label} had values at {at} and {len(points) - 1} more points{where}, "
+                f"and raised when it was asked again ({raised})",
+                hint,
+            ) from cause_of(error)
+        finally:
+            self.calls.progress = progress
+        found = self.repeats(points, [values, again])
+        if not (found.agree if self._is_free else _same_row(values, again)):
+            raise found.error(where, hint)
+
+    def repeats(self, points: Array, answers: Sequence[Array]) -> Repeats:
+        """Several answers `(n, out)` of this function at the same points."""
+        precision = np.float32 if self.kind == "torch float32" else np.float64
+        return Repeats(self.label, self.function, points, answers, precision)
 
     @property
     def _is_free(self) -> bool:
@@ -172,6 +234,7 @@ class Asker:
             points, crew(), speed, batch=batch, arrived=keep, progress=self._progress
         ):
             waiting -= part.stop - part.start
+            self._received += answer.rows
             self.calls.seconds += answer.seconds
             self.calls.rows += answer.rows - (part.stop - part.start)  # tried again, or never received
             if answer.values is None:
@@ -469,25 +532,22 @@ def _succeeds(asker: Asker, point: Array) -> bool:
         return False
 
 
+def _same_row(alone: Array, in_batch: Array) -> bool:
+    """Whether values `(n, out)` are those of the same points, but for what other points in the batch may do to rounding."""
+    return np.allclose(alone, in_batch, rtol=1e-6, atol=1e-6 * np.abs(in_batch).max())
+
+
 def _check_repeatable(ask: Asker, points: Array, answer: Array) -> bool:
     """Refuse a function whose values vary; whether they are the same bits in smaller batches."""
-    again = ask.fresh(points)
-    require_finite(answer, points, ask.label)
-    if not np.array_equal(answer, again):
-        i = int(np.abs(answer - again).max(axis=1).argmax())
-        raise NotDeterministicError(
-            f"{ask.label} gave {answer[i].tolist()} and then {again[i].tolist()} at {points[i].tolist()}; "
-            "expected the same value twice. "
-            + (
-                f"Dropout is on in {dropout}: call .eval() first."
-                if (dropout := active_dropout(ask.function))
-                else "Fix its random seed inside, average the noise out, or call .eval() on a module."
-            )
-        )
+    found = ask.repeats(points, [answer, ask.fresh(points)])
+    for values in found.answers:
+        require_finite(values, points, ask.label)
+    if not found.agree:
+        more = _MORE if not found.differ_in_last_digits and ask.calls.left >= _MORE * len(points) else 0
+        raise ask.repeats(points, [*found.answers, *(ask.fresh(points) for _ in range(more))]).error()
     single = np.concatenate([ask.fresh(points[i : i + 1]) for i in (0, 7)] + [ask.fresh(points[3:6])])
     batch = answer[[0, 7, 3, 4, 5]]
-    scale = 1e-6 * np.abs(answer).max()
-    if not np.allclose(single, batch, rtol=1e-6, atol=scale):
+    if not _same_row(single, batch):
         i = int(np.abs(single - batch).max(axis=1).argmax())
         raise NotVectorizedError(
             f"{ask.label} gives {batch[i].tolist()} inside a batch of {_PROBES} and {single[i].tolist()} on "

@@ -29,6 +29,7 @@ from partita.functions.failures import Excluding
 from partita.functions.graph import Graph
 from partita.functions.probing import Asker, Calls, probe, require_finite
 from partita.functions.regions import Domain, DomainLike, Region
+from partita.functions.samples import Table
 from partita.functions.sympy_trees import from_sympy, is_sympy
 from partita.functions.tracing import TRACED_ROWS, compare, trace
 from partita.geometry.domains import Array, Box, PointCloud, product
@@ -99,6 +100,7 @@ class Target:
         origin: where the graph comes from, or why there is none; empty for expressions.
         meaning: how the graph differs from what was written or coded, a sentence for certificates; empty where it does not.
         calls: how often the caller's function was evaluated, and how often it may be; for an expression never.
+        is_table: whether this stands for a table of samples, which has values at its rows only.
         interpolated: whether this is a polynomial in place of a black box, for searching: it costs nothing to evaluate.
         tail: for a function without a bound, where it is clipped and the norm of what is cut off; then `graph` and `ask` are those
             of the clipped function, and `unclipped` is the graph of f. tail_declared: whether the caller vouches for it.
@@ -129,6 +131,7 @@ class Target:
     unclipped: Graph | None = None
     calls: Calls = field(default_factory=Calls)
     interpolated: bool = False
+    is_table: bool = False
     excluding: Excluding | None = None
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
     num_outputs: int = field(init=False)
@@ -164,6 +167,16 @@ class Target:
         """The same function for other processes: an expression without what belongs to this process."""
         return self if self.graph is None else replace(self, ask=graph_values(self.graph), calls=Calls())
 
+    def look_again(self) -> None:
+        """Compare what workers return now with their first answers, if they call a black box.
+
+        Raises:
+            NotDeterministicError: they differ.
+        """
+        ask = self.ask.ask if isinstance(self.ask, Excluding) else self.ask
+        if isinstance(ask, Asker):
+            ask.look_again()
+
     def answered(self) -> tuple[Array, Array]:
         """Points of the domain `(n, m)` at which a black box was evaluated before, and its values `(n, out)`."""
         if isinstance(self.ask, (Asker, Excluding)):
@@ -174,6 +187,11 @@ class Target:
         """Values `(n, out)` at flat points `(n, m)`, finite or a NonFiniteValueError that says where."""
         if not len(points):
             return np.empty((0, self.num_outputs))
+        if self.is_table:
+            raise TargetFailedError(
+                f"{self.label} is a table of samples: it has values at its rows only, so it cannot be evaluated elsewhere",
+                "Compare with rows that you have: abs(c(X) - y).",
+            )
         if self.ask is None:
             raise TargetFailedError(
                 "this head was read from a file, which does not store the black-box function that it approximates: it cannot be "
@@ -247,6 +265,11 @@ def make_target(
     if is_sympy(function):
         graph = from_sympy(function, names, aliases)
         return graph_target(graph, domains, _shown(graph, names, "sympy"))
+    if isinstance(function, Table):
+        raise UnsupportedError(
+            f"found {function!r} where a function is expected: a table has values at its rows only",
+            "Give a table to pa.compile, which fits a head to it.",
+        )
     if not callable(function):
         raise TargetFailedError(
             f"the target is a {type(function).__name__}; expected an expression (text, a Graph, a sympy tree) or a function of a "

@@ -30,6 +30,7 @@ from partita.heads.head import FoldedHead
 from partita.heads.scattered_head import ScatteredHead
 from partita.learn.folding import Scaling, fold
 from partita.learn.model import Options, fit_model, moments
+from partita.learn.parallel import Jobs
 from partita.learn.search import spacing
 from partita.learn.smoothing import Keys, Smoother
 from partita.learn.spread import local_variances
@@ -164,6 +165,7 @@ class _PartitionModel(BaseEstimator, ABC):
         ridge: float | None = None,
         scaling: str = "auto",
         random_state: Any = None,
+        n_jobs: int | None = None,
     ) -> None:
         self.centers = centers
         self.values = values
@@ -172,10 +174,12 @@ class _PartitionModel(BaseEstimator, ABC):
         self.ridge = ridge
         self.scaling = scaling
         self.random_state = random_state
+        self.n_jobs = n_jobs
 
     def _fit_targets(self, points: Array, targets: Array, weights: Array, *, standardise: bool, spread: bool) -> _State:
         """Fit, and set what both kinds of estimator show."""
-        options = Options(self.centers, self.values, self.solver, self.inverse_temperature, self.ridge, self.scaling)
+        chosen = self.centers, self.values, self.solver, self.inverse_temperature, self.ridge, self.scaling
+        options = Options(*chosen, Jobs(self.n_jobs))
         _warn_of_many_centers(self.centers, len(points))
         given, rows = points, _Rows.of(points, targets, weights)
         points, targets, weights = points[rows.first], targets[rows.first], rows.weights
@@ -350,6 +354,8 @@ class PartitionRegressor(RegressorMixin, _PartitionModel):
         ridge: λ, or None.
         scaling: "standard" (zero mean, unit deviation), "none", or "auto": standard, then by relevance where that clearly helps.
         random_state: for k-means and for the sample on which relevance is judged; up to 600 points nothing is random.
+        n_jobs: how many parts of a fit run at the same time (temperatures that are tried, blocks of rows), as everywhere in
+            scikit-learn: None for 1 or for what `joblib.parallel_config` says, −1 for all processors. The result is the same.
 
     Attributes:
         head_: a `ScatteredHead` (an `nn.Module`) that takes raw features.
@@ -485,6 +491,7 @@ class PartitionClassifier(ClassifierMixin, _PartitionModel):
         scaling: str = "auto",
         class_weight: Any = None,
         random_state: Any = None,
+        n_jobs: int | None = None,
     ) -> None:
         super().__init__(
             centers,
@@ -494,6 +501,7 @@ class PartitionClassifier(ClassifierMixin, _PartitionModel):
             ridge=ridge,
             scaling=scaling,
             random_state=random_state,
+            n_jobs=n_jobs,
         )
         self.class_weight = class_weight
 

@@ -12,6 +12,7 @@ from sklearn.cluster import KMeans
 from partita.errors import ShapeError, UnsupportedError
 from partita.geometry.domains import Array
 from partita.learn.folding import Scaling
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.ridge import Fit
 from partita.learn.search import Request, best_fit, relevance
 from partita.learn.smoothing import Keys, Smoother
@@ -34,6 +35,7 @@ class Options:
     rate: float | None
     penalty: float | None
     scaling: str
+    jobs: Jobs = ALONE
 
     def __post_init__(self) -> None:
         _one_of("values", self.values, ("auto", "constant", "affine"))
@@ -91,7 +93,16 @@ def fit_model(
         else:
             guess = near if _is_auto(options.centers) else None
             bar = math.inf if best is None else best.error
-            fit = best_fit(centers, scaled, targets, request=request, weights=weights, near=guess, to_beat=bar)
+            fit = best_fit(
+                centers,
+                scaled,
+                targets,
+                request=request,
+                weights=weights,
+                near=guess,
+                to_beat=bar,
+                jobs=options.jobs,
+            )
         if best is None or fit.error < best.error:
             best = near = fit
     return scaling, best if best is not None else _single(scaled, targets, options)
@@ -123,7 +134,8 @@ def _scaling(
     some, keys = np.arange(len(points)), slice(None)
     if len(points) > _ALL_WEIGHED:
         some, keys = rng.permutation(len(points))[:_ROWS_WEIGHED], slice(_KEYS_WEIGHED)
-    scale, fit = relevance(standard(points[some]), targets[some], weights=weights[some], keys=keys)
+    rows = standard(points[some]), targets[some]
+    scale, fit = relevance(*rows, weights=weights[some], keys=keys, jobs=options.jobs)
     return Scaling(mean, standard.scale * scale), fit
 
 

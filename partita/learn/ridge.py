@@ -10,6 +10,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cholesky, lapack, solve_triangular
 
 from partita.geometry.domains import Array
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.smoothing import Keys, Rows, Smoother
 
 __all__ = ["PENALTIES", "Fit", "Ridge", "Trial", "try_ridge"]
@@ -168,10 +169,13 @@ class Ridge(ABC):
         targets: `(n, out)`.
         weights: s `(n,)`, positive.
         squared: `|x_i − c_j|²`, if known.
+        jobs: how many blocks of rows are worked on at the same time.
     """
 
-    def __init__(self, keys: Keys, points: Array, targets: Array, weights: Array, squared: Array | None) -> None:
-        self._keys, self._points, self._targets, self._weights = keys, points, targets, weights
+    def __init__(
+        self, keys: Keys, points: Array, targets: Array, weights: Array, squared: Array | None, jobs: Jobs
+    ) -> None:
+        self._keys, self._points, self._targets, self._weights, self._jobs = keys, points, targets, weights, jobs
         self._base = _Base.of(points, weights, affine=keys.affine)
         self._rest = self._base.project_out(targets)
         self._squared = squared
@@ -179,11 +183,17 @@ class Ridge(ABC):
 
     @staticmethod
     def of(
-        keys: Keys, points: Array, targets: Array, *, weights: Array | None = None, squared: Array | None = None
+        keys: Keys,
+        points: Array,
+        targets: Array,
+        *,
+        weights: Array | None = None,
+        squared: Array | None = None,
+        jobs: Jobs = ALONE,
     ) -> Ridge:
         """The problem in as many unknowns as there are features, or points if these are fewer."""
         kind = _Primal if keys.num_features < len(points) else _Dual
-        return kind(keys, points, targets, np.ones(len(points)) if weights is None else weights, squared)
+        return kind(keys, points, targets, np.ones(len(points)) if weights is None else weights, squared, jobs)
 
     @property
     def unit(self) -> float:
@@ -248,8 +258,9 @@ class _Primal(Ridge):
 
     def _prepare(self) -> None:
         features = Rows(self._weighted, len(self._points), self._keys.num_features)
-        q = self._base.columns
-        shadow = sum((q[part].T @ block for part, block in features), start=np.zeros((q.shape[1], features.columns)))
+        q, rest = self._base.columns, self._rest
+        shadows = features.each(lambda part, block: q[part].T @ block, self._jobs)
+        shadow = sum((found for _, found in shadows), start=np.zeros((q.shape[1], features.columns)))
 
         def projected(part: slice) -> Array:
             block = features.taken(part)
@@ -258,10 +269,11 @@ class _Primal(Ridge):
 
         self._rows = Rows(projected, features.rows, features.columns)
         self._gram = np.zeros((features.columns, features.columns))
-        self._moments = np.zeros((features.columns, self._rest.shape[1]))
-        for part, block in self._rows:
-            self._gram += block.T @ block
-            self._moments += block.T @ self._rest[part]
+        self._moments = np.zeros((features.columns, rest.shape[1]))
+        products = self._rows.each(lambda part, block: (block.T @ block, block.T @ rest[part]), self._jobs)
+        for _, (gram, moments) in products:
+            self._gram += gram
+            self._moments += moments
 
     def _weighted(self, part: slice) -> Array:
         squared = None if self._squared is None else self._squared[part]
@@ -306,10 +318,14 @@ class _Primal(Ridge):
         """With `ΦᵀΦ + λ = LLᵀ` and `Z = L⁻¹Φᵀ` the hat matrix is `QQᵀ + ZᵀZ`."""
         factor, inner = self._factor(penalty)
         residuals, hats = self._rest.copy(), self._base.leverage()
-        for part, block in self._rows:
+
+        def shares(_: slice, block: Array) -> tuple[Array, Array]:
             half = solve_triangular(factor, block.T, lower=True, check_finite=False)
-            hats[part, 0] += np.einsum("ji,ji->i", half, half)
-            residuals[part] -= half.T @ inner
+            return np.einsum("ji,ji->i", half, half), half.T @ inner
+
+        for part, (hat, fitted) in self._rows.each(shares, self._jobs):
+            hats[part, 0] += hat
+            residuals[part] -= fitted
         return _Solved(
             residuals, hats, lambda: solve_triangular(factor, inner, lower=True, trans="T", check_finite=False)
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.spatial import KDTree
 
 from partita.geometry.domains import Array
+from partita.learn.parallel import ALONE, Jobs
 from partita.learn.ridge import Fit, Ridge, Trial
 from partita.learn.smoothing import AT_ONCE, Keys, Smoother, row_blocks, squared_distances
 
@@ -32,6 +34,7 @@ _LEAST_SHARE, _LARGEST_SHARE = 1e-9, 1e3  # of λ, in units of the trace of the 
 _FALLS = 0.998  # a step that leaves more than this of the error is the last
 _FAR_OFF = 1.5  # times the best error: no other λ is tried at this R
 _HOPELESS = 1.15  # times the error to beat
+_SHARED = 1 << 18  # rows times keys, from which on rates are worth trying at the same time
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def best_fit(
     weights: Array | None = None,
     near: Fit | None = None,
     to_beat: float = math.inf,
+    jobs: Jobs = ALONE,
 ) -> Fit:
     """The fit that was requested, R and λ of least leave-one-out error.
 
@@ -83,17 +87,19 @@ def best_fit(
         weights: `(n,)` or None for ones.
         near: a fit to start from, which saves the grid; its keys may be others.
         to_beat: an error; the search ends early where it stays far above.
+        jobs: how many rates, and how many blocks of rows, are worked on at the same time.
     """
     every = np.ones(len(points)) if weights is None else weights
     some = slice(None, None, math.ceil(len(points) / _ROWS_SEARCHED))
     if request.smoother:
-        return _best_smoother(centers, targets, every, some, request)
-    whole = _Problems(centers, points, targets, every, request)
-    searched = whole if some.step == 1 else _Problems(centers, points[some], targets[some], every[some], request)
+        return _best_smoother(centers, targets, every, some, request, jobs)
+    whole = _Problems(centers, points, targets, every, request, jobs)
+    rows = points[some], targets[some], every[some]
+    searched = whole if some.step == 1 else _Problems(centers, *rows, request, jobs)
     rates = (request.rate, request.rate) if request.rate is not None else rate_range(centers)
     if min(len(centers) * (1 + points.shape[1] * request.affine), len(searched.points)) <= _SURVEYED:
         start = None if near is None else near.smoother.keys.rate
-        rate, trial = _best_rate(searched.best, *rates, start=start)
+        rate, trial = _best_rate(searched.best, *rates, start=start, jobs=searched.sharing)
         if searched is whole:
             return trial.finish()
         share = trial.finish().share
@@ -105,16 +111,29 @@ def best_fit(
 class _Problems:
     """Ridge problems for every R; the last two are kept, and the distances while they are few."""
 
-    def __init__(self, centers: Array, points: Array, targets: Array, weights: Array, request: Request) -> None:
+    def __init__(
+        self, centers: Array, points: Array, targets: Array, weights: Array, request: Request, jobs: Jobs
+    ) -> None:
         self.centers, self.points, self.targets, self.weights, self.request = centers, points, targets, weights, request
+        self.jobs = jobs
         small = len(points) * len(centers) <= AT_ONCE
         self._squared = squared_distances(points, centers) if small else None
         self._kept: dict[float, Ridge] = {}
 
+    @property
+    def sharing(self) -> Jobs:
+        """Who tries rates: with few rows and keys that takes less time than handing them out."""
+        return self.jobs if len(self.points) * len(self.centers) >= _SHARED else ALONE
+
+    def __getstate__(self) -> dict[str, object]:
+        """What other processes need: they make the problems, and the distances, themselves."""
+        return {**vars(self), "_kept": {}, "_squared": None, "jobs": ALONE}
+
     def _of(self, rate: float) -> Ridge:
         if rate not in self._kept:
             keys = Keys(self.centers, rate, self.request.affine)
-            problem = Ridge.of(keys, self.points, self.targets, weights=self.weights, squared=self._squared)
+            given = {"weights": self.weights, "squared": self._squared, "jobs": self.jobs}
+            problem = Ridge.of(keys, self.points, self.targets, **given)  # type: ignore[arg-type]
             self._kept = dict([*self._kept.items(), (rate, problem)][-2:])
         return self._kept[rate]
 
@@ -139,7 +158,7 @@ class _Problems:
         count = _SURVEYED * (1 if self.request.affine else _SURVEYED_ROWS)
         rows = slice(None, None, math.ceil(len(self.points) / count))
         sample = (self.centers[keys], self.points[rows], self.targets[rows])
-        return best_fit(*sample, request=self.request, weights=self.weights[rows])
+        return best_fit(*sample, request=self.request, weights=self.weights[rows], jobs=self.jobs)
 
 
 def _descent(problems: _Problems, low: float, high: float, near: Fit, to_beat: float) -> tuple[float, float]:
@@ -204,7 +223,7 @@ def _downhill(
             error(vertex)
 
 
-def _best_smoother(centers: Array, targets: Array, weights: Array, some: slice, request: Request) -> Fit:
+def _best_smoother(centers: Array, targets: Array, weights: Array, some: slice, request: Request, jobs: Jobs) -> Fit:
     bias = None if (weights == weights[0]).all() else np.log(weights)
 
     def trial(rate: float, rows: slice = some) -> Trial:
@@ -212,7 +231,8 @@ def _best_smoother(centers: Array, targets: Array, weights: Array, some: slice, 
 
     if request.rate is not None:
         return trial(request.rate, slice(None)).finish()
-    rate, best = _best_rate(trial, *rate_range(centers), start=None)
+    sharing = jobs if len(centers) ** 2 >= _SHARED else ALONE
+    rate, best = _best_rate(trial, *rate_range(centers), start=None, jobs=sharing)
     return best.finish() if some.step == 1 else trial(rate, slice(None)).finish()
 
 
@@ -234,30 +254,46 @@ def rate_range(centers: Array) -> tuple[float, float]:
     return 0.3 / middle, 8.0 / max(nearest, 1e-6 * middle)
 
 
-def _best_rate(trial: Callable[[float], Trial], low: float, high: float, *, start: float | None) -> tuple[float, Trial]:
+def _best_rate(
+    trial: Callable[[float], Trial], low: float, high: float, *, start: float | None, jobs: Jobs
+) -> tuple[float, Trial]:
     """The R of least error: a log grid, or `start`, then steps to either side that shrink to a factor 1.2."""
     errors: dict[float, float] = {}
-    best: list[tuple[float, Trial]] = []  # one, the best: trials are large
+    best: list[tuple[float, float, Trial | None]] = []  # error, rate, trial; one, the best: trials are large
 
-    def error(log_rate: float) -> float:
-        if log_rate not in errors:
-            tried = trial(math.exp(log_rate))
-            errors[log_rate] = tried.error
-            if not best or tried.error < best[0][1].error:
-                best[:] = [(math.exp(log_rate), tried)]
-        return errors[log_rate]
+    def note(log_rate: float, found: float, tried: Trial | None) -> None:
+        errors[log_rate] = found
+        if not best or found < best[0][0]:
+            best[:] = [(found, math.exp(log_rate), tried)]
+
+    def least(log_rates: Sequence[float]) -> float:
+        """The one of least error, the first of several."""
+        new = [v for v in dict.fromkeys(log_rates) if v not in errors]
+        if jobs.width > 1 and len(new) > 1:
+            for v, found in zip(new, jobs.map(partial(_error_of, trial), [math.exp(v) for v in new])):
+                note(v, found, None)
+        for v in log_rates:
+            if v not in errors:
+                tried = trial(math.exp(v))
+                note(v, tried.error, tried)
+        return min(log_rates, key=lambda v: errors[v])
 
     ends = math.log(low), math.log(high)
     grid = np.linspace(*ends, _RATES if high > low else 1) if start is None else np.clip([math.log(start)], *ends)
-    place = float(min(grid, key=error))
+    place = least(grid.tolist())
     step = _FIRST_STEP if high > low else 0.0
     while step > _LAST_STEP:
-        aside = min((max(place - step, ends[0]), min(place + step, ends[1])), key=error)
-        if error(aside) < error(place) * (1 - 1e-6):
+        aside = least((max(place - step, ends[0]), min(place + step, ends[1])))
+        if errors[aside] < errors[place] * (1 - 1e-6):
             place = aside
         else:
             step /= 2
-    return best[0]
+    _, rate, tried = best[0]
+    return rate, tried or trial(rate)
+
+
+def _error_of(trial: Callable[[float], Trial], rate: float) -> float:
+    return trial(rate).error
 
 
 def clearly_better(
@@ -271,7 +307,12 @@ def clearly_better(
 
 
 def relevance(
-    points: Array, targets: Array, *, weights: Array | None = None, keys: slice | Array = slice(None)
+    points: Array,
+    targets: Array,
+    *,
+    weights: Array | None = None,
+    keys: slice | Array = slice(None),
+    jobs: Jobs = ALONE,
 ) -> tuple[Array, Fit]:
     """Scales `(m,)` by which the features matter, and the fit that they lead to.
 
@@ -285,9 +326,10 @@ def relevance(
         targets: `(n, out)`.
         weights: `(n,)` or None for ones.
         keys: which of the points are keys.
+        jobs: how much is worked on at the same time.
     """
-    scale = np.ones(points.shape[1])
-    path = [(scale, best_fit(points[keys], points, targets, request=Request(), weights=weights))]
+    scale, ask = np.ones(points.shape[1]), partial(best_fit, request=Request(), weights=weights, jobs=jobs)
+    path = [(scale, ask(points[keys], points, targets))]
     for _ in range(_ROUNDS if len(scale) > 1 else 0):
         fit = path[-1][1]
         size = fit.smoother.gradient_size(points * scale, weights) * scale
@@ -297,7 +339,7 @@ def relevance(
         scale /= math.sqrt(float((scale**2).mean()))
         scaled = points * scale
         start = _carried_over(fit, scaled[keys])
-        path.append((scale, best_fit(scaled[keys], scaled, targets, request=Request(), weights=weights, near=start)))
+        path.append((scale, ask(scaled[keys], scaled, targets, near=start)))
         if path[-1][1].error > _WORTH * fit.error:
             break
     best = min((fit for _, fit in path), key=lambda fit: fit.error)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.spatial.distance import cdist
 
 from partita.geometry.domains import Array
+from partita.learn.parallel import ALONE, Jobs
 
 __all__ = ["AT_ONCE", "Keys", "Rows", "Smoother", "row_blocks", "squared_distances"]
+
+Result = TypeVar("Result")
 
 _FEW = 16  # features
 AT_ONCE = 1 << 23  # numbers in one block of rows: 64 MiB
@@ -67,6 +71,19 @@ class Rows:
                 self._kept = self._make(part)
             yield part, self._kept
 
+    def each(self, work: Callable[[slice, Array], Result], jobs: Jobs = ALONE) -> Iterator[tuple[slice, Result]]:
+        """`work(part, block)` for every block, in the order of the blocks.
+
+        Args:
+            work: must not change what it is given, or anything else.
+            jobs: how many blocks are worked on at the same time.
+        """
+        parts = list(row_blocks(self.rows, self._width))
+        if len(parts) < 2:
+            yield from ((part, work(part, block)) for part, block in self)
+        else:
+            yield from zip(parts, jobs.map(_OnBlock(self._make, work), parts))
+
     @property
     def whole(self) -> bool:
         """Whether all rows are kept."""
@@ -82,6 +99,17 @@ class Rows:
     def block(self, part: slice) -> Array:
         """The rows of any slice."""
         return self._make(part) if self._kept is None else self._kept[part]
+
+
+@dataclass(frozen=True, eq=False)
+class _OnBlock:
+    """Work on the rows of a slice, which are made where the work is done."""
+
+    make: Callable[[slice], Array]
+    work: Callable[[slice, Array], Any]
+
+    def __call__(self, part: slice) -> Any:
+        return self.work(part, self.make(part))
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,7 +149,9 @@ class Certificate:
         norm = "sup" if self.norm == "inf" else f"L{self.norm}"
         lines = [f"{self.kind}: {norm} error {self.claim} ({self._asked}), {self.semantics} arithmetic"]
         where = "the part of the domain where f has values" if self.excluded else "the domain"
-        if self.kind == "estimated":
+        if self.is_about_table:
+            lines += self._about_rows()
+        elif self.kind == "estimated":
             lines.append(
                 f"  seen in {self.samples:,} samples; with confidence 1 − {_CONFIDENCE:g} the error is larger on less than "
                 f"{self.exceeded_on:.2g} of {where}. Nothing is proved about its supremum"
@@ -174,6 +176,34 @@ class Certificate:
         return "\n".join(lines)
 
     @property
+    def is_about_table(self) -> bool:
+        """Whether the claim is about the rows of a table, not about a function."""
+        return isinstance(self.function, Mapping) and self.function.get("type") == "table"
+
+    def _about_rows(self) -> list[str]:
+        """What was estimated from which rows, and what is not claimed."""
+        rows, held = (int(self.facts.get(name, 0)) for name in ("rows", "rows_held_out"))
+        share, looks = min(self.exceeded_on, 1.0), int(self.facts.get("looks", 1))
+        compared = f" (they were compared with {looks} heads)" if looks > 1 else ""
+        often = (
+            f"if rows are independent draws, then with confidence 1 − {_CONFIDENCE:g} the error is larger at less than {share:.2g} "
+            "of such rows"
+            if share < 1
+            else "these are too few to say at how many rows the error is larger"
+        )
+        lines = [
+            f"  a table of {rows:,} rows: {rows - held:,} for the fit, {held:,} held out, which the estimate comes from{compared}",
+            f"  {often}. Nothing is claimed between the rows",
+        ]
+        if "noise" in self.facts:
+            deviation, inputs = self.facts["noise"], int(self.facts["inputs_repeated"])
+            lines.append(
+                f"  noise: rows with the same inputs differ, by a standard deviation of about {deviation:.4g} (an estimate from "
+                f"{inputs:,} input{'s' * (inputs != 1)})"
+            )
+        return lines
+
+    @property
     def excluded(self) -> str:
         """How many points were left out because f failed there, as a sentence; empty if none was."""
         count, asked = self.facts.get("points_excluded", 0), self.facts.get("points_asked", 0)
@@ -194,8 +224,13 @@ class Certificate:
 
     @property
     def exceeded_on(self) -> float:
-        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`."""
-        return -math.log(_CONFIDENCE) / max(self.samples, 1)
+        """The share of the domain on which the error may exceed an estimate, `ln(1/β)/samples`. *Theorem*: `sampled-estimate`.
+
+        Of rows, if the claim is about a table; K heads that were compared with them make it `ln(K/β)/samples`.
+        *Theorem*: `held-out-rows`.
+        """
+        looks = self.facts.get("looks", 1.0) if self.is_about_table else 1.0
+        return math.log(max(looks, 1.0) / _CONFIDENCE) / max(self.samples, 1)
 
     @property
     def confidence(self) -> float:
@@ -281,6 +316,8 @@ class Certificate:
         estimated = self.kind == "estimated"
         if estimated != (self.error_estimate is not None) or estimated != (self.error_bound == math.inf):
             yield "error_bound and error_estimate do not fit the kind; an estimate has no finite bound, and a proof has no estimate"
+        if self.is_about_table and not estimated:
+            yield f"kind is {self.kind!r}, but the function is a table of samples, of which nothing can be proved"
         if self.semantics not in PRECISIONS:
             yield f"semantics is {self.semantics!r}, expected float64, float32, bfloat16 or float16"
         if self.norm != "inf" and not float(self.norm) >= 1:

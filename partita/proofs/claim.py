@@ -84,7 +84,7 @@ def claim(
     precision = PRECISIONS[str(dtype)]
     if seen is not None:
         kind: Kind = "estimated"
-        rests_on = (*assumptions, _SAME_ANSWERS)
+        rests_on = (*assumptions, _SAME_KIND if seen.from_rows else _SAME_ANSWERS)
     else:
         kind = "proved_given" if any(a.vouched_by == "caller" for a in assumptions) else "proved"
         rests_on = (*assumptions, _platform(precision))
@@ -124,6 +124,10 @@ def _values(model: nn.Module) -> dict[str, str]:
 
 _SAME_ANSWERS = Assumption(
     "f always returns the same value at the same point, as it did when probed", "caller", about="function"
+)
+
+_SAME_KIND = Assumption(
+    "the rows of the table are independent draws from what the head will be used on", "caller", about="function"
 )
 
 

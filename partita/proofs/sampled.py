@@ -36,13 +36,15 @@ def fresh_points(target: Target) -> int:
 class SampledError:
     """`estimate`: the largest |f − net|, or the L_p mean, over `samples` fresh points; `point`: where it was largest.
 
-    `failed`: how many further points do not count, because f has no value there.
+    `failed`: how many further points do not count, because f has no value there. `from_rows`: whether the points are rows of a
+    table that the fit did not see.
     """
 
     estimate: float
     samples: int
     point: tuple[float, ...]
     failed: int = 0
+    from_rows: bool = False
 
     @property
     def share_failed(self) -> float:
@@ -52,6 +54,10 @@ class SampledError:
     def term(self) -> Term:
         """The estimate as the first term of a certificate."""
         inputs = {"samples": float(self.samples)}
+        if self.from_rows:
+            return Term(
+                "seen", self.estimate, "largest |y − net| in rows that the fit did not see", "held-out-rows", inputs
+            )
         return Term("seen", self.estimate, "largest |f − net| in fresh samples", "sampled-estimate", inputs)
 
 

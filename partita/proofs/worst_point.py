@@ -27,6 +27,7 @@ from partita.proofs.certificate import Certificate, Witness
 __all__ = ["ATTACK", "attacked", "errors_at", "require_unrefuted", "search_worst"]
 
 _ROUNDS = 24  # of a local search
+_BEST, _SAMPLES_FOR_EACH = 32, 32  # points that it starts from; fewer where few samples are asked for, as f may be slow
 _FEW = 10  # dimensions: the corners that `Box.corners` lists differ in the first few coordinates only
 ATTACK, _SAMPLES = 2048, 4096  # points of a search, and of a mean; fewer where f is a black box
 
@@ -61,7 +62,8 @@ def search_worst(
 ) -> Witness:
     """The largest `error(points)` found: random points, corners, cell corners and edges, then shrinking local search.
 
-    The local search ends early where `progress` says that a budget is spent.
+    The local search asks for six times as many points as there are samples, but for no more than 6,144. It ends early where
+    `progress` says that a budget is spent.
 
     Args:
         error: flat points `(n, m)` to nonnegative numbers `(n,)`; NaN for points that do not count.
@@ -75,7 +77,7 @@ def search_worst(
         points.append(_cell_corners(partition, samples, rng))
     candidates = domain.clamp(np.concatenate(points))
     errors, asked = _counted(error(candidates)), len(candidates)
-    order = np.argsort(errors)[-32:]
+    order = np.argsort(errors)[-min(_BEST, max(1, samples // _SAMPLES_FOR_EACH)) :]
     best, best_error = candidates[order], errors[order]
     box = domain if isinstance(domain, Box) else domain.bounding_box()
     step = box.sides * (0.5 / max(2.0, samples ** (1 / domain.dimension)))

@@ -104,7 +104,8 @@ def _require_agreement(
     function, model = certificate.function, certificate.model
     wired = function.get("type") == "network" and isinstance(head, AttentionNetwork)
     named = ("text" if wired or target.graph is not None else "label"), target.label
-    kind = "graph" if target.graph is not None else "network" if wired else "black box"
+    unknown = "table" if target.is_table else "black box"
+    kind = "graph" if target.graph is not None else "network" if wired else unknown
     pairs: list[tuple[str, Any, Any]] = [
         ("sha256 of the tensors", model.get("sha256"), model_digest(head.state_dict())),
         ("type of head", model.get("type", described["type"]), described["type"]),
@@ -259,7 +260,8 @@ def _read_target(data: Mapping[str, Any], domains: tuple[Domain, ...], head: Hea
         ask = _wired(head, [Graph.from_json(part["graph"]) for part in certificate.proof["parts"]])
         return Target(domains, head.output_shape, None, ask, str(data["label"]))
     if data["graph"] is None:
-        return _with_tail(data, Target(domains, head.output_shape, None, None, str(data["label"])))
+        is_table = certificate.function.get("type") == "table"
+        return _with_tail(data, Target(domains, head.output_shape, None, None, str(data["label"]), is_table=is_table))
     graph = Graph.from_json(data["graph"])
     if graph.num_inputs != head.dimension or graph.output_shape != head.output_shape:
         raise FormatError(f"{DESCRIPTION}: the graph's inputs or outputs differ from the head's; expected the same.")
