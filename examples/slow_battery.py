@@ -8,6 +8,8 @@ Run it with `python examples/slow_battery.py --out battery-output`; `--quick` ta
 """
 
 import argparse
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -147,9 +149,12 @@ def main() -> None:
         f"ONNX: {len(points):,} points in {1000 * seconds:.0f} ms, {np.abs(values - c(points)).max():.0e} V from the head"
     )
 
-    if hasattr(c, "export_c"):
-        source = c.export_c(given.out / "battery.c", name="battery")
-        print(f"C: {source}, {len(source.read_text().splitlines())} lines")
+    source = c.export_c(given.out / "battery.c", name="battery")
+    print(f"C: {len(source.read_text().splitlines())} lines")
+    if compiler := shutil.which("cc"):
+        program = given.out / "battery"
+        subprocess.run([compiler, "-O2", "-DBATTERY_SELFTEST", source, "-o", program], check=True)
+        print(f"  {subprocess.run([program.resolve()], capture_output=True, text=True).stdout.strip()}")
 
 
 if __name__ == "__main__":
