@@ -118,7 +118,7 @@ def test_numbers_that_are_none(count):
         PartitionRegressor(n_jobs=count).fit(*data(20))
 
 
-def test_saved_estimators_keep_it_and_older_ones_lack_it(tmp_path):
+def test_saved_estimators_keep_it(tmp_path):
     from partita.learn import load
 
     x, y = data(40)
