@@ -14,6 +14,7 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.heads.blocks import blocks_of, largest_size
 from partita.heads.head import FoldedHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
@@ -184,18 +185,19 @@ class GridHead(FoldedHead):
         )
 
     def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
-        values = np.abs(numbers(self.values))
-        if self.value_slopes is not None and self.origin is not None:
-            origin = numbers(self.origin)
-            away = np.maximum(np.abs(np.ravel(lo) - origin), np.abs(np.ravel(hi) - origin))
-            values = values + np.abs(numbers(self.value_slopes)) @ away
-        return float(values.max())
+        if self.value_slopes is None or self.origin is None:
+            return largest_size(self.values)
+        origin = numbers(self.origin)
+        away = np.maximum(np.abs(np.ravel(lo) - origin), np.abs(np.ravel(hi) - origin))
+        blocks = blocks_of(self.values, self.value_slopes)
+        return float(np.max([(np.abs(numbers(v)) + np.abs(numbers(s)) @ away).max() for v, s in blocks]))
 
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
-        size = float(np.abs(numbers(self.values)).max())
+        size = largest_size(self.values)
         if self.value_slopes is not None and self.origin is not None:
-            steep, origin = np.abs(numbers(self.value_slopes)).max(axis=(0, 1)), numbers(self.origin)
+            origin, parts = numbers(self.origin), blocks_of(self.value_slopes)
+            steep = np.max([np.abs(numbers(s)).max(axis=(0, 1)) for (s,) in parts], axis=0)
             away = np.maximum(np.abs(lo - origin), np.abs(hi - origin))
             yield "z − o", float(away.max())
             yield "a slope", float(steep.max())

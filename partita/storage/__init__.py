@@ -2,7 +2,7 @@
 
 from partita.storage.loading import load_parts, read_json
 from partita.storage.onnx_export import export_onnx, onnx_metadata
-from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder
+from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder, write_head
 
 __all__ = [
     "FORMAT_VERSION",
@@ -13,4 +13,5 @@ __all__ = [
     "require_free",
     "save",
     "whole_folder",
+    "write_head",
 ]
