@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "partita_check").glob("*.py"))
 # Of code; docstrings and comments are not counted. Beyond 2,900: networks of heads took 1,150 (reading the wiring, canonical forms,
-# intervals, ranges, errors carried through the layers), descent in context 370, heads of two keys 270.
-MOST_LINES = 5_000
+# intervals, ranges, errors carried through the layers), descent in context 370, heads of two keys 270, mapped files 30.
+MOST_LINES = 5_050
 
 
 def foreign_imports(source: str) -> list[str]:

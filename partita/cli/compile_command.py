@@ -103,9 +103,9 @@ def compile_command(
             working_with(workers, scheduler, checkpoint, retries) as shared,
             shown_progress(started, budget) as progress,
         ):
-            c = pa.compile(function_named(expression), where, progress=progress, **shared, **options)
-    place = c.save(out, overwrite=overwrite)
-    emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
+            f = function_named(expression)
+            c = pa.compile(f, where, folder=out, overwrite=overwrite, progress=progress, **shared, **options)
+    emit(_summary(c, tolerance, out), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {out}/")
     if not c.tolerance_met:
         stderr.print(
             f"The tolerance {tolerance:g} is not met: the error is {c.certificate.claim}. This is the best head that the limits "

@@ -20,12 +20,14 @@ from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
 from partita.kernels import grid_operator
 from partita.kernels.axis_windows import displacement
-from partita.kernels.grid_torch import GridOperands, tilted
+from partita.kernels.grid_torch import GridOperands, grid_sum, prefers_whole, tilted
+from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import is_exporting
 
 __all__ = ["GridHead"]
 
+_WIDENED_AT_MOST = 1 << 24  # numbers of a half type that are copied to evaluate a batch
 _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 _LONGEST_RECORDED_WINDOW = 1 << 20
 
@@ -211,8 +213,19 @@ class GridHead(FoldedHead):
             list(self.axes), self.inverse_temperature, list(self.widths), self.values, self.value_slopes, self.origin
         )
 
+    def _widened(self) -> Self:
+        """As in `FoldedHead`, but for large tables of a half type: of these only what a query reads is widened."""
+        numbers, whole = (
+            sum(t.numel() for t in self.operands.tables()),
+            prefers_whole("torch", self.counts, self.widths),
+        )
+        return self if numbers > _WIDENED_AT_MOST and not whole else super()._widened()
+
     def _evaluate(self, flat: Tensor) -> Tensor:
-        return grid_operator.grid_sum(flat, self.operands)
+        if flat.dtype == self.values.dtype:
+            return grid_operator.grid_sum(flat, self.operands)
+        with plain_arithmetic(flat.device.type):
+            return grid_sum(flat, self.operands)
 
     def point_parts(self) -> PointParts | None:
         m, cells, outs, widths = len(self.counts), self.num_keys, self.num_outputs, self.widths
@@ -248,7 +261,7 @@ class GridHead(FoldedHead):
                 term = -0.5 * self.inverse_temperature[i] * difference * difference
                 scores = (scores[:, :, None] + term[:, None, :]).flatten(1)
             weights, grid = torch.softmax(scores, dim=1), self.operands
-            out.append(tilted(chunk, grid, [weights @ table for table in grid.tables()]))
+            out.append(tilted(chunk, grid, [weights @ table.to(weights.dtype) for table in grid.tables()]))
         return torch.cat(out)
 
 
