@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["all_finite", "blocks_of", "largest_size"]
 
-_NUMBERS_AT_ONCE = 1 << 20
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 def blocks_of(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -615,8 +615,9 @@ def _stored_distance(enclosure: Interval, kept: Array, points: Array, rough: Rou
 
 def value_size(values: torch.Tensor) -> tuple[float, float]:
     """`max|V|` and the largest `max V − min V` of a component, rounded up."""
-    ends = [torch.aminmax(block.double(), dim=0) for (block,) in blocks_of(values)]
-    least, most = torch.stack([e.min for e in ends]).amin(dim=0), torch.stack([e.max for e in ends]).amax(dim=0)
+    ends = [torch.aminmax(block, dim=0) for (block,) in blocks_of(values)]
+    least = torch.stack([e.min for e in ends]).amin(dim=0).double()
+    most = torch.stack([e.max for e in ends]).amax(dim=0).double()
     spread = float((most - least).max())
     return float(torch.maximum(most, -least).max()), float(up(spread)) if spread else 0.0
 
