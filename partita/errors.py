@@ -1,5 +1,6 @@
 """The exceptions of partita. A message names the object, what was found, what was expected, and what to do next."""
 
+import errno
 from typing import Self
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NotSendableError",
     "NotTraceableError",
     "NotVectorizedError",
+    "NotWrittenError",
     "NothingKnownError",
     "OutsideDomainError",
     "PartitaError",
@@ -207,6 +209,31 @@ class AlreadyExistsError(PartitaError):
 
 class TableError(PartitaError):
     """A table of samples that cannot be used: missing values, text, constant columns, too few rows, columns that do not exist."""
+
+
+class NotWrittenError(PartitaError):
+    """A file that could not be written: the disk is full, or the folder does not allow it.
+
+    Args:
+        reason: what is wrong.
+        hint: what to do about it.
+    """
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> "NotWrittenError":
+        """The error for what the operating system said.
+
+        Args:
+            path: the file.
+            error: what was raised.
+        """
+        said = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return cls(
+                f"{path} does not fit: {said}; nothing of it is left",
+                "Free some space, use another disk, or a larger tolerance.",
+            )
+        return cls(f"{path} cannot be written: {said}; nothing of it is left", "Choose another folder.")
 
 
 class DataFileError(PartitaError):

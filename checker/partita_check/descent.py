@@ -117,7 +117,7 @@ def _read(folder: Path) -> Descent:
 
 def _layer(tensors: dict[str, Tensor], d: int, dtype: str) -> Layer:
     """The numbers of a step, if the tensors are made of them as docs/format.md says, and of nothing else."""
-    found = {name.removeprefix("layer."): (t.shape, t.numbers.tolist()) for name, t in tensors.items()}
+    found = {name.removeprefix("layer."): (t.shape, list(t.numbers)) for name, t in tensors.items()}
     start, values = found["initial"][1], found["table"][1] if "table" in found else []
     epsilon, read, shrink = found["query"][1][0], -found["read"][1][0], found["shrink"][1][0]
     ones, minus = _diagonal(d + 1, 2 * d + 2, 1.0), _diagonal(d + 1, 2 * d + 2, -1.0, d + 1)

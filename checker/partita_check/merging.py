@@ -106,7 +106,7 @@ def write_result(result: Result, path: Path) -> None:
 def read_result(path: Path) -> Result:
     """A result that `write_result` wrote; `Malformed` says what does not fit."""
     try:
-        return _result(parse_json(read_file(path, MAX_FILE), path.name), path.name)
+        return _result(parse_json(bytes(read_file(path, MAX_FILE)), path.name), path.name)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Malformed(f"{path.name} is not the result of a shard: {type(error).__name__}: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 import stat
 import struct
@@ -42,7 +43,9 @@ __all__ = [
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
 FILES = (DESCRIPTION, TENSORS, CERTIFICATE)
-MAX_JSON, MAX_TENSORS, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 64 << 20, 1 << 20, 64, 64
+MAX_JSON, MAX_HEADER, MAX_DEPTH, MAX_DIMENSION = 32 << 20, 1 << 20, 64, 64
+READ_UP_TO = 64 << 20  # bytes of tensors; larger files are mapped
+AT_ONCE = 1 << 20  # bytes or numbers between two looks at the clock
 MAX_INPUTS, MAX_HEADS = 1024, 4096  # of a network
 MAX_SHARDS = 4096  # whose bounds a certificate lists
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -61,8 +64,8 @@ SCHEMAS = (1, 2)  # of certificates; 2 adds words to terms and assumptions, whic
 class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
-    numbers: array[float]
-    raw: bytes
+    numbers: Sequence[float]
+    raw: bytes | memoryview
 
 
 class Head(NamedTuple):
@@ -146,12 +149,18 @@ class StoredNetwork(NamedTuple):
     region: Region | None
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes. Pipes and devices are refused, before and after opening."""
+def read_file(path: Path, most: int, *, map_larger: bool = False) -> bytes | memoryview:
+    """The bytes of a regular file. Pipes and devices are refused, before and after opening.
+
+    Files of more than `most` bytes are refused, or mapped into memory. A mapped file must not be changed during the check.
+    """
 
     def regular(found: os.stat_result) -> None:
         need(stat.S_ISREG(found.st_mode), f"{path.name} is not a regular file")
-        need(found.st_size <= most, f"{path.name} has {found.st_size:,} bytes, expected at most {most:,}")
+        need(
+            map_larger or found.st_size <= most,
+            f"{path.name} has {found.st_size:,} bytes, expected at most {most:,}",
+        )
 
     def without_waiting(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -161,7 +170,12 @@ def read_file(path: Path, most: int) -> bytes:
         with open(path, "rb", opener=without_waiting) as file:
             found = os.fstat(file.fileno())
             regular(found)  # it may have been replaced since
-            data = file.read(found.st_size + 1)
+            large = found.st_size > most
+            data = (
+                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                if large
+                else file.read(found.st_size + 1)
+            )
     except FileNotFoundError:
         raise Malformed(f"{path.name} is missing") from None
     except OSError as error:
@@ -201,11 +215,20 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
-def parse_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
+def hash_of(data: bytes | memoryview, digest: Any = None) -> Any:
+    """The sha256 of bytes, or of what `digest` has taken and these, while there is time."""
+    digest = digest or hashlib.sha256()
+    for start in range(0, len(data), AT_ONCE):
+        digest.update(data[start : start + AT_ONCE])
+        clock.tick()
+    return digest
+
+
+def parse_tensors(data: bytes | memoryview, file: str = TENSORS) -> dict[str, Tensor]:
     """The tensors of a safetensors file whose parts lie one after the other, without gaps, overlaps or anything behind."""
     size = int.from_bytes(data[:8], "little")
     need(len(data) >= 8 and 2 <= size <= MAX_HEADER and 8 + size <= len(data), f"{file} or its header is cut off")
-    header, body = parse_json(data[8 : 8 + size], file), data[8 + size :]
+    header, body = parse_json(bytes(data[8 : 8 + size]), file), memoryview(data)[8 + size :]
     found, spans = dict[str, Tensor](), list[tuple[int, int]]()
     header.pop("__metadata__", None)
     for name, entry in header.items():
@@ -216,9 +239,10 @@ def parse_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
         shape, (start, end) = _counts(entry["shape"], what), _counts(entry["data_offsets"], what)
         need(start <= end <= len(body) and end - start == width * math.prod(shape), f"{what}: the offsets do not fit")
         numbers = _numbers(body[start:end], dtype, code)
-        need(all(map(math.isfinite, numbers)), f"{what} contains NaN or infinity")
+        for k in range(0, len(numbers), AT_ONCE):
+            need(all(map(math.isfinite, numbers[k : k + AT_ONCE])), f"{what} contains NaN or infinity")
+            clock.tick()
         found[name] = Tensor(dtype, shape, numbers, body[start:end])
-        clock.tick()
         spans.append((start, end))
     joints = [(0, 0), *sorted(spans), (len(body), len(body))]
     need(all(a[1] == b[0] for a, b in pairwise(joints)), f"{file} has gaps or overlaps")
@@ -233,17 +257,19 @@ def nearby(x: float, dtype: str) -> float:
     return float(struct.unpack(f"<{code}", half)[0])
 
 
-def _numbers(data: bytes, dtype: str, code: str) -> array[float]:
+def _numbers(data: memoryview, dtype: str, code: str) -> Sequence[float]:
+    """The numbers in these bytes: of the full types where they lie, without a copy."""
     if dtype == "float16":
         return array("d", struct.unpack(f"<{len(data) // 2}e", data))
     if dtype == "bfloat16":  # the first two bytes of a float32 number
         spread = bytearray(2 * len(data))
         spread[2::4], spread[3::4] = data[::2], data[1::2]
-        data, code = bytes(spread), "f"
+        data, code = memoryview(spread), "f"
+    if sys.byteorder == "little":
+        return data.cast(code)  # type: ignore[call-overload, no-any-return]
     numbers: array[float] = array(code)
     numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
+    numbers.byteswap()
     return numbers
 
 
@@ -271,24 +297,26 @@ def digest_of(tensors: dict[str, Tensor]) -> str:
     """The hash of named tensors that certificates hold."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(f"{name}|torch.{tensors[name].dtype}|{tensors[name].shape}|".encode() + tensors[name].raw)
-    return digest.hexdigest()
+        digest.update(f"{name}|torch.{tensors[name].dtype}|{tensors[name].shape}|".encode())
+        digest = hash_of(tensors[name].raw, digest)
+    return str(digest.hexdigest())
 
 
 def hashes_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The sha256 of the bytes of files."""
-    return {name: hashlib.sha256(read_file(folder / name, MAX_TENSORS)).hexdigest() for name in names}
+    return {name: hash_of(read_file(folder / name, READ_UP_TO, map_larger=True)).hexdigest() for name in names}
 
 
 def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tuple[Any, Any, dict[str, Tensor]]:
     """The description, the certificate and the tensors of a folder, after the seal and the hashes were checked."""
-    described = parse_json(read_file(folder / description, MAX_JSON), description)
+    described = parse_json(bytes(read_file(folder / description, MAX_JSON)), description)
     need(described["format"] == format and described["version"] == 1, f"{description}: wrong format or version")
     need(described.pop("seal") == sha256_of(described), f"{description} does not match its seal")
-    raw = {name: read_file(folder / name, most) for name, most in ((tensors, MAX_TENSORS), (CERTIFICATE, MAX_JSON))}
-    for name, data in raw.items():
-        need(hashlib.sha256(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
-    return described, parse_json(raw[CERTIFICATE], CERTIFICATE), parse_tensors(raw[tensors], tensors)
+    certificate = bytes(read_file(folder / CERTIFICATE, MAX_JSON))
+    held = read_file(folder / tensors, READ_UP_TO, map_larger=True)
+    for name, data in ((CERTIFICATE, certificate), (tensors, held)):
+        need(hash_of(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
+    return described, parse_json(certificate, CERTIFICATE), parse_tensors(held, tensors)
 
 
 def _read_folder(folder: Path) -> Stored | StoredNetwork:
@@ -398,7 +426,7 @@ def _domain(described: Any, certified: Any, cloud: Tensor | None, most: int) -> 
         ours = {"type": "point_cloud", "shape": list(shape), "points": cloud.shape[0], "fill_distance": fill.hex()}
         ours["sha256"] = hashlib.sha256(cloud.raw).hexdigest()
         said = {k: certified[0][k] for k in ours}
-        m, flat = math.prod(shape), cloud.numbers.tolist()
+        m, flat = math.prod(shape), list(cloud.numbers)
         alone = len(described) == 1 and described[0]["type"] == "point_cloud"
         need(ours == said and alone, "the two files describe different domains")
         need(fill >= 0 and flat and 0 < m <= most and cloud.dtype == "float64", "domain: invalid points")
@@ -431,7 +459,7 @@ def _head(described: Any, own: dict[str, Tensor], m: int, outputs: int) -> Head:
     need(min(rates) > 0, "inverse_temperature is not positive")
     axes, centers, windows = tuple[Sequence[float], ...](), tuple[tuple[float, ...], ...](), tuple[int, ...]()
     if kind == "scattered":
-        known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, own["centers"].numbers.tolist()
+        known, rates, flat = {"centers", "values", "powers", "value_slopes"}, rates * m, list(own["centers"].numbers)
         centers = tuple(tuple(flat[k : k + m]) for k in range(0, len(flat), m))
         need(own["centers"].shape == (len(centers), m) and centers, "centers has the wrong shape")
     else:

@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "partita_check").glob("*.py"))
 # Of code; docstrings and comments are not counted. Beyond 2,900: networks of heads took 1,150 (reading the wiring, canonical forms,
-# intervals, ranges, errors carried through the layers), descent in context 370, heads of two keys 270, shards and merges 360.
-MOST_LINES = 5_400
+# intervals, ranges, errors carried through the layers), descent in context 370, heads of two keys 270, shards and merges 360,
+# mapped files 30.
+MOST_LINES = 5_430
 
 
 def foreign_imports(source: str) -> list[str]:

@@ -158,7 +158,15 @@ Accept = Annotated[
         help="strongest: prefer a proved head. estimated: take the smallest head, even if its error is only sampled.",
     ),
 ]
-MaxBytes = Annotated[int | None, typer.Option("--max-bytes", min=1, help="Refuse larger heads.", show_default="4 GiB")]
+MaxBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-bytes",
+        min=1,
+        help="Refuse larger heads. Tables of hard and affine heads may be larger than memory.",
+        show_default="4 GiB",
+    ),
+]
 MaxValue = Annotated[
     float | None,
     typer.Option("--max-value", help="The largest |V| of any key. Fitted values can be much larger than f."),

@@ -112,9 +112,8 @@ def compile_command(
             shown_progress(started, budget) as progress,
         ):
             given = table_of(table, inputs, outputs) if table is not None else function_named(str(expression))
-            c = pa.compile(given, where, progress=progress, **shared, **options)
-    place = c.save(out, overwrite=overwrite)
-    emit(_summary(c, tolerance, place), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {place}/")
+            c = pa.compile(given, where, folder=out, overwrite=overwrite, progress=progress, **shared, **options)
+    emit(_summary(c, tolerance, out), as_json, f"{c.explain()}\n\n{c.report()}\n\nsaved in {out}/")
     if not c.tolerance_met:
         stderr.print(
             f"The tolerance {tolerance:g} is not met: the error is {c.certificate.claim}. This is the best head that the limits "

@@ -6,8 +6,10 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ from partita.proofs.certificate import Certificate
 from partita.proofs.claim import Construction, estimated, with_excluded, with_tail
 from partita.proofs.proof import Progress
 from partita.proofs.worst_point import attacked, require_unrefuted
+from partita.storage import require_free, whole_folder, write_head
 from partita.workers import crew_of
 
 __all__ = ["build", "compile", "plan"]
@@ -64,6 +67,8 @@ def compile(
     dtype: torch.dtype = torch.float64,
     sharpness: float | None = None,
     outside: str = "raise",
+    folder: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_value: float | None = None,
     max_heads: int | None = None,
@@ -121,6 +126,11 @@ def compile(
             and return float32.
         sharpness: κ = R h², for methods whose values are f at the centers. Chosen by the method by default.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
+        folder: where to save the head, as `Compiled.save` does. The tables of "hard" and "affine" heads are then written
+            there while they are computed, block after block, and the head that is returned has them mapped into memory:
+            they may be larger than memory, if `max_bytes` allows it. Nothing appears under this name until the head is
+            finished.
+        overwrite: replace a folder that exists.
         max_bytes: largest size of the head in bytes.
         max_value: the largest |V| of any key, > 0; for values that depend on z, `|V_j| + |J_j||z − c_j|` on the box around the
             domain. It must exceed max |f|, less the tolerance. Fitted heads of few keys may have values much larger than f.
@@ -188,6 +198,8 @@ def compile(
             "retries": retries,
         }
         require_table_options(function, given)
+        if folder is not None:
+            require_free(folder, overwrite=overwrite)
         limits = {"tolerance": tolerance, "dtype": dtype, "max_bytes": max_bytes, "max_value": max_value}
         found, missed = table_head(
             function, domain, outside=outside, seed=int(seed), progress=clock.until(1.0), **limits
@@ -196,13 +208,15 @@ def compile(
             raise missed
         if missed is not None:
             warnings.warn(ToleranceMissedWarning(missed), stacklevel=2)
+        if folder is not None:
+            found.save(folder, overwrite=overwrite)
         return found
     if domain is None:
         raise DomainError(
             "no domain is given; expected a box such as '[-1,1]^2'", "Only a table has a domain of its own."
         )
     planning, building = clock.until(_TO_PLAN), clock.until(1.0)
-    with crew_of(executor, checkpoint, retries).at_work():
+    with crew_of(executor, checkpoint, retries).at_work(), _draft_of(folder, overwrite) as draft:
         request = request_for(
             function,
             domain,
@@ -226,6 +240,7 @@ def compile(
             max_value=max_value,
             max_heads=max_heads,
             max_layers=max_layers,
+            folder=draft,
             progress=planning,
         )
         planned = best_plan(request, progress=planning)
@@ -353,6 +368,8 @@ def build(
     plan: Plan,
     *,
     outside: str = "raise",
+    folder: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     executor: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     retries: int = 0,
@@ -367,6 +384,8 @@ def build(
     Args:
         plan: from `pa.plan`.
         outside: what to do with inputs outside the domain: "raise", "clamp" or "allow".
+        folder: where to save the head, and to write its tables while they are computed, as for `compile`.
+        overwrite: replace a folder that exists.
         executor: who runs calls of a slow f and long proofs, as for `compile`.
         checkpoint: a folder that keeps the answers of f and the results of long steps, as for `compile`.
         retries: how often f is called again where it raised, ≥ 0.
@@ -381,7 +400,8 @@ def build(
     >>> pa.build(pa.plan("2*x0", pa.Box([0.0], [1.0]), tolerance=0.15, method="hard")).num_keys
     7
     """
-    with crew_of(executor, checkpoint, retries).at_work():
+    with crew_of(executor, checkpoint, retries).at_work(), _draft_of(folder, overwrite) as draft:
+        plan = replace(plan, request=replace(plan.request, folder=draft))
         return _steady(_finished_or_next(plan, outside, progress, seed))
 
 
@@ -389,6 +409,11 @@ def _steady(compiled: Compiled) -> Compiled:
     """The same, if the function still returns what it returned at first, whoever is asked."""
     compiled.target.look_again()
     return compiled
+
+
+def _draft_of(folder: str | os.PathLike[str] | None, overwrite: bool) -> AbstractContextManager[Path | None]:
+    """Where the files of the head are written, if they are wanted; the folder takes its name when the head is finished."""
+    return nullcontext() if folder is None else whole_folder(folder, overwrite=overwrite)
 
 
 def _finished_or_next(plan: Plan, outside: str, progress: Progress | None, seed: int) -> Compiled:
@@ -503,7 +528,11 @@ def _finished(
     certificate = replace(certificate, witness=witness, seed=seed)
     if request.target.excluding is not None:
         certificate = with_excluded(certificate, request.target.excluding)
-    return replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
+    compiled = replace(compiled, certificate=certificate, candidates=(chosen, *missed, *others))
+    if request.folder is not None:
+        draft, why, file = request.folder, compiled.why, construction.file
+        write_head(draft, compiled.head, certificate, request.target, outside=outside, why=why, file=file)
+    return compiled
 
 
 def _because(planned: Candidate, missed: Sequence[Candidate]) -> str:

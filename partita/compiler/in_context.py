@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -85,8 +84,7 @@ class GradientDescent(Descent):
         True
         """
         certificate = self.certificate_for(examples)
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
-        files = {_TENSORS: safetensors.torch.save(tensors), CERTIFICATE: canonical(certificate.to_json())}
+        files: dict[str, Any] = {_TENSORS: self.state_dict(), CERTIFICATE: canonical(certificate.to_json())}
         description = {"format": _FORMAT, "version": _VERSION, "model": self.record()}
         with whole_folder(folder, overwrite=overwrite, marker=_DESCRIPTION, kind="a descent") as draft:
             write_sealed(draft, _DESCRIPTION, description, files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def request_for(
     max_value: float | None = None,
     max_heads: int | None = None,
     max_layers: int | None = None,
+    folder: Path | None = None,
     tail: Tail | None = None,
     on_error: str = "raise",
     max_excluded: float = DEFAULT_MAX_EXCLUDED,
@@ -75,6 +77,7 @@ def request_for(
     Args:
         declared: the arguments of `Declared`. tail: what is declared about a function without a bound.
         best_effort: whether time is limited. asking: called while f is evaluated.
+        folder: where large tables are written.
         needs_moduli: whether it is an error if time runs out while moduli of f are looked for.
     """
     if method not in method_names():
@@ -152,6 +155,7 @@ def request_for(
         math.inf if max_value is None else float(max_value),
         None if max_heads is None else int(max_heads),
         None if max_layers is None else int(max_layers),
+        folder,
         seen,
         {} if found is None else {"knowledge": found},
     )

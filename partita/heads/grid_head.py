@@ -14,17 +14,20 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
+from partita.heads.blocks import blocks_of, largest_size
 from partita.heads.head import DivisibleHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
 from partita.heads.windows import Windows
 from partita.kernels import grid_operator, partial_sums
 from partita.kernels.axis_windows import displacement
-from partita.kernels.grid_torch import GridOperands, axis_log_sum, tilted
+from partita.kernels.grid_torch import GridOperands, axis_log_sum, grid_sum, prefers_whole, tilted
+from partita.kernels.plain_arithmetic import plain_arithmetic
 from partita.kernels.point_sums import PointParts, worth_a_loop
 from partita.kernels.trace_modes import is_exporting
 
 __all__ = ["GridHead"]
 
+_WIDENED_AT_MOST = 1 << 24  # numbers of a half type that are copied to evaluate a batch
 _DENSE_AT_ONCE = 1 << 22  # scores held by one step of the dense reference
 _LONGEST_RECORDED_WINDOW = 1 << 20
 
@@ -184,18 +187,19 @@ class GridHead(DivisibleHead):
         )
 
     def largest_value(self, lo: ArrayLike, hi: ArrayLike) -> float:
-        values = np.abs(numbers(self.values))
-        if self.value_slopes is not None and self.origin is not None:
-            origin = numbers(self.origin)
-            away = np.maximum(np.abs(np.ravel(lo) - origin), np.abs(np.ravel(hi) - origin))
-            values = values + np.abs(numbers(self.value_slopes)) @ away
-        return float(values.max())
+        if self.value_slopes is None or self.origin is None:
+            return largest_size(self.values)
+        origin = numbers(self.origin)
+        away = np.maximum(np.abs(np.ravel(lo) - origin), np.abs(np.ravel(hi) - origin))
+        blocks = blocks_of(self.values, self.value_slopes)
+        return float(np.max([(np.abs(numbers(v)) + np.abs(numbers(s)) @ away).max() for v, s in blocks]))
 
     def _sizes(self, lo: Array, hi: Array) -> Iterator[tuple[str, float]]:
         yield from axis_sizes(self.axes, self.inverse_temperature, lo, hi)
-        size = float(np.abs(numbers(self.values)).max())
+        size = largest_size(self.values)
         if self.value_slopes is not None and self.origin is not None:
-            steep, origin = np.abs(numbers(self.value_slopes)).max(axis=(0, 1)), numbers(self.origin)
+            origin, parts = numbers(self.origin), blocks_of(self.value_slopes)
+            steep = np.max([np.abs(numbers(s)).max(axis=(0, 1)) for (s,) in parts], axis=0)
             away = np.maximum(np.abs(lo - origin), np.abs(hi - origin))
             yield "z − o", float(away.max())
             yield "a slope", float(steep.max())
@@ -257,11 +261,19 @@ class GridHead(DivisibleHead):
         dropped = self.dropped()
         if dropped:  # rounded to the dtype
             dropped = max(dropped * (1 + 1e-6), torch.finfo(flat.dtype).tiny)
-        output = grid_operator.grid_sum(flat, grid)
-        return partial_sums.table(sum(maxima), sum(log_sums), torch.full_like(maxima[0], dropped), output)
+        return partial_sums.table(sum(maxima), sum(log_sums), torch.full_like(maxima[0], dropped), self._evaluate(flat))
+
+    def _widened(self) -> Self:
+        """As in `FoldedHead`, but for large tables of a half type: of these only what a query reads is widened."""
+        stored = sum(t.numel() for t in self.operands.tables())
+        whole = prefers_whole("torch", self.counts, self.widths)
+        return self if stored > _WIDENED_AT_MOST and not whole else super()._widened()
 
     def _evaluate(self, flat: Tensor) -> Tensor:
-        return grid_operator.grid_sum(flat, self.operands)
+        if flat.dtype == self.values.dtype:
+            return grid_operator.grid_sum(flat, self.operands)
+        with plain_arithmetic(flat.device.type):
+            return grid_sum(flat, self.operands)
 
     def point_parts(self) -> PointParts | None:
         m, cells, outs, widths = len(self.counts), self.num_keys, self.num_outputs, self.widths
@@ -297,7 +309,7 @@ class GridHead(DivisibleHead):
                 term = -0.5 * self.inverse_temperature[i] * difference * difference
                 scores = (scores[:, :, None] + term[:, None, :]).flatten(1)
             weights, grid = torch.softmax(scores, dim=1), self.operands
-            out.append(tilted(chunk, grid, [weights @ table for table in grid.tables()]))
+            out.append(tilted(chunk, grid, [weights @ table.to(weights.dtype) for table in grid.tables()]))
         return torch.cat(out)
 
 

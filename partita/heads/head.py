@@ -17,6 +17,7 @@ from partita.arithmetic.precision import DOUBLE, PRECISIONS, Precision
 from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
+from partita.heads.blocks import all_finite, blocks_of
 from partita.heads.scores import AffineScores
 from partita.kernels.guards import certified
 from partita.kernels.point_sums import PointParts
@@ -163,7 +164,7 @@ def require_stored(tensors: Mapping[str, Tensor], dtype: str) -> None:
                 f"head record: dtype is {dtype!r}, tensor {name} is {tensor.dtype}; expected {expected}: values have the head's "
                 "dtype, and so have the other tensors, unless it is a half type, when they are float32."
             )
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite(tensor):
             raise FormatError(f"head tensor {name} contains NaN or infinity; expected finite numbers.")
 
 
@@ -491,12 +492,10 @@ class FoldedHead(Head):
 
     @property
     def has_query_values(self) -> bool:
-        slopes = self.state_dict().get("value_slopes")
-        return (
-            len(self.input_shapes) == 2
-            and slopes is not None
-            and bool(slopes[:, :, math.prod(self.input_shapes[0]) :].any())
-        )
+        slopes, first = self.state_dict().get("value_slopes"), math.prod(self.input_shapes[0])
+        if len(self.input_shapes) != 2 or slopes is None:
+            return False
+        return any(bool(block[:, :, first:].any()) for (block,) in blocks_of(slopes))
 
     def unfreeze(self) -> Self:
         as_parameters(self, self.value_names)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from partita.heads.blocks import blocks_of
+
 __all__ = ["model_digest"]
 
 
@@ -15,5 +17,6 @@ def model_digest(tensors: Mapping[str, torch.Tensor] | Mapping[int, torch.Tensor
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for (block,) in blocks_of(tensor.detach().reshape(-1)):
+            digest.update(block.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

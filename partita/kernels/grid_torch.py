@@ -202,7 +202,7 @@ def _step(points: Tensor, held: int) -> int:
 
 def _gathered(points: Tensor, grid: GridOperands) -> Tensor:
     weights, cells = _windows(points, grid)
-    return tilted(points, grid, [_fold(_taken(table, cells), weights) for table in grid.tables()])
+    return tilted(points, grid, [_fold(_taken(table, cells).to(points.dtype), weights) for table in grid.tables()])
 
 
 def _contracted(points: Tensor, grid: GridOperands) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
@@ -60,7 +59,7 @@ def write_record(record: Record, folder: str | os.PathLike[str], *, overwrite: b
     }
     copies = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in tensors.items()}
     with whole_folder(folder, overwrite=overwrite, marker=_DESCRIPTION, kind="an estimator") as draft:
-        write_sealed(draft, _DESCRIPTION, description, {_TENSORS: safetensors.torch.save(copies)})
+        write_sealed(draft, _DESCRIPTION, description, {_TENSORS: copies})
     return Path(folder)
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from partita.methods.grids import GridDraft, sharpness_of
 from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
@@ -15,11 +16,11 @@ from partita.proofs.cell_proof import CellProof, largest_value
 from partita.proofs.claim import Construction, claim, describe_function, some_answers
 from partita.proofs.proof import Given, Progress
 from partita.proofs.sampled import sampled_error
-from partita.search.affine_cells import smallest_affine_grid
+from partita.search.affine_cells import affine_blocks, smallest_affine_grid
 
 __all__ = ["Affine", "affine_parameters", "halving_text"]
 
-_MOST_CELLS = 1 << 18
+_MOST_CELLS, _ANY = 1 << 18, 1 << 62  # of a head in memory, and of one in a file, where max_bytes is the limit
 _MOST_SAMPLED = 1 << 12  # cells of a head whose error is only sampled: finer ones would hide from the samples
 
 
@@ -64,8 +65,8 @@ class Affine(Method):
         if refusal := too_narrow(request, share):
             return refusal
         numbers = target.num_outputs * (1 + box.dimension)
-        most = _MOST_CELLS if target.graph is not None else _MOST_SAMPLED
         room = request.max_bytes // (precision.item_bytes * numbers)
+        most = _MOST_SAMPLED if target.graph is None else _MOST_CELLS if request.folder is None else _ANY
         found = smallest_affine_grid(
             target,
             request.slopes,
@@ -78,7 +79,8 @@ class Affine(Method):
         if isinstance(found, str):
             return Refusal.of_a_search(found, most=most, room=room)
         windows, in_keys = (1,) * box.dimension, "" if request.value_axes.all() else " in z_K"
-        draft = GridDraft(found.counts, found.rates, windows, values=found.values, slopes=found.slopes)
+        values, slopes = (found.values, found.slopes) if found.is_whole else (None, None)
+        draft = GridDraft(found.counts, found.rates, windows, values=values, slopes=slopes)
         parameters = affine_parameters(request, found.counts)
         size = size_text(precision.bytes_of(parameters, sum(found.counts) + 2 * box.dimension))
         return Plan(
@@ -104,7 +106,13 @@ class Affine(Method):
 
     def build(self, plan: Plan, progress: Progress | None = None, seed: int = 0) -> Construction:
         request, draft = plan.request, plan.draft
-        target, head, grid = request.target, draft.head(request), draft.grid(request)
+        target, grid = request.target, draft.grid(request)
+        if draft.values is None or draft.slopes is None:
+            blocks = affine_blocks(target, grid, request.value_axes, request.dtype, progress)
+        else:
+            values, slopes = (torch.tensor(t).to(request.dtype) for t in (draft.values, draft.slopes))
+            blocks = iter([(values, slopes)])
+        head, file = draft.filled(request, blocks, sloped=True)
         known = None if request.knowledge is None else request.knowledge.known
         common: dict[str, Any] = {
             "dtype": request.dtype,
@@ -118,7 +126,7 @@ class Affine(Method):
         function = describe_function(target, *some_answers(target))
         if not can_be_proved(request):
             seen = sampled_error(head, target, request.norm, seed=seed)
-            return Construction(head, grid, claim(head, function, target.domains, (), seen=seen, **common))
+            return Construction(head, grid, claim(head, function, target.domains, (), seen=seen, **common), file)
         given = Given(request.tolerance, request.norm, known, progress=progress)
         proved = CellProof().prove(head, target, given)
         certificate = claim(
@@ -130,7 +138,7 @@ class Affine(Method):
             proof=proved.details,
             **common,
         )
-        return Construction(head, grid, certificate)
+        return Construction(head, grid, certificate, file)
 
 
 def affine_parameters(request: Request, counts: tuple[int, ...]) -> int:

@@ -232,9 +232,7 @@ def _values(
 ) -> _Values:
     target, dtype = request.target, request.dtype
     if values == "centers" and not any(ghosts):
-        table, error = value_table(
-            target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, dtype, progress=progress
-        )
+        table, error = value_table(target, grid, dtype, progress=progress)
         declared = request.knowledge is not None and request.knowledge.declared
         return _Values(table, None, error, steepest_neighbours(grid, table) if declared else None)
     if values == "affine":

@@ -135,9 +135,7 @@ class BallCover(Method):
         target, knowledge, cover = request.target, request.knowledge, draft.cover
         domain, _ = _usable(request)
         assert knowledge is not None
-        values, value_error = value_table(
-            target, lambda a, b: cover.centers[a:b], len(cover.centers), request.dtype, progress=progress
-        )
+        values, value_error = value_table(target, cover.centers, request.dtype, progress=progress)
         head = ScatteredHead(
             torch.tensor(cover.centers).to(request.dtype),
             draft.rate,

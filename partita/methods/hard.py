@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import Knowledge, RoughBoxes
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
+from partita.heads.blocks import largest_size
 from partita.methods.grids import GridDraft
 from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request
 from partita.proofs.assumptions import PairTable, vouched
-from partita.proofs.center_values import GridFacts, MomentProof, grid_terms, optimal_ratio, value_table
+from partita.proofs.center_values import GridFacts, MomentProof, grid_terms, optimal_ratio, value_blocks
 from partita.proofs.certificate import Term, total
 from partita.proofs.claim import Construction, claim, describe_function
 from partita.proofs.proof import Given, Progress
@@ -34,6 +35,7 @@ __all__ = [
     "wider_text",
 ]
 
+_PAIRS_AT_ONCE = 1 << 18
 _MOST_IN_TIME = 1 << 21  # centers on an axis that a limited time leaves room for: planning lists them all
 
 
@@ -126,16 +128,16 @@ def values_at_centers(
 ) -> Construction:
     """Evaluate f at every center, attach the values, and add up the terms of the bound; `facts` join those of the certificate."""
     target, known, grid = request.target, knowledge.known, draft.grid(request)
-    values, error = value_table(
-        target,
-        lambda a, b: grid.centers_of(np.arange(a, b)),
-        grid.num_cells,
-        request.dtype,
-        rough=known.jumps if isinstance(known.jumps, RoughBoxes) else None,
-        progress=progress,
-    )
-    head = draft.head(request, values)
-    pairs = steepest_neighbours(grid, values) if knowledge.declared else None
+    rough, error = known.jumps if isinstance(known.jumps, RoughBoxes) else None, 0.0
+
+    def blocks() -> Iterator[tuple[torch.Tensor]]:
+        nonlocal error
+        for values, off in value_blocks(target, grid, request.dtype, rough=rough, progress=progress):
+            error = max(error, off)
+            yield (values,)
+
+    head, file = draft.filled(request, blocks())
+    pairs = steepest_neighbours(grid, head.values) if knowledge.declared else None
     assumptions = vouched(target, known, declared=knowledge.declared, table=pairs)
     proved = MomentProof().prove(head, target, Given(request.tolerance, request.norm, known, error))
     if len(target.domains) == 2:
@@ -144,7 +146,7 @@ def values_at_centers(
         theorem = "self-attention" if math.isinf(request.norm) else "self-attention-lp"
     certificate = claim(
         head,
-        describe_function(target, *_first_answers(grid, values)),
+        describe_function(target, *_first_answers(grid, head.values)),
         target.domains,
         proved.terms,
         dtype=request.dtype,
@@ -163,7 +165,7 @@ def values_at_centers(
         facts={**_facts(request, draft, grid, knowledge, proved.bound), **(facts or {})},
         proof=proved.details,
     )
-    return Construction(head, grid, certificate)
+    return Construction(head, grid, certificate, file)
 
 
 def floor_refusal(request: Request, terms: Sequence[Term]) -> Refusal:
@@ -306,21 +308,26 @@ def _facts(
 
 def steepest_neighbours(grid: ProductGrid, values: torch.Tensor) -> PairTable | None:
     """Of all pairs of neighbouring centers, the one per axis between which the table moves fastest."""
-    table = values.double().numpy().reshape(*grid.counts, -1)
-    scale = float(np.abs(table).max())
-    precision = Precision.of(values.dtype)
+    scale, precision = largest_size(values), Precision.of(values.dtype)
     slack = scale * (4 * precision.value_unit if precision.rounds_inputs else 0.0)  # storing the values moved them
     x, y, moved = [], [], []
     for i, axis in enumerate(grid.axes):
         if len(axis) < 2:
             continue
-        moves = np.abs(np.diff(table, axis=i)).max(axis=-1)
-        gaps = np.diff(axis).reshape([-1 if k == i else 1 for k in range(grid.dimension)])
-        index = list(np.unravel_index(int((moves / gaps).argmax()), moves.shape))
-        moved.append(max(float(moves[tuple(index)]) - slack, 0.0))
-        x.append(np.ravel_multi_index(index, grid.counts))
-        index[i] += 1
-        y.append(np.ravel_multi_index(index, grid.counts))
+        step, steepest, at, most = math.prod(grid.counts[i + 1 :]), -math.inf, 0, 0.0
+        for start in range(0, grid.num_cells - step, _PAIRS_AT_ONCE):  # cell j and cell j + step, unless j ends a line
+            stop = min(start + _PAIRS_AT_ONCE, grid.num_cells - step)
+            near, far = (values[a:b].double().numpy() for a, b in ((start, stop), (start + step, stop + step)))
+            place = np.arange(start, stop) // step % len(axis)
+            inside = np.flatnonzero(place < len(axis) - 1)
+            moves = np.abs(far[inside] - near[inside]).max(axis=1)
+            slopes = moves / np.diff(axis)[place[inside]]
+            if len(slopes) and slopes.max() > steepest:
+                k = int(slopes.argmax())
+                steepest, at, most = slopes[k], start + int(inside[k]), float(moves[k])
+        moved.append(max(most - slack, 0.0))
+        x.append(at)
+        y.append(at + step)
     if not x:
         return None
     return PairTable(grid.centers_of(x), grid.centers_of(y), np.array(moved), scale, "all neighbouring centers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Request:
         accept: "strongest" kind of claim first, or an "estimated" one if that makes the head smaller.
         declared: what the caller declares about f.
         query_values: for a pair of boxes, whether values may be affine in z_Q too. Such a head is not cross-attention.
+        folder: where tables of values are written that may be larger than memory; None to build heads in memory.
         best_effort: whether a head that misses the tolerance is better than none: the caller limited time or evaluations.
         precision: of the head's dtype. hard_sharpness: κ of a hard head. is_auto: whether the planner chooses the method.
         box: the box around the domain. seen: its ends as the dtype rounds them, outward, flat.
@@ -69,6 +71,7 @@ class Request:
     max_value: float = math.inf
     max_heads: int | None = None
     max_layers: int | None = None
+    folder: Path | None = None
     _seen: tuple[Array, Array] | None = None
     _found: dict[str, Any] = field(default_factory=dict, repr=False)  # what was found out of f; shared with copies
     precision: Precision = field(init=False)

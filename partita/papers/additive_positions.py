@@ -201,7 +201,7 @@ def positional_head(
     counts = exact.astype(int)
     grid = ProductGrid.uniform(domain, tuple(map(int, counts)))
     centers = grid.centers_of(np.arange(grid.num_cells))
-    tables = [value_table(t, lambda a, b: centers[a:b], len(centers), dtype) for t in targets]
+    tables = [value_table(t, centers, dtype) for t in targets]
     rho = float(up(float(np.linalg.norm(domain.sides / (2 * counts))), 8)) * (1 + 1e-12)
     rate = float(precision.number(_rate(slope, spread, left, rho, apart, len(e), len(centers))))
     padded = np.zeros((len(e), len(centers), e.shape[1]))

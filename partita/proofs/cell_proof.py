@@ -22,6 +22,7 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import distance_bounds, dropped_mass
+from partita.heads.blocks import blocks_of, largest_size
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
 from partita.proofs.center_values import GridFacts, domain_factor, input_rounding, score_error
@@ -309,11 +310,12 @@ def largest_value(head: GridHead, box: Box) -> float:
     """`max_j sup_z |A_j| + Σ_i |J_ji||z_i − o_i|` over the box, rounded up."""
     slopes = head.value_slopes
     if slopes is None:
-        return float(head.values.detach().abs().max())
+        return largest_size(head.values)
     box = box.widened(Precision.of(head.dtype)) if Precision.of(head.dtype).is_half else box
     reach = box.sides / 2 * (1 + 1e-6) + 1e-6 * np.abs(box.lo.ravel() + box.hi.ravel())
-    size = head.values.detach().double().abs().numpy() + slopes.detach().double().abs().numpy() @ reach
-    return float(size.max()) * (1 + 1e-12)
+    blocks = blocks_of(head.values, slopes)
+    sizes = [(v.double().abs().numpy() + s.double().abs().numpy() @ reach).max() for v, s in blocks]
+    return float(np.max(sizes)) * (1 + 1e-12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,8 +399,7 @@ class _GraphCells:
 
     def __init__(self, cells: _Cells, head: GridHead, progress: Progress | None) -> None:
         self.cells, self.count, self.progress = cells, head.num_keys, progress
-        self.values = head.values.detach().double().numpy()
-        self.slopes = head.get_buffer("value_slopes").double().numpy()
+        self.values, self.slopes = head.values.detach(), head.get_buffer("value_slopes")
         self.shards: tuple[float, ...] = ()
 
     def __call__(self, widths: float, goal: float) -> float:
@@ -409,7 +410,9 @@ class _GraphCells:
             # later batches of one round do not know what earlier ones attained, so that workers may take them side by side
             batches = range(first, min(first + (ROUND if first >= ROUND else 1), len(worst)))
             cut = [slice(k * _CELLS_AT_ONCE, (k + 1) * _CELLS_AT_ONCE) for k in batches]
-            tasks = [(part.start, self.values[part], self.slopes[part], least) for part in cut]
+            tasks = [
+                (part.start, *(t[part].double().numpy() for t in (self.values, self.slopes)), least) for part in cut
+            ]
             try:
                 for k, (bound, attained) in zip(batches, crew().spread(_worst_cells, shared, tasks, self.progress)):
                     worst[k], least, first = bound, max(least, attained), k + 1

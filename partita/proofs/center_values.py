@@ -6,7 +6,7 @@ One list of numbers, `GridFacts`, is all they need: predicted before anything is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from partita.arithmetic.interval import Interval
 from partita.arithmetic.precision import PRECISIONS, Precision
+from partita.arithmetic.progress import report
 from partita.arithmetic.rounding import add_up, div_up, mul_up, pow_up, sqrt_up, up
 from partita.errors import UnsupportedError
 from partita.functions.graph import Graph
@@ -24,11 +25,13 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
+from partita.heads.blocks import blocks_of
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import EXP_UNITS, SCORE_UNITS, added_terms, running_terms
+from partita.workers import crew
 
 __all__ = [
     "AVERAGED_UP_TO",
@@ -44,12 +47,14 @@ __all__ = [
     "optimal_ratio",
     "score_error",
     "soft_terms",
+    "value_blocks",
     "value_error",
     "value_size",
     "value_table",
 ]
 
 
+_CELLS_AT_ONCE = 1 << 16
 AVERAGED_UP_TO = 64.0  # p of the norms whose moments are averaged over the box
 
 
@@ -79,7 +84,7 @@ class GridFacts:
     semantics: str
     centers: tuple[Array, ...] = field(default=(), compare=False)
     ends: tuple[Array, Array] | None = field(default=None, compare=False)
-    values: Array | None = field(default=None, compare=False)
+    values: torch.Tensor | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, head: GridHead, box: Box, value_error: float = 0.0, volume: float | None = None) -> GridFacts:
@@ -96,7 +101,7 @@ class GridFacts:
             spread=spread,
             value_error=value_error,
         )
-        planned = replace(planned, values=head.values.detach().double().numpy())
+        planned = replace(planned, values=head.values.detach())
         return planned if volume is None else replace(planned, volume=volume)
 
     @classmethod
@@ -409,7 +414,8 @@ def _integral_around(
         at = np.stack([facts.centers[i][label] for i, label in enumerate(labels)], axis=1)
         held = graph.enclose(at, at).mid
     else:
-        held = facts.values[np.ravel_multi_index(tuple(labels), [len(c) for c in facts.centers])]
+        cells = np.ravel_multi_index(tuple(labels), [len(c) for c in facts.centers])
+        held = facts.values[torch.from_numpy(cells)].double().numpy()
     value = np.repeat(held, math.prod(shape[1:]), axis=0)[kept]
     off = np.maximum(up(f.hi - value), up(value - f.lo))
     return float((mass.ravel()[kept] * (off**norm).sum(axis=1)).sum())
@@ -531,42 +537,71 @@ def optimal_ratio(bound: float, known: Known, radius: float) -> float | None:
 
 def value_table(
     target: Target,
-    centers: Callable[[int, int], Array],
-    count: int,
+    centers: ProductGrid | Array,
     dtype: torch.dtype,
     *,
     rough: RoughBoxes | None = None,
     progress: Progress | None = None,
 ) -> tuple[torch.Tensor, float]:
-    """`V_j = f(v_j)` in `dtype`, `(count, out)`, and a bound of |V_j − f(v_j)|.
+    """All of `value_blocks` in one tensor, `(cells, out)`, and the largest of its errors."""
+    count, start, worst = _count(centers), 0, 0.0
+    out = torch.empty(count, target.num_outputs, dtype=dtype)
+    for stored, error in value_blocks(target, centers, dtype, rough=rough, progress=progress):
+        out[start : start + len(stored)] = stored
+        start, worst = start + len(stored), max(worst, error)
+    return out, worst
 
-    A graph is evaluated in intervals, so its rounding is enclosed; for a black box only storing its values rounds.
+
+def value_blocks(
+    target: Target,
+    centers: ProductGrid | Array,
+    dtype: torch.dtype,
+    *,
+    rough: RoughBoxes | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[torch.Tensor, float]]:
+    """`V_j = f(v_j)` in `dtype`, `(cells, out)`, block after block, each with a bound of |V_j − f(v_j)|.
+
+    A graph is evaluated in intervals, so its rounding is enclosed; for a black box only storing its values rounds. Workers may take
+    blocks of a graph side by side; the calls of a black box are spread by themselves.
 
     Args:
-        centers: (start, stop) to the flat centers of those cells.
+        centers: a grid, or the flat centers, `(cells, m)`.
         rough: centers in these boxes may lie on a jump; any value between its two sides will do there, for the points that
             such a center concerns are those of the jump term.
     """
-    out = torch.empty(count, target.num_outputs, dtype=dtype)
-    worst, step = 0.0, 1 << 16
-    for start in range(0, count, step):
-        points = centers(start, min(start + step, count))
-        if target.graph is not None:
-            target(points)  # raises where f is not finite
-            enclosure = target.graph.enclose(points, points)
-            middle = enclosure.mid
-            stored = torch.from_numpy(middle).to(dtype)
-            kept = stored.double().numpy()
-            distance = _stored_distance(enclosure, kept, points, rough)
-        else:
-            answers = target(points)
-            stored = torch.from_numpy(answers).to(dtype)
-            distance = np.zeros(1) if dtype == torch.float64 else up(np.abs(stored.double().numpy() - answers))
-        out[start : start + len(points)] = stored
-        worst = max(worst, float(distance.max()))
-        if progress is not None:
-            progress("values", min(start + step, count), count)
-    return out, worst
+    count, name = _count(centers), Precision.of(dtype).name
+    parts = [(start, min(start + _CELLS_AT_ONCE, count)) for start in range(0, count, _CELLS_AT_ONCE)]
+    if target.graph is not None:
+        shared = target.for_workers(), centers, name, rough
+        found = crew().spread(_block_of_values, shared, parts, progress)
+    else:
+        found = (_block_of_values((target, centers, name, rough), part, None) for part in parts)
+    for (_, stop), (raw, error) in zip(parts, found):
+        yield torch.from_numpy(raw).view(dtype).reshape(-1, target.num_outputs), error
+        report(progress, "values", stop, count)
+
+
+def _block_of_values(
+    shared: tuple[Target, ProductGrid | Array, str, RoughBoxes | None], part: tuple[int, int], _: Progress | None
+) -> tuple[NDArray[np.uint8], float]:
+    """The values of some cells as bytes, and how far they may be from f."""
+    target, centers, name, rough = shared
+    points = centers.centers_of(np.arange(*part)) if isinstance(centers, ProductGrid) else centers[slice(*part)]
+    answers = target(points)  # raises where f is not finite
+    dtype = getattr(torch, name)
+    if target.graph is not None:
+        enclosure = target.graph.enclose(points, points)
+        stored = torch.from_numpy(enclosure.mid).to(dtype)
+        distance = _stored_distance(enclosure, stored.double().numpy(), points, rough)
+    else:
+        stored = torch.from_numpy(answers).to(dtype)
+        distance = np.zeros(1) if name == "float64" else up(np.abs(stored.double().numpy() - answers))
+    return stored.contiguous().reshape(-1).view(torch.uint8).numpy(), float(distance.max())
+
+
+def _count(centers: ProductGrid | Array) -> int:
+    return centers.num_cells if isinstance(centers, ProductGrid) else len(centers)
 
 
 def _stored_distance(enclosure: Interval, kept: Array, points: Array, rough: RoughBoxes | None) -> Array:
@@ -580,9 +615,11 @@ def _stored_distance(enclosure: Interval, kept: Array, points: Array, rough: Rou
 
 def value_size(values: torch.Tensor) -> tuple[float, float]:
     """`max|V|` and the largest `max V − min V` of a component, rounded up."""
-    table = values.detach().double()
-    spread = float((table.max(dim=0).values - table.min(dim=0).values).max())
-    return float(table.abs().max()), float(up(spread)) if spread else 0.0
+    ends = [torch.aminmax(block, dim=0) for (block,) in blocks_of(values)]
+    least = torch.stack([e.min for e in ends]).amin(dim=0).double()
+    most = torch.stack([e.max for e in ends]).amax(dim=0).double()
+    spread = float((most - least).max())
+    return float(torch.maximum(most, -least).max()), float(up(spread)) if spread else 0.0
 
 
 def value_error(head: FoldedHead, target: Target, centers: Callable[[int, int], Array], known: Known) -> float:

@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,15 @@ _REMEMBERED = 8  # values of a black box that a certificate holds, to recognise 
 
 @dataclass(frozen=True, eq=False)
 class Construction:
-    """A head, the partition it makes (None for a network of heads), and what is claimed about it."""
+    """A head, the partition it makes (None for a network of heads), and what is claimed about it.
+
+    `file`: the safetensors file that was written while the head was built and that its tensors are mapped from, if there is one.
+    """
 
     head: Head
     partition: Partition | None
     certificate: Certificate
+    file: Path | None = None
 
 
 def claim(

@@ -170,7 +170,7 @@ def two_layers(
         first = _single_head(grid, domain, 2 + math.ceil(needed * ramp_constant(64, best_sharpness(64))), dtype)
     else:
         first = _several_heads(grid, domain, heads, needed, dtype)
-    values, value_error = value_table(target, lambda a, b: grid.centers_of(np.arange(a, b)), grid.num_cells, dtype)
+    values, value_error = value_table(target, grid, dtype)
     slopes = beta * _selection(cells, m)
     width = first.network.attention.embed_dim if isinstance(first.network, MultiHeadRamp) else 1
     spread = np.zeros((*slopes.shape, width))

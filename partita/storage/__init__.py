@@ -3,7 +3,7 @@
 from partita.storage.c_export import export_c
 from partita.storage.loading import load_parts, read_json
 from partita.storage.onnx_export import export_onnx, input_names, onnx_metadata, require_rule
-from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder
+from partita.storage.saving import FORMAT_VERSION, require_free, save, whole_folder, write_head
 
 __all__ = [
     "FORMAT_VERSION",
@@ -17,4 +17,5 @@ __all__ = [
     "require_rule",
     "save",
     "whole_folder",
+    "write_head",
 ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from partita.errors import FormatError, TruncatedFileError
 
-__all__ = ["hash_regular", "kind_of_file", "read_regular", "whole_file", "write_json", "write_whole"]
+__all__ = ["hash_regular", "kind_of_file", "open_regular", "read_regular", "whole_file", "write_json", "write_whole"]
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def read_regular(path: Path, most: int) -> bytes:
         TruncatedFileError: nothing is there.
         FormatError: a pipe, device, socket or folder, a file that is too large, or one that may not be read.
     """
-    with _opened(path, most) as file:
+    with open_regular(path, most) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
     if len(data) != size:
@@ -81,14 +81,15 @@ def read_regular(path: Path, most: int) -> bytes:
     return data
 
 
-def hash_regular(path: Path, most: int) -> str:
-    """The sha256 of a regular file, without holding it in memory; raises what `read_regular` raises."""
-    with _opened(path, most) as file:
+def hash_regular(path: Path, most: int | None = None) -> str:
+    """The sha256 of a regular file, of any size by default, without holding it in memory; raises what `read_regular` raises."""
+    with open_regular(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def _opened(path: Path, most: int) -> Iterator[BufferedReader]:
+def open_regular(path: Path, most: int | None = None) -> Iterator[BufferedReader]:
+    """A regular file of at most so many bytes, opened for reading; raises what `read_regular` raises."""
     try:
         _require_readable(path, path.stat(), most)
         with open(path, "rb", opener=_without_waiting) as file:
@@ -114,10 +115,10 @@ def kind_of_file(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "special file")
 
 
-def _require_readable(path: Path, found: os.stat_result, most: int) -> None:
+def _require_readable(path: Path, found: os.stat_result, most: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise FormatError(f"{path} is a {kind_of_file(found.st_mode)}; expected a regular file.")
-    if found.st_size > most:
+    if most is not None and found.st_size > most:
         raise FormatError(f"{path} has {found.st_size:,} bytes; at most {most:,} are read.")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
 from partita.arithmetic.precision import PRECISIONS
@@ -30,17 +28,21 @@ from partita.functions.regions import Domain, Region
 from partita.functions.tails import clipped
 from partita.functions.target import Tail, Target, graph_target, require_boxes
 from partita.geometry.domains import Array, Box, PointCloud, product
+from partita.heads.blocks import all_finite
 from partita.heads.head import Head
 from partita.heads.network import AttentionNetwork, exact_values
 from partita.heads.recorded import head_from_record
+from partita.heads.tensor_file import map_tensors, parse_tensors, stored_name
 from partita.proofs.certificate import Certificate, model_digest
-from partita.storage.files import hash_regular, read_regular
+from partita.storage.files import hash_regular, open_regular, read_regular
 from partita.storage.saving import CERTIFICATE, DESCRIPTION, FORMAT_VERSION, TENSORS, canonical
 
 __all__ = ["Stored", "load_parts", "read_json", "read_sealed", "read_tensors"]
 
 _JSON_BYTES, _JSON_DEPTH = 64 << 20, 64
-_TENSOR_BYTES = 64 << 30  # sixteen times what `compile` makes unless it is told otherwise
+_MAPPED_FROM = (
+    64 << 20
+)  # bytes of a file of tensors beyond which it is mapped: smaller ones are read, and may then be replaced
 
 Stored = tuple[Head, Certificate, Target, str, tuple[str, ...]]
 
@@ -74,7 +76,8 @@ def load_parts(folder: str | os.PathLike[str]) -> Stored:
         tensors = read_tensors(place / TENSORS)
         named = enumerate(description["domains"])
         domains = tuple(_read_domain(d, tensors.get(f"domain.{i}.points")) for i, d in named)
-        own = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
+        prefix = stored_name("")
+        own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         box = (domains[0] if len(domains) == 1 else product(*require_boxes(*domains))).bounding_box()
         head = head_from_record(description["head"], own, box)
         if head.input_shapes != tuple(d.shape for d in domains):
@@ -181,7 +184,9 @@ def read_sealed(
     seal = description.pop("seal", None)
     if seal != hashlib.sha256(canonical(description)).hexdigest():
         raise TamperedFileError(f"{place / name} was changed after it was written: its seal does not match.")
-    for own, most in ((tensors, _TENSOR_BYTES), *((other, _JSON_BYTES) for other in others)):
+    with open_regular(place / tensors) as file:
+        map_tensors(file)  # a file that is not what its header says is refused before all of it is read
+    for own, most in ((tensors, None), *((other, _JSON_BYTES) for other in others)):
         found = hash_regular(place / own, most)
         if found != description["sha256"].get(own):
             raise TamperedFileError(
@@ -228,13 +233,12 @@ def _no_constants(name: str) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Finite float64 or float32 tensors from a safetensors file; anything else is a FormatError."""
-    try:
-        tensors: dict[str, torch.Tensor] = safetensors.torch.load(read_regular(path, _TENSOR_BYTES))
-    except safetensors.SafetensorError as error:
-        raise TruncatedFileError(f"{path} is not a complete safetensors file: {error}.") from None
+    """Finite tensors from a safetensors file, mapped into memory if the file is large; anything else is a FormatError."""
+    with open_regular(path) as file:
+        is_large = os.fstat(file.fileno()).st_size > _MAPPED_FROM
+        tensors = map_tensors(file) if is_large else parse_tensors(bytearray(file.read()), str(path))
     for name, tensor in tensors.items():
-        if str(tensor.dtype) not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
+        if str(tensor.dtype) not in PRECISIONS or not all_finite(tensor):
             raise FormatError(
                 f"{path}: tensor {name} is {tensor.dtype} or contains NaN or infinity; expected finite numbers, float64, "
                 "float32, bfloat16 or float16."

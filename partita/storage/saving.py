@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
+from torch import Tensor
 
-from partita.errors import AlreadyExistsError, UnsupportedError
+from partita.errors import AlreadyExistsError, NotWrittenError, UnsupportedError
 from partita.functions.target import Target
 from partita.geometry.domains import PointCloud
 from partita.heads.head import Head
+from partita.heads.tensor_file import stored_name, write_tensors
 from partita.proofs.certificate import Certificate, hex_floats, model_digest
+from partita.storage.files import hash_regular
 
 __all__ = [
     "CERTIFICATE",
@@ -30,6 +32,7 @@ __all__ = [
     "require_free",
     "save",
     "whole_folder",
+    "write_head",
     "write_sealed",
 ]
 
@@ -54,7 +57,7 @@ def save(
             "Compile again, or save its state_dict instead.",
         )
     with whole_folder(folder, overwrite=overwrite) as draft:
-        _write(draft, head, certificate, target, outside, why)
+        write_head(draft, head, certificate, target, outside=outside, why=why)
     return Path(folder)
 
 
@@ -102,8 +105,23 @@ def _move_into_place(draft: Path, place: Path) -> None:
         shutil.rmtree(shelf, ignore_errors=True)
 
 
-def _write(draft: Path, head: Head, certificate: Certificate, target: Target, outside: str, why: Sequence[str]) -> None:
-    tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
+def write_head(
+    draft: Path,
+    head: Head,
+    certificate: Certificate,
+    target: Target,
+    *,
+    outside: str,
+    why: Sequence[str],
+    file: Path | None = None,
+) -> None:
+    """Write the three files of a head that was just certified.
+
+    Args:
+        draft: an existing folder.
+        file: the file in that folder with its tensors, if it was written while the head was built.
+    """
+    tensors = {stored_name(name): t for name, t in head.state_dict().items()}
     for i, domain in enumerate(target.domains):
         if isinstance(domain, PointCloud):
             tensors[f"domain.{i}.points"] = torch.tensor(domain.points)
@@ -116,22 +134,29 @@ def _write(draft: Path, head: Head, certificate: Certificate, target: Target, ou
         "outside": outside,
         "why": list(why),
     }
-    files = {TENSORS: safetensors.torch.save(tensors), CERTIFICATE: canonical(certificate.to_json())}
-    write_sealed(draft, DESCRIPTION, description, files)
+    contents = tensors if file is None else file.rename(draft / TENSORS)
+    write_sealed(draft, DESCRIPTION, description, {TENSORS: contents, CERTIFICATE: canonical(certificate.to_json())})
 
 
-def write_sealed(draft: Path, name: str, description: dict[str, Any], files: Mapping[str, bytes]) -> None:
+def write_sealed(
+    draft: Path, name: str, description: dict[str, Any], files: Mapping[str, bytes | Mapping[str, Tensor] | Path]
+) -> None:
     """Write the files, and the description with their hashes and its own.
 
     Args:
         draft: an existing folder.
         name: the file for the description.
         description: becomes JSON.
-        files: contents by file name.
+        files: contents by file name: bytes, tensors for a safetensors file, or the path of the file itself if it is there already.
     """
-    for own, data in files.items():
-        _flush(draft / own, data)
-    sealed = {**description, "sha256": {own: hashlib.sha256(data).hexdigest() for own, data in files.items()}}
+    hashes = {}
+    for own, contents in files.items():
+        if isinstance(contents, bytes):
+            _flush(draft / own, contents)
+        elif isinstance(contents, Mapping):
+            write_tensors(draft / own, contents)
+        hashes[own] = hash_regular(draft / own)
+    sealed = {**description, "sha256": hashes}
     sealed["seal"] = hashlib.sha256(canonical(sealed)).hexdigest()
     _flush(draft / name, json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode())
 
@@ -146,10 +171,13 @@ def _described(target: Target) -> dict[str, Any]:
 
 
 def _flush(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise NotWrittenError.of(path, error) from None
 
 
 def canonical(data: Any) -> bytes:

@@ -24,6 +24,7 @@ __all__ = ["Crew", "crew", "crew_of"]
 Result = TypeVar("Result")
 
 _AHEAD = 4  # tasks for each worker that are submitted before the first of them is needed
+_WAITING = 4  # times as many tasks as run may be ahead of the result that is needed
 _TICK = 0.2  # seconds between two looks at the clock while tasks run
 _AGAIN = 3  # times that a task whose worker died is submitted again
 _DIED = (CancelledError, BrokenExecutor)
@@ -199,7 +200,8 @@ class _Spreading:
         try:
             for i in range(len(self.tasks)):
                 while i not in self.finished:
-                    while submitted < len(self.tasks) and len(self.running) < room:
+                    # one slow task does not let the results of all others pile up
+                    while submitted < min(len(self.tasks), i + _WAITING * room) and len(self.running) < room:
                         more = range(submitted, min(len(self.tasks), submitted + room - len(self.running)))
                         self._start(more)
                         submitted = more.stop
