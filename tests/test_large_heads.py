@@ -19,8 +19,8 @@ import torch
 import partita as pa
 from partita import errors
 from partita.geometry.grid import ProductGrid
-from partita.heads import blocks, grid_head, tensor_file
-from partita.heads.blocks import all_finite, blocks_of, largest_size
+from partita.heads import grid_head, table_blocks, tensor_file
+from partita.heads.table_blocks import all_finite, blocks_of, largest_size
 from partita.heads.tensor_file import TensorFile, map_tensors, write_tensors
 from partita.methods import hard
 from partita.methods.affine import Affine
@@ -62,7 +62,7 @@ def small_blocks(monkeypatch):
     """Blocks that do not divide any of the tables."""
     monkeypatch.setattr(center_values, "_CELLS_AT_ONCE", 97)
     monkeypatch.setattr(affine_cells, "_CELLS_AT_ONCE", 89)
-    monkeypatch.setattr(blocks, "_NUMBERS_AT_ONCE", 83)
+    monkeypatch.setattr(table_blocks, "_NUMBERS_AT_ONCE", 83)
     monkeypatch.setattr(hard, "_PAIRS_AT_ONCE", 79)
 
 
