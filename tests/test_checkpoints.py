@@ -158,14 +158,15 @@ def test_a_full_disk_stops_a_compile_and_leaves_no_half_head(tmp_path):
         "c = pa.compile('sin(9*x0)*x1', '[-1,1]^2', tolerance=0.1, method='hard')\n"
         "try:\n"
         "    c.save(sys.argv[2])\n"
-        "except OSError as error:\n"
-        "    print(type(error).__name__)\n"
+        "except pa.PartitaError as error:\n"
+        "    print(type(error).__name__, error)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", code, tmp_path / "kept", tmp_path / "head"]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert "cannot be written: File too large; what was stored before is kept" in found.stdout
-    assert found.stdout.split()[-1] == "OSError" and [p.name for p in tmp_path.iterdir()] == ["kept"]
+    assert "NotWrittenError" in found.stdout and "does not fit: File too large; nothing of it is left" in found.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
     log = tmp_path / "log"
     c = pa.compile(Counted(str(log)), SQUARE, tolerance=0.05, trace=False, checkpoint=tmp_path / "kept")
     assert c.evaluations > Counted(str(log)).calls > 0

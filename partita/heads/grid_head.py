@@ -14,9 +14,9 @@ from torch import Tensor
 from partita.errors import DomainError, FormatError, ShapeError
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
-from partita.heads.blocks import blocks_of, largest_size
 from partita.heads.head import DivisibleHead, axis_sizes, computing_dtype, numbers, recorded_shapes
 from partita.heads.scores import AffineScores
+from partita.heads.table_blocks import blocks_of, largest_size
 from partita.heads.windows import Windows
 from partita.kernels import grid_operator, partial_sums
 from partita.kernels.axis_windows import displacement

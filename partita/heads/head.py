@@ -17,8 +17,8 @@ from partita.arithmetic.precision import DOUBLE, PRECISIONS, Precision
 from partita.errors import DomainError, FormatError, ShapeError, SizeError, UnsupportedError
 from partita.geometry.domains import Array, Box
 from partita.geometry.partitions import Partition
-from partita.heads.blocks import all_finite, blocks_of
 from partita.heads.scores import AffineScores
+from partita.heads.table_blocks import all_finite, blocks_of
 from partita.kernels.guards import certified
 from partita.kernels.point_sums import PointParts
 

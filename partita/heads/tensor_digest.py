@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from partita.heads.blocks import blocks_of
+from partita.heads.table_blocks import blocks_of
 
 __all__ = ["model_digest"]
 

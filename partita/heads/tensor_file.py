@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import FormatError, NotWrittenError, TruncatedFileError
-from partita.heads.blocks import blocks_of
+from partita.heads.table_blocks import blocks_of
 
 __all__ = ["TensorFile", "map_tensors", "parse_tensors", "stored_name", "write_tensors"]
 

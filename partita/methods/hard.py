@@ -13,7 +13,7 @@ from partita.errors import SizeError, ToleranceError
 from partita.functions.regularity import Knowledge, RoughBoxes
 from partita.geometry.domains import Array
 from partita.geometry.grid import ProductGrid
-from partita.heads.blocks import largest_size
+from partita.heads.table_blocks import largest_size
 from partita.methods.grids import GridDraft
 from partita.methods.method import Method, Plan, Refusal, Size, keys_text, needs_box, size_text
 from partita.methods.request import Request

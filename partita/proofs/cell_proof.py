@@ -22,9 +22,9 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import distance_bounds, dropped_mass
-from partita.heads.blocks import blocks_of, largest_size
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
+from partita.heads.table_blocks import blocks_of, largest_size
 from partita.proofs.center_values import GridFacts, domain_factor, input_rounding, score_error
 from partita.proofs.certificate import Term
 from partita.proofs.polynomials import bound_ranges

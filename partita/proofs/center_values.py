@@ -25,9 +25,9 @@ from partita.functions.target import Target
 from partita.geometry.domains import Array, Box
 from partita.geometry.grid import ProductGrid
 from partita.geometry.moments import AxisGeometry, distance_bounds, dropped_mass
-from partita.heads.blocks import blocks_of
 from partita.heads.grid_head import GridHead
 from partita.heads.head import FoldedHead, Head
+from partita.heads.table_blocks import blocks_of
 from partita.proofs.certificate import Term
 from partita.proofs.proof import Given, Progress, Proof, Proved
 from partita.proofs.running import EXP_UNITS, SCORE_UNITS, added_terms, running_terms

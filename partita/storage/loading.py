@@ -28,10 +28,10 @@ from partita.functions.regions import Domain, Region
 from partita.functions.tails import clipped
 from partita.functions.target import Tail, Target, graph_target, require_boxes
 from partita.geometry.domains import Array, Box, PointCloud, product
-from partita.heads.blocks import all_finite
 from partita.heads.head import Head
 from partita.heads.network import AttentionNetwork, exact_values
 from partita.heads.recorded import head_from_record
+from partita.heads.table_blocks import all_finite
 from partita.heads.tensor_file import map_tensors, parse_tensors, stored_name
 from partita.proofs.certificate import Certificate, model_digest
 from partita.storage.files import hash_regular, open_regular, read_regular

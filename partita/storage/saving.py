@@ -118,7 +118,7 @@ def write_head(
     """Write the three files of a head that was just certified.
 
     Args:
-        draft: an existing folder.
+        draft: a folder that holds nothing else that is wanted.
         file: the file in that folder with its tensors, if it was written while the head was built.
     """
     tensors = {stored_name(name): t for name, t in head.state_dict().items()}
@@ -135,6 +135,9 @@ def write_head(
         "why": list(why),
     }
     contents = tensors if file is None else file.rename(draft / TENSORS)
+    for other in draft.iterdir():  # tables of heads that missed the tolerance
+        if other != contents:
+            other.unlink()
     write_sealed(draft, DESCRIPTION, description, {TENSORS: contents, CERTIFICATE: canonical(certificate.to_json())})
 
 
