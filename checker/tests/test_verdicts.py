@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forging import Files, forge, put_together, take_apart
-from partita_check import cells, soft, verdict
+from partita_check import cells, reading, soft, verdict
 from partita_check.cli import main, run
 from partita_check.reading import read_folder
 from saved_heads import HEADS
@@ -37,6 +37,21 @@ def test_true_claims_are_verified(heads, name):
         assert "cannot be checked" in given
     elif "L2" not in name and "cloud" not in name:
         assert "ratio" in report["bracket"]
+
+
+@pytest.mark.parametrize("name", ["hard", "vector", "fitted float32"])
+def test_tables_that_are_mapped_are_checked_like_those_that_are_read(heads, name, tmp_path, monkeypatch):
+    expected = run(heads(name))
+    mapped, original = [], reading.mmap.mmap
+    monkeypatch.setattr(reading, "READ_UP_TO", 0)
+    monkeypatch.setattr(reading.mmap, "mmap", lambda *given, **named: mapped.append(given) or original(*given, **named))
+    assert run(heads(name)) == expected and len(mapped) == 1 and expected[1] == VERIFIED
+    folder = Path(shutil.copytree(heads(name), tmp_path / "changed"))
+    data = bytearray((folder / "head.safetensors").read_bytes())
+    data[-3] ^= 1
+    (folder / "head.safetensors").write_bytes(data)
+    assert run(folder)[1] == MALFORMED
+    assert run(forge(heads(name), tmp_path / "forged", flip_value), budget=20.0)[1] in (REFUTED, UNKNOWN)
 
 
 def test_an_estimate_is_never_verified(heads):
