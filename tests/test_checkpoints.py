@@ -448,8 +448,9 @@ def test_two_processes_in_one_folder(tmp_path):
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from partita.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background of a shell
 main(sys.argv[1:])
 """
 

@@ -79,7 +79,7 @@ def as_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     with monkeypatch.context() as patch:
         patch.setattr("partita.heads.head.FoldedHead.check_range", lambda *a: None)
         patch.setattr("partita.heads.grid_head._require_even_axes", lambda *a: None)
-        patch.setattr("partita.kernels.guards._require_finite", lambda *a: None)
+        patch.setattr("partita.kernels.guards.require_finite", lambda *a: None)
         c = pa.load(folder)
         (lo,), (hi,) = c.target.domain.lo, c.target.domain.hi
         x = lo + (hi - lo) * np.linspace(0, 1, 4001)[:, None]
