@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ import partita as pa
 
 SQUARE = pa.Box([-1, -1], [1, 1])
 CALL = 0.02  # seconds
-PROOF = ("1/(1 + 25*(x0^2 + x1^2 + x2^2))", pa.Box([-1, -1, -1], [1, 1, 1]), 1e-3)
+PROOF = ("sin(3*x0)*cos(2*x1) + x2/2", pa.Box([-1, -1, -1], [1, 1, 1]), 5e-5)  # three million cells
 ALONE = """
 import sys, time
 import partita as pa
@@ -104,11 +105,13 @@ def long_proof(client: Any) -> list[Any]:
 def _head() -> pa.Compiled:
     if not _HEADS:
         text, box, tolerance = PROOF
-        _HEADS.append(pa.compile(text, box, tolerance=tolerance, method="fitted"))
+        folder = Path(_FOLDER.name) / "head"  # tables of this size are written to a disk
+        _HEADS.append(pa.compile(text, box, tolerance=tolerance, method="affine", folder=folder, max_bytes=1 << 30))
     return _HEADS[0]
 
 
 _HEADS: list[pa.Compiled] = []
+_FOLDER = tempfile.TemporaryDirectory()
 
 
 def without_executor(before: Path, repeats: int) -> tuple[float, float]:
