@@ -19,11 +19,13 @@ from partita_check.descent import FILES as FILES_OF_DESCENT
 from partita_check.graph import Graph, Malformed, need, parse
 from partita_check.merging import AnyStored, Result, merged, write_result
 from partita_check.network import NetworkVerdict, check_network, other_function
-from partita_check.reading import FILES, Stored, StoredNetwork, hashes_of, read_folder
+from partita_check.reading import FILES, Stored, StoredNetwork, hashes_of, read_folder, stamps_of
 from partita_check.shards import MOST_SHARDS, WHOLE, Shard
 from partita_check.verdict import MALFORMED, REFUTED, UNKNOWN, VERIFIED, Verdict, check
 
 __all__ = ["main", "run", "run_merge", "run_shard"]
+
+Hashes = Callable[[], dict[str, str]]
 
 SHOWN = 40  # lines of a list; JSON has all of them
 CODES, USAGE = {VERIFIED: 0, REFUTED: 1, UNKNOWN: 2, MALFORMED: 3}, 64
@@ -145,7 +147,7 @@ def run(
     """The report on a folder and the exit code; returns within the budget whatever the folder holds."""
     report: dict[str, Any] = {"head": str(folder)}
 
-    def judge(stored: AnyStored, files: dict[str, str]) -> Verdict:
+    def judge(stored: AnyStored, hashes: Hashes) -> Verdict:
         return _other_function(stored, function) or _checked(stored, sampled, WHOLE)
 
     stored, verdict = _judged(folder, budget, report, judge)
@@ -158,10 +160,10 @@ def run_shard(folder: Path, shard: Shard, budget: float = 300.0) -> tuple[dict[s
     report: dict[str, Any] = {"head": str(folder)}
     results = list[Result]()
 
-    def judge(stored: AnyStored, hashes: dict[str, str]) -> Verdict:
+    def judge(stored: AnyStored, hashes: Hashes) -> Verdict:
         verdict = _checked(stored, 0, shard)
         clock.stop()
-        results.append(Result.of(stored, shard, hashes, verdict))
+        results.append(Result.of(stored, shard, hashes(), verdict))
         return verdict
 
     _, verdict = _judged(folder, budget, report, judge)
@@ -177,9 +179,9 @@ def run_merge(
     """The report on a folder whose shards were checked, as far as their results say, and the exit code."""
     report: dict[str, Any] = {"head": str(folder)}
 
-    def judge(stored: AnyStored, hashes: dict[str, str]) -> Verdict:
+    def judge(stored: AnyStored, hashes: Hashes) -> Verdict:
         other = _other_function(stored, function)
-        verdict, report["shards"] = merged(stored, hashes, files)
+        verdict, report["shards"] = merged(stored, hashes(), files)
         return other or verdict
 
     stored, verdict = _judged(folder, budget, report, judge)
@@ -188,21 +190,20 @@ def run_merge(
 
 
 def _judged(
-    folder: Path, budget: float, report: dict[str, Any], judge: Callable[[AnyStored, dict[str, str]], Verdict]
+    folder: Path, budget: float, report: dict[str, Any], judge: Callable[[AnyStored, Hashes], Verdict]
 ) -> tuple[AnyStored | None, Verdict]:
-    """What a folder holds, and a verdict on it from that and from the hashes of its files, whatever happens."""
+    """What a folder holds, and a verdict on it from that and, if asked for, the hashes of its files, whatever happens."""
     stored: AnyStored | None = None
     clock.start(budget)
     try:
         is_descent = os.path.exists(folder / DESCRIPTION)
         names = FILES_OF_DESCENT if is_descent else FILES
-        hashes = hashes_of(folder, names)
+        stamps = stamps_of(folder, names)
         read = read_descent(folder) if is_descent else read_folder(folder)
         report |= about(read) if isinstance(read, Descent) else _about(read)
         stored = read
-        verdict = judge(stored, hashes)
-        clock.stop()  # no budget can be spent any more
-        need(hashes_of(folder, names) == hashes, "the files changed while they were checked")
+        verdict = judge(stored, lambda: hashes_of(folder, names))
+        need(stamps_of(folder, names) == stamps, "the files changed while they were checked")
     except TimeOver:
         late = "the time budget ran out" + (" before the files were read" if stored is None else "")
         verdict = Verdict(UNKNOWN, late)

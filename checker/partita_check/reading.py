@@ -39,6 +39,7 @@ __all__ = [
     "read_folder",
     "read_sealed",
     "sha256_of",
+    "stamps_of",
 ]
 
 TENSORS, DESCRIPTION, CERTIFICATE = "head.safetensors", "head.json", "certificate.json"
@@ -303,8 +304,20 @@ def digest_of(tensors: dict[str, Tensor]) -> str:
 
 
 def hashes_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """The sha256 of the bytes of files."""
+    """The sha256 of the bytes of files that were read before."""
     return {name: hash_of(read_file(folder / name, READ_UP_TO, map_larger=True)).hexdigest() for name in names}
+
+
+def stamps_of(folder: Path, names: Sequence[str]) -> list[tuple[int, ...] | None]:
+    """What changes when files are replaced or written to; None for a file that is missing."""
+    found: list[tuple[int, ...] | None] = []
+    for name in names:
+        try:
+            about = os.stat(folder / name)
+            found.append((about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -314,6 +327,8 @@ def read_sealed(folder: Path, description: str, format: str, tensors: str) -> tu
     need(described.pop("seal") == sha256_of(described), f"{description} does not match its seal")
     certificate = bytes(read_file(folder / CERTIFICATE, MAX_JSON))
     held = read_file(folder / tensors, READ_UP_TO, map_larger=True)
+    if len(held) > READ_UP_TO:
+        parse_tensors(held, tensors)  # a file of the wrong size is refused before gigabytes are hashed
     for name, data in ((CERTIFICATE, certificate), (tensors, held)):
         need(hash_of(data).hexdigest() == described["sha256"][name], f"{name} does not match its hash")
     return described, parse_json(certificate, CERTIFICATE), parse_tensors(held, tensors)

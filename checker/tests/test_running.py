@@ -310,7 +310,8 @@ def test_only_regular_files_of_modest_size_are_read(heads, file, tmp_path):
     with open(replaced("large"), "wb") as sparse:
         sparse.truncate(6 << 30)
     start = time.process_time()
-    for kind, word in (("pipe", "regular"), ("zeros", "regular"), ("folder", "regular"), ("large", "bytes")):
+    large = "header" if file == "head.safetensors" else "bytes"  # tables may be large
+    for kind, word in (("pipe", "regular"), ("zeros", "regular"), ("folder", "regular"), ("large", large)):
         report, code = run(tmp_path / kind)
         assert code == MALFORMED and file in report["reason"] and word in report["reason"], report
     assert time.process_time() - start < 2
