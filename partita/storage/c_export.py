@@ -156,7 +156,8 @@ def _comment(head: Head, certificate: Certificate, target: Target, name: str, ou
         f"void {name}_eval(const {real} *in, {real} *out)",
         f"    in: {_counted(m)}{_shapes(head)}. out: {_counted(head.num_outputs)}{_rows(head)}.",
         f"    {rules[outside]} NaN or infinity in gives NaN out.",
-        f"    It allocates nothing, keeps no state, needs nothing of a library but memcpy, and uses about {_kilobytes(source)} of stack.",
+        "    It allocates nothing, keeps no state, and needs nothing of a library but memcpy. "
+        f"It uses about {_kilobytes(source)} of stack.",
         f"    Compile with -D{name.upper()}_SELFTEST for a program that tests this file.",
         "",
         "Certificate",
