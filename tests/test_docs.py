@@ -40,6 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -112,7 +113,8 @@ def run_page(page: str) -> list[Shown]:
     names: dict[str, object] = {"__name__": "page"}
     printed = ""
     torch.manual_seed(0)  # snippets build untrained networks
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    # pages may change how numpy prints: other tests in this process must not see it
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), np.printoptions():
         for block in _BLOCK.finditer(page):
             comment, body = block["comment"] or "", block["body"]
             if comment.startswith("not run: "):
