@@ -163,11 +163,9 @@ class CSource:
         """Add a helper, and those that it needs, unless it is there."""
         if name in self._helpers:
             return
-        text, needs = _HELPERS[name]
+        text, needs = (_EXPONENTIALS[self._real.name], ()) if name == "exponential" else _HELPERS[name]
         for other in needs:
             self._need(other)
-        if name == "exponential":
-            text = _EXPONENTIAL_DOUBLE if self._real is _DOUBLE else _EXPONENTIAL_SINGLE
         self._helpers[name] = self._filled(
             text,
             lanes=self._real.lanes,
@@ -378,8 +376,6 @@ class CSource:
         """A head of many keys: those that matter are found in a tree of boxes."""
         real, m, outs = self._real, tables.dimension, tables.outputs
         tree = KeyTree.of(tables.centers, tables.powers)
-        if len(tree.keys) * LEAF * (1 + m) > _NUMBERS_AT_MOST:
-            self._require_size(len(tree.keys) * LEAF * (1 + m))
         self._need("exponential")
 
         def finite(given: Array) -> Array:
@@ -575,7 +571,8 @@ class _ScatteredTables:
         return cls(numbers(head.centers), numbers(head.values), held(head.powers), held(head.value_slopes), rate)
 
 
-_EXPONENTIAL_DOUBLE = """
+_EXPONENTIALS = {
+    "double": """
 /* e^x for x <= 0, within 2 units in the last place; 0 below @least_x. It is 2^n e^r with |r| <= ln(2)/2. */
 static inline double @_exponential(double x)
 {
@@ -595,8 +592,8 @@ static inline double @_exponential(double x)
     memcpy(&power, &bits, sizeof power);
     return x < @least_x ? 0.0 : (p * square + (r + 1.0)) * power;
 }
-"""
-_EXPONENTIAL_SINGLE = """
+""",
+    "float": """
 /* e^x for x <= 0, within 2 units in the last place; 0 below @least_x. It is 2^n e^r with |r| <= ln(2)/2. */
 static inline float @_exponential(float x)
 {
@@ -614,11 +611,11 @@ static inline float @_exponential(float x)
     memcpy(&power, &bits, sizeof power);
     return x < @least_x ? 0.0f : ((p * r + 1.0f) * r + 1.0f) * power;
 }
-"""
+""",
+}
 
 # text, and the helpers that it calls
 _HELPERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "exponential": ("", ()),
     "total": (
         """
         /* The sum of n numbers, in @lanes partial sums. */
